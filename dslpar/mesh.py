@@ -92,7 +92,8 @@ class Mesh:
     """Axes from slow to fast."""
 
     def __post_init__(self) -> None:
-        assert self.order in ORDERS and min(self.sizes.values()) >= 1, "a mesh that lint would have refused"
+        assert self.order in ORDERS, self.order
+        assert min(self.sizes.values()) >= 1, self.sizes
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

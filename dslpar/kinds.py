@@ -1,0 +1,67 @@
+"""Kinds of values that a field may have: the Python types, what else must hold, and words for it.
+
+The annotations of `dslpar.spec` name these kinds; `True` is no whole number, and a float is none either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dslpar.mesh import ORDERS
+
+
+class Kind(NamedTuple):
+    """A kind of value: its Python types, what else must hold, and words for it."""
+
+    types: tuple[type, ...]
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def _of_ints(low: int) -> Callable[[Any], bool]:
+    return lambda items: all(type(item) is int and item >= low for item in items)
+
+
+def _choice(*names: str) -> Kind:
+    return Kind((str,), lambda value: value in names, "one of " + ", ".join(map(repr, names)))
+
+
+def _finite(low: float, high: float = math.inf, *, open_low: bool = False) -> Callable[[Any], bool]:
+    return lambda value: (low < value if open_low else low <= value) and value < high
+
+
+SEQUENCE = (list, tuple)
+_NUMBER = (int, float)
+KINDS: Mapping[str, Kind] = {
+    "Count": Kind((int,), lambda value: value >= 1, "a whole number, at least 1"),
+    "Index": Kind((int,), lambda value: value >= 0, "a whole number, at least 0"),
+    "Positive": Kind(_NUMBER, _finite(0, open_low=True), "a number above 0"),
+    "Rate": Kind(_NUMBER, _finite(0), "a number, at least 0"),
+    "Fraction": Kind(_NUMBER, _finite(0, 1), "a number, at least 0 and below 1"),
+    "Flag": Kind((bool,), lambda value: True, "True or False"),
+    "Text": Kind((str,), lambda value: value != "", "a text"),
+    "Mode": Kind((str,), lambda value: True, "the name of a mode, such as '1d'"),
+    "Ids": Kind(SEQUENCE, lambda items: all(type(item) is int for item in items), "a list of whole numbers"),
+    "Counts": Kind(SEQUENCE, _of_ints(0), "a list of whole numbers, each at least 0"),
+    "Shape": Kind(SEQUENCE, lambda items: len(items) == 3 and _of_ints(1)(items), "three whole numbers (x, y, z)"),
+    "Texts": Kind(SEQUENCE, lambda items: all(type(item) is str for item in items), "a list of texts"),
+    "Betas": Kind(
+        SEQUENCE,
+        lambda items: len(items) == 2 and all(type(item) in _NUMBER and 0 <= item < 1 for item in items),
+        "two numbers, each at least 0 and below 1",
+    ),
+    "Order": Kind(
+        SEQUENCE,
+        lambda items: tuple(items) in ORDERS,
+        "('pipe', 'data', 'tensor') or ('data', 'pipe', 'tensor')",
+    ),
+    "Table": Kind((dict,), lambda items: all(type(key) is str for key in items), "a dict"),
+    "ResidualKind": _choice("replicated", "sequence", "hidden", "batch"),
+    "InnerKind": _choice("batch", "heads"),
+    "KeepKind": _choice("x", "w", "both", "none"),
+    "ImplKind": _choice("ring", "ulysses"),
+    "DType": _choice("fp32", "bf16", "fp16"),
+    "ZeroStage": Kind((int,), lambda value: 0 <= value <= 3, "a ZeRO stage: 0, 1, 2 or 3"),
+}

@@ -1,0 +1,64 @@
+"""What a lint rule is: a code, a name, a severity, and a function from the linted config to problems.
+
+The function's docstring is the rule's page. After its first line it has the sections `What it does`, `Why`, `Example`
+and `Use instead`; both examples are whole config files, and the tests lint them. The shape of a page is ruff's, the
+one-function-one-rule shape is flake8's and pluggy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from dslpar.errors import Finding, Location, Severity
+
+if TYPE_CHECKING:
+    from dslpar.lint.context import Context
+
+
+class UnknownValueError(Exception):
+    """A rule asked for a value that another finding already covers, or that needs a world size: it has no say."""
+
+
+class Problem(NamedTuple):
+    """What a rule found, and where; the rule's code, name and severity are added to it."""
+
+    location: Location
+    message: str
+    help: str = ""
+    key: str = ""
+
+
+Check = Callable[["Context"], Iterable["Problem | Finding"]]
+
+
+class Rule(NamedTuple):
+    """One rule of the book."""
+
+    code: str
+    name: str
+    severity: Severity
+    check: Check
+
+    @property
+    def page(self) -> str:
+        """What `dslpar explain CODE` prints below the title."""
+        return self.check.__doc__ or ""
+
+    def findings(self, cx: Context) -> Iterator[Finding]:
+        """What the rule has to say of the config; a rule that asks for an unknown value stops there."""
+        try:
+            for problem in self.check(cx):
+                yield problem if isinstance(problem, Finding) else self.finding(problem)
+        except UnknownValueError:
+            return
+
+    def finding(self, problem: Problem) -> Finding:
+        """The problem under this rule's code, name and severity."""
+        location, message, help_, key = problem
+        return Finding(self.code, self.name, self.severity, message, help_, location, key)
+
+
+def rule(code: str, name: str, severity: Severity = "error") -> Callable[[Check], Rule]:
+    """Make a rule of a function; use as a decorator."""
+    return lambda check: Rule(code, name, severity, check)

@@ -1,0 +1,1 @@
+"""What a layout will look like and cost, before anything runs."""

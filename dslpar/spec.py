@@ -1,0 +1,328 @@
+"""The typed sections of a config: frozen dataclasses, one docstring a field.
+
+A field's docstring is its help, its line in the reference, and the text that lint shows. An annotation names a *kind*
+(`Count`, `Rate`, `Mode`, ...): to mypy a kind is its Python type, to `dslpar.read` it is a check with words for what is
+right. `SHORTHAND` names the field that a bare scalar stands for (`pipeline=2` is `pipeline=dict(size=2)`), `ALIASES`
+other names of a field. That a field is followed by its help comes from litgpt, closed sections from nanotron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+Count: TypeAlias = int
+Index: TypeAlias = int
+Positive: TypeAlias = float
+Rate: TypeAlias = float
+Fraction: TypeAlias = float
+Flag: TypeAlias = bool
+Text: TypeAlias = str
+Ids: TypeAlias = tuple[int, ...]
+Counts: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = tuple[int, int, int]
+Texts: TypeAlias = tuple[str, ...]
+Betas: TypeAlias = tuple[float, float]
+Order: TypeAlias = tuple[str, str, str]
+Table: TypeAlias = Mapping[str, Any]
+Mode: TypeAlias = str
+ResidualKind: TypeAlias = str
+InnerKind: TypeAlias = str
+KeepKind: TypeAlias = str
+ImplKind: TypeAlias = str
+DType: TypeAlias = str
+ZeroStage: TypeAlias = int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallel:
+    """The axis of data-parallel replicas."""
+
+    SHORTHAND: ClassVar[str] = "size"
+
+    size: Count | None = None
+    """Replicas; must equal world / (pipeline * tensor). Left out: that number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineParallel:
+    """The axis of pipeline stages, and how the transformer layers are cut over it."""
+
+    SHORTHAND: ClassVar[str] = "size"
+
+    size: Count
+    """Stages: contiguous groups of layers, one a rank of axis "pipe"."""
+    stage_ids: Ids | None = None
+    """The stage of each transformer layer, from 0, never decreasing, each stage at least once."""
+    counts: Counts | None = None
+    """Transformer layers on each stage."""
+    method: Text | None = None
+    """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel:
+    """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
+
+    SHORTHAND: ClassVar[str] = "size"
+    INLINE: ClassVar[str] = "kwargs"  # ColossalAI documents kwargs=dict(depth=2)
+
+    size: Count
+    """Ranks that share each layer."""
+    mode: Mode | None = None
+    """'1d', '2d', '2.5d', '3d', 'sequence' or 'cuboid'; needed if size is over 1."""
+    depth: Count | None = None
+    """Mode 2.5d: size is depth * q * q; weights are replicated over depth."""
+    shape: Shape | None = None
+    """Mode cuboid: (x, y, z), the ranks that split tokens, inner features, and residual features."""
+    sequence: Flag | None = None
+    """Mode 1d: keep the residual stream split by sequence between layers (Megatron's sequence parallelism)."""
+    impl: ImplKind | None = None
+    """Mode sequence: attention by 'ring' (the default) or 'ulysses'."""
+    residual: ResidualKind | None = None
+    """Modes 3d and cuboid: the residual stream over y, 'replicated', 'sequence', 'hidden' or 'batch'."""
+    inner: InnerKind | None = None
+    """Modes 3d and cuboid: inner activations over z, 'batch' or 'heads'."""
+    keep: KeepKind | None = None
+    """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How ranks are divided among data, pipeline and tensor parallelism."""
+
+    data: DataParallel = field(default_factory=DataParallel)
+    """Data-parallel replicas; inferred from the world size."""
+    pipeline: PipelineParallel | None = None
+    """Pipeline stages: a number, or dict(size=, stage_ids= / counts= / method=)."""
+    tensor: TensorParallel | None = None
+    """Tensor parallelism: dict(size=, mode=, ...)."""
+    order: Order | None = None
+    """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT:
+    """A decoder-only transformer: learned positions, pre-norm blocks, gelu, tied or untied head."""
+
+    INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "max_seq_length": "max_seq_len",
+        "layernorm_epsilon": "layernorm_eps",
+        "initializer_range": "init_std",
+    }
+
+    num_layers: Count
+    """Transformer blocks."""
+    hidden_size: Count
+    """Features of the residual stream."""
+    num_heads: Count
+    """Attention heads; hidden_size must be a multiple."""
+    vocab_size: Count
+    """Tokens of the vocabulary, before padding."""
+    max_seq_len: Count
+    """Rows of the position table: the longest sequence, in tokens."""
+    ffn_hidden_size: Count | None = None
+    """Features of the MLP's hidden layer; left out: 4 * hidden_size."""
+    dropout: Fraction = 0.0
+    """Probability of dropping an activation."""
+    tie_embeddings: Flag = True
+    """Whether the head uses the token table's weight."""
+    layernorm_eps: Positive = 1e-5
+    """Added to the variance in LayerNorm."""
+    init_std: Positive = 0.02
+    """Standard deviation of initial weights."""
+
+    @property
+    def ffn_size(self) -> int:
+        """Features of the MLP's hidden layer."""
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherModel:
+    """A model whose layers dslpar does not know: a class by name, and its arguments."""
+
+    target: str
+    """Dotted name of the class."""
+    args: Table = field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Byte-level text: by default the source of Python's standard library, split by file."""
+
+    seq_len: Count | None = None
+    """Tokens of a sample; left out: the model's max_seq_len."""
+    files: Texts | None = None
+    """Text files or folders to train on, relative to the config; left out: the standard library's source."""
+    eval_fraction: Fraction = 0.05
+    """Share of the files that is held out for evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW, torch's implementation."""
+
+    lr: Positive = 3e-4
+    """Learning rate at its peak."""
+    weight_decay: Rate = 0.01
+    """Decoupled decay of parameters with two or more dims."""
+    betas: Betas = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(AdamW):
+    """Adam with L2 regularisation in the gradient."""
+
+    weight_decay: Rate = 0.0
+    """L2 factor on parameters with two or more dims."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent."""
+
+    lr: Positive = 1e-2
+    """Learning rate at its peak."""
+    momentum: Fraction = 0.0
+    """Share of the last step that is kept."""
+    weight_decay: Rate = 0.0
+    """L2 factor on parameters with two or more dims."""
+
+
+Optimizer: TypeAlias = AdamW | SGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRScheduler:
+    """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
+
+    type: Text = "constant"
+    """After the warm-up: 'constant', or down to min_lr at the last step by 'linear' or 'cosine'."""
+    warmup_steps: Index = 0
+    """Steps of linear warm-up."""
+    min_lr: Rate = 0.0
+    """The learning rate at the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero:
+    """DeepSpeed's ZeRO: what is sharded over the data axis."""
+
+    SHORTHAND: ClassVar[str] = "stage"
+
+    stage: ZeroStage = 0
+    """0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    extra: Table = field(default_factory=dict)
+    """DeepSpeed's other keys of `zero_optimization`, as written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The type that the model computes in; fp32 masters stay with ZeRO."""
+
+    SHORTHAND: ClassVar[str] = "dtype"
+
+    dtype: DType = "fp32"
+    """'fp32', 'bf16' or 'fp16'."""
+    extra: Table = field(default_factory=dict)
+    """DeepSpeed's other keys of `bf16` or `fp16`, as written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples a step; global_size = micro_size * accumulation * data size."""
+
+    global_size: Count | None = None
+    """Samples of one optimizer step, over all ranks."""
+    micro_size: Count | None = None
+    """Samples of one forward of one data rank (one tensor group), before x splits them."""
+    accumulation: Count | None = None
+    """Micro-batches a step; with a pipeline, the micro-batches in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dist:
+    """LiBai's form of `parallel`; sizes of 1 or None say nothing."""
+
+    data_parallel_size: Count | None = None
+    """Data-parallel replicas."""
+    tensor_parallel_size: Count | None = None
+    """Ranks that share each layer, in mode 1d."""
+    pipeline_parallel_size: Count | None = None
+    """Pipeline stages."""
+    pipeline_num_layers: Count | None = None
+    """Transformer layers; must be the model's."""
+    custom_pipeline_stage_id: Ids | None = None
+    """The stage of each transformer layer."""
+    auto_pipeline_stage_id: Ids | None = None
+    """Written by dslpar for information; recomputed on load."""
+    actual_pipeline_stage_id: Ids | None = None
+    """Written by dslpar for information; recomputed on load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The run."""
+
+    steps: Count = 100
+    """Optimizer steps."""
+    seed: Index = 1234
+    """Seed of weights, data order and dropout."""
+    clip_grad_norm: Positive | None = None
+    """Largest 2-norm of the gradient; None: no clipping."""
+    log_interval: Count = 1
+    """Steps between lines on the terminal."""
+    eval_interval: Count | None = None
+    """Steps between evaluations; with it, also before the first step and after the last. None: no evaluation."""
+    eval_steps: Count = 8
+    """Global batches of held-out data in one evaluation."""
+    output_dir: Text | None = None
+    """Where the run writes; left out: outputs/<config name>."""
+    dist: Dist = field(default_factory=Dist)
+    """LiBai's form of `parallel`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything that a config says, defaults filled in, nothing inferred yet."""
+
+    model: GPT | OtherModel
+    parallel: Parallel = field(default_factory=Parallel)
+    data: TextData = field(default_factory=TextData)
+    optimizer: AdamW | SGD = field(default_factory=AdamW)
+    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
+    zero: Zero = field(default_factory=Zero)
+    precision: Precision = field(default_factory=Precision)
+    batch: Batch = field(default_factory=Batch)
+    train: Train = field(default_factory=Train)
+    deepspeed: Table = field(default_factory=dict)
+
+
+MODELS: Mapping[str, type] = {"GPT": GPT}
+DATASETS: Mapping[str, type] = {"text": TextData}
+OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}
+SCHEDULES = ("constant", "linear", "cosine")
+MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
+METHODS = ("cost", "uniform", "parameters", "libai")
+
+LATER = {
+    "activation_checkpoint": "activation checkpointing",
+    "checkpoint": "saving and resuming",
+    "monitor": "DeepSpeed's monitors",
+    "gradient_handler": "gradient handlers",
+    "schedule": "other schedules",
+    "train.save_interval": "saving and resuming",
+    "zero.offload_optimizer": "offload",
+    "zero.offload_param": "offload",
+    "deepspeed.activation_checkpointing": "activation checkpointing",
+}
+"""Keys that the language has and this version does not act on: refused, never ignored."""
