@@ -93,7 +93,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
     if axis.size == 1:
         return Pending(x)
     dim %= x.dim()
-    pieces = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
+    pieces = in_blocks(x, dim, axis.size).movedim(dim, 0).contiguous()
     piece = torch.empty_like(pieces[0])
     work = _reduce_scatter(piece.view(-1), pieces.view(-1), group=axis.group, async_op=True)
     return Pending(piece, work)
@@ -112,7 +112,7 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, join_dim: int) -> Tensor:
     if axis.size == 1:
         return x
     split_dim, join_dim = split_dim % x.dim(), join_dim % x.dim()
-    parts = x.unflatten(split_dim, (axis.size, -1)).movedim(split_dim, 0).contiguous()
+    parts = in_blocks(x, split_dim, axis.size).movedim(split_dim, 0).contiguous()
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=axis.group)
     return received.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
@@ -166,6 +166,11 @@ def gather_objects(value: Value, axis: Axis) -> list[Value]:
     values: list[Any] = [None] * axis.size
     dist.all_gather_object(values, value, group=axis.group)
     return values
+
+
+def in_blocks(x: Tensor, dim: int, num_blocks: int) -> Tensor:
+    """`dim` as (num_blocks, rest): a view."""
+    return x.reshape(*x.shape[:dim], num_blocks, -1, *x.shape[dim + 1 :])
 
 
 # ---- the same, differentiable ----
@@ -253,5 +258,5 @@ class _SharedTogether(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         bucket = torch.cat([grad.flatten() for grad in grads])
-        whole = start_all_reduce_(bucket, ctx.axis).wait().split([grad.numel() for grad in grads])
+        whole = torch.split(start_all_reduce_(bucket, ctx.axis).wait(), [grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(whole, grads, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.mesh import ORDERS
+from dslpar.spec import SCHEDULES
 
 
 class Kind(NamedTuple):
@@ -18,6 +19,8 @@ class Kind(NamedTuple):
     types: tuple[type, ...]
     holds: Callable[[Any], bool]
     words: str
+    names: tuple[str, ...] = ()
+    """The choices, of a kind that has some."""
 
 
 def _of_ints(low: int) -> Callable[[Any], bool]:
@@ -25,7 +28,7 @@ def _of_ints(low: int) -> Callable[[Any], bool]:
 
 
 def _choice(*names: str) -> Kind:
-    return Kind((str,), lambda value: value in names, "one of " + ", ".join(map(repr, names)))
+    return Kind((str,), lambda value: value in names, "one of " + ", ".join(map(repr, names)), names)
 
 
 def _finite(low: float, high: float = math.inf, *, open_low: bool = False) -> Callable[[Any], bool]:
@@ -62,6 +65,7 @@ KINDS: Mapping[str, Kind] = {
     "InnerKind": _choice("batch", "heads"),
     "KeepKind": _choice("x", "w", "both", "none"),
     "ImplKind": _choice("ring", "ulysses"),
+    "Schedule": _choice(*SCHEDULES),
     "DType": _choice("fp32", "bf16", "fp16"),
     "ZeroStage": Kind((int,), lambda value: 0 <= value <= 3, "a ZeRO stage: 0, 1, 2 or 3"),
 }

@@ -82,7 +82,8 @@ class _Reader:
         top = {entry.name: entry.node for entry in _entries(self.config.root, "") if entry.node.value is not None}
         self._refuse_strangers()
         values = {name: self._top(name, top[name]) for name in SECTIONS if name in top}
-        if "model" not in values:
+        self.invalid |= self.config.unknown
+        if "model" not in values and "model" not in self.invalid and self.config.complete:
             self._fail("CFG107", Location(self.config.path), "there is no model", _MODEL_HELP, "model")
         ready = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
         return Reading(spec.Spec(**ready), tuple(self.misreads), frozenset(self.invalid), self.written)
@@ -144,7 +145,7 @@ class _Reader:
             if name in values or not _required(field):
                 continue
             values[name] = _PLACEHOLDER
-            if f"{key}.{name}" not in self.invalid:
+            if not {f"{key}.{name}", f"{wrote}.{name}"} & (self.invalid | self.config.unknown):
                 said = f"{wrote} has no {name}"
                 self._fail("CFG104", node.location, said, _like(cls, wrote), wrote, f"{key}.{name}")
         return cls(**values)
@@ -156,6 +157,9 @@ class _Reader:
         if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
             said = f"{wrote} is {_show(value)}, which is not {kind.words}"
             return self._fail("CFG102", node.location, said, help_, wrote, key)
+        if kind.names and value not in kind.names:
+            close = did_you_mean(value, kind.names) or help_
+            return self._fail("CFG108", node.location, f"{wrote} has no choice {value!r}", close, wrote, key)
         if not kind.holds(value):
             said = f"{wrote} is {_show(value)}, and must be {kind.words}"
             return self._fail("CFG103", node.location, said, help_, wrote, key)

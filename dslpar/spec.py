@@ -32,6 +32,7 @@ InnerKind: TypeAlias = str
 KeepKind: TypeAlias = str
 ImplKind: TypeAlias = str
 DType: TypeAlias = str
+Schedule: TypeAlias = str
 ZeroStage: TypeAlias = int
 
 
@@ -205,7 +206,7 @@ Optimizer: TypeAlias = AdamW | SGD
 class LRScheduler:
     """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
 
-    type: Text = "constant"
+    type: Schedule = "constant"
     """After the warm-up: 'constant', or down to min_lr at the last step by 'linear' or 'cosine'."""
     warmup_steps: Index = 0
     """Steps of linear warm-up."""

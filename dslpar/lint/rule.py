@@ -45,6 +45,12 @@ class Rule(NamedTuple):
         """What `dslpar explain CODE` prints below the title."""
         return self.check.__doc__ or ""
 
+    def text(self) -> str:
+        """The page as it is printed: without the indentation of a docstring."""
+        from inspect import cleandoc
+
+        return cleandoc(self.page)
+
     def findings(self, cx: Context) -> Iterator[Finding]:
         """What the rule has to say of the config; a rule that asks for an unknown value stops there."""
         try:

@@ -1,0 +1,178 @@
+"""Containers written out: lists, tuples, dicts, sets, `*` and `**` in them, and comprehensions.
+
+A comprehension has its own scope and evaluates its first iterable in the outer one, at once; its elements are made one
+by one, so a generator expression is as lazy as Python's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dslpar.config.codes import UnknownError, finding
+from dslpar.config.expressions import Expressions, Scope
+from dslpar.config.limits import check_items, check_size, in_fixed_order
+from dslpar.config.values import Dict, List, Placed, Tuple, Unknown, adopt, make_tuple, origins_of
+from dslpar.errors import Location
+
+
+class Displays(Expressions):
+    """Displays and comprehensions."""
+
+    def items(self, nodes: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Elements of a display or arguments of a call, `*` written out; values and places."""
+        values: list[Any] = []
+        places: list[Any] = []
+        for node in nodes:
+            if not isinstance(node, ast.Starred):
+                value, place = self.eval(node)
+                values.append(value)
+                places.append(place)
+                continue
+            taken, taken_places = self.unpacked(node.value)
+            values += taken
+            places += taken_places
+            check_items(len(values))
+        return values, places
+
+    def unpacked(self, node: Any) -> tuple[list[Any], list[Any]]:
+        """All items of an iterable, with places."""
+        value, place = self.eval(node)
+        return self.all_items(value, place)
+
+    def all_items(self, value: Any, place: Location) -> tuple[list[Any], list[Any]]:
+        if isinstance(value, Unknown):
+            raise UnknownError
+        self.check_spoiled(value)
+        values = list(self.budget.metered(in_fixed_order(value)))
+        known = isinstance(value, (List, tuple))
+        return values, [item or place for item in origins_of(value)] if known else [place] * len(values)
+
+    def list_display(self, node: ast.List) -> Placed:
+        values, places = self.items(node.elts)
+        return List(values, places), self.place(node)
+
+    def tuple_display(self, node: ast.Tuple) -> Placed:
+        values, places = self.items(node.elts)
+        return make_tuple(values, places), self.place(node)
+
+    def set_display(self, node: ast.Set) -> Placed:
+        values, _ = self.items(node.elts)
+        self.budget.weigh(*values)
+        return set(values), self.place(node)
+
+    def dict_display(self, node: ast.Dict) -> Placed:
+        made = Dict()
+        for key_node, value_node in zip(node.keys, node.values, strict=True):
+            if key_node is None:
+                self.merge(made, *self.eval(value_node))
+                continue
+            key, key_place = self.eval(key_node)
+            value, place = self.eval(value_node)
+            self.put(made, key, value, place, key_place, isinstance(key_node, ast.Constant), key_node)
+        return made, self.place(node)
+
+    def put(
+        self, made: Dict, key: Any, value: Any, place: Location, key_place: Location, literal: bool, node: Any
+    ) -> None:
+        if isinstance(key, Unknown):
+            made.spoiled = True
+            return
+        self.budget.weigh(key)
+        if literal and key in made and isinstance(key, str):
+            self.session.add(finding("CFG012", self.place(node), f"the key {key!r} stands twice in this dict"))
+        made.put(key, value, place, key_place)
+
+    def merge(self, made: Dict, value: Any, place: Location) -> None:
+        """`**value` in a dict display."""
+        if isinstance(value, Unknown):
+            made.spoiled = True
+            return
+        if not isinstance(value, dict):
+            raise TypeError(f"{type(value).__name__.lower()!r} object is not a mapping")
+        self.budget.spend(len(value) // 4)
+        made.take(value, place)
+        made.spoiled |= getattr(value, "spoiled", False)
+        check_items(len(made))
+
+    def list_comprehension(self, node: ast.ListComp) -> Placed:
+        values, places = [], []
+        for value, place in self.comprehend(node, self.eval):
+            values.append(value)
+            places.append(place)
+            check_items(len(values))
+        return List(values, places), self.place(node)
+
+    def set_comprehension(self, node: ast.SetComp) -> Placed:
+        values = [value for value, _ in self.comprehend(node, self.eval)]
+        self.budget.weigh(*values)
+        return check_size(set(values)), self.place(node)
+
+    def dict_comprehension(self, node: ast.DictComp) -> Placed:
+        made = Dict()
+        for _ in self.comprehend(node, lambda inner: self.dict_item(inner, made)):
+            check_items(len(made))
+        return made, self.place(node)
+
+    def dict_item(self, node: ast.DictComp, made: Dict) -> Placed:
+        key, key_place = self.eval(node.key)
+        value, place = self.eval(node.value)
+        self.put(made, key, value, place, key_place, False, node)
+        return value, place
+
+    def generator(self, node: ast.GeneratorExp) -> Placed:
+        return (value for value, _ in self.comprehend(node, self.eval)), self.place(node)
+
+    def comprehend(self, node: Any, element: Callable[[Any], Any]) -> Iterator[Any]:
+        """The elements of a comprehension, lazily; its first iterable is evaluated at once, in the outer scope."""
+        first, first_place = self.eval(node.generators[0].iter)
+        if isinstance(first, Unknown):
+            raise UnknownError
+        scope = Scope(self.scope)
+        inner = node if isinstance(node, ast.DictComp) else node.elt
+        iterator = self.iterate(first, first_place)
+        return self.in_scope(scope, self.clauses(node.generators, iterator, lambda: element(inner)))
+
+    def in_scope(self, scope: Scope, items: Iterator[Any]) -> Iterator[Any]:
+        """The items, each made while the scope is the current one."""
+        while True:
+            outer, self.scope = self.scope, scope
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.scope = outer
+            yield item
+
+    def clauses(self, clauses: list[Any], iterator: Iterator[Placed], element: Callable[[], Any]) -> Iterator[Any]:
+        clause, rest = clauses[0], clauses[1:]
+        for value, place in iterator:
+            self.budget.spend(1)
+            self.assign(clause.target, value, place)
+            if not all(self.eval(condition)[0] for condition in clause.ifs):
+                continue
+            if rest:
+                yield from self.clauses(rest, self.iterate(*self.eval(rest[0].iter)), element)
+            else:
+                yield element()
+
+    def iterate(self, value: Any, place: Location) -> Iterator[Placed]:
+        """Item by item with origins, as the container is at each moment."""
+        if isinstance(value, Unknown):
+            raise UnknownError
+        self.check_spoiled(value)
+        iterator = iter(in_fixed_order(value))
+        origins = value.origins if isinstance(value, (List, Tuple)) else None
+        return self.placed_items(iterator, origins, place)
+
+    def placed_items(self, iterator: Iterator[Any], origins: Any, place: Location) -> Iterator[Placed]:
+        for index, item in enumerate(iterator):
+            self.budget.spend(1)
+            known = origins[index] if origins is not None and index < len(origins) else None
+            yield adopt(item), known or place
+
+    def assign(self, target: Any, value: Any, place: Location) -> None:
+        """Bind a target; see statements.py."""
+        raise NotImplementedError

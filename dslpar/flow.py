@@ -1,0 +1,52 @@
+"""load -> lint -> resolve: the flow as functions, and all of it without torch.
+
+    config = dslpar.load("configs/gpt_3d.py", ["train.steps=10"])
+    findings = dslpar.lint(config, world_size=8)
+    job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint finds an error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslpar import read
+from dslpar.config import load as evaluate_file
+from dslpar.config import load_text as evaluate_text
+from dslpar.config.load import Config
+from dslpar.errors import DslparError, Finding, has_errors
+from dslpar.hostfile import Cluster
+from dslpar.job import Job, resolve
+from dslpar.lint import book
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result."""
+    return evaluate_file(path, overrides, read.SHORTHANDS)
+
+
+def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
+    """As `load`, of a text that stands in no file."""
+    return evaluate_text(text, path, overrides, read.SHORTHANDS)
+
+
+def lint(
+    config: Config | str, world_size: int | None = None, overrides: Sequence[str] = (), cluster: Cluster | None = None
+) -> list[Finding]:
+    """All findings of a config (or of the file at a path) for a world, in file order."""
+    loaded = load(config, overrides) if isinstance(config, str) else config
+    return book.lint(loaded, world_size, cluster)
+
+
+def job_of(
+    config: Config | str, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None
+) -> Job:
+    """The Job of a config in a world of `world_size` ranks.
+
+    Raises:
+        DslparError: lint finds an error; it holds all findings.
+    """
+    loaded = load(config, overrides) if isinstance(config, str) else config
+    findings = book.lint(loaded, world_size, cluster)
+    if has_errors(findings):
+        raise DslparError(findings)
+    return resolve(read.read(loaded).spec, world_size, loaded.path)

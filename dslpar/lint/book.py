@@ -1,0 +1,34 @@
+"""The rule book: every rule, a tuple a family, and the run of all of them over one config."""
+
+from __future__ import annotations
+
+from dslpar.config.load import Config
+from dslpar.errors import Finding
+from dslpar.hostfile import Cluster
+from dslpar.lint import deepspeed, hosts, keys, language, parallel, pipeline, tensor, training
+from dslpar.lint.context import Context
+from dslpar.lint.rule import Rule
+
+RULES: tuple[Rule, ...] = (
+    *language.RULES,
+    *keys.RULES,
+    *parallel.RULES,
+    *tensor.RULES,
+    *pipeline.RULES,
+    *training.RULES,
+    *deepspeed.RULES,
+    *hosts.RULES,
+)
+
+
+def lint(config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> list[Finding]:
+    """All findings of one config: those of the file first, in file order, then imports, overrides, hosts and world."""
+    cx = Context(config, world_size, cluster)
+    found = {finding for rule in RULES for finding in rule.findings(cx)}
+    return sorted(found, key=lambda finding: (finding.location.path != config.path, *finding.sort_key()))
+
+
+def rule_of(code: str) -> Rule | None:
+    """The rule of a code or of a name, in any case."""
+    wanted = code.lower()
+    return next((rule for rule in RULES if wanted in (rule.code.lower(), rule.name)), None)

@@ -1,0 +1,174 @@
+"""HST: the hostfile, and its slots against the sizes; PERF: groups that cross hosts. Examples are hostfiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.errors import Location
+from dslpar.hostfile import Cluster
+from dslpar.lint.context import Context
+from dslpar.lint.rule import Problem, UnknownValueError, rule
+
+_GRAMMAR = "one host a line: NAME slots=N"
+
+
+@rule("HST101", "bad-hostfile-line")
+def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
+    """A line of the hostfile that DeepSpeed does not read.
+
+    What it does:
+        Checks each line against `NAME slots=N`; empty lines and comments may stand between.
+
+    Why:
+        DeepSpeed stops at such a line when the job starts.
+
+    Example:
+        localhost slots=8
+        other 8
+
+    Use instead:
+        localhost slots=4
+        other slots=4
+    """
+    for line in _cluster(cx).bad_lines:
+        yield Problem(line.location, f"{line.text[:40]!r} is no host", _GRAMMAR)
+
+
+@rule("HST102", "host-twice")
+def host_twice(cx: Context) -> Iterator[Problem]:
+    """A host that stands in the hostfile twice.
+
+    What it does:
+        Compares the names of the hosts.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        localhost slots=4
+        localhost slots=4
+
+    Use instead:
+        localhost slots=8
+    """
+    first: dict[str, int] = {}
+    for host in _cluster(cx).hosts:
+        if host.name in first:
+            said = f"{host.name} stands on line {first[host.name]} already"
+            yield Problem(host.location, said, "one line a host, with all of its slots")
+        first.setdefault(host.name, host.location.line)
+
+
+@rule("HST103", "unequal-slots")
+def unequal_slots(cx: Context) -> Iterator[Problem]:
+    """Hosts with different numbers of slots.
+
+    What it does:
+        Checks that all hosts have as many slots as the first.
+
+    Why:
+        DeepSpeed's launcher numbers local ranks by rank % slots, which is wrong where slots differ: two ranks would
+        share one device.
+
+    Example:
+        node1 slots=5
+        node2 slots=3
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    hosts = _cluster(cx).hosts
+    for host in hosts:
+        if host.slots != hosts[0].slots and host.slots:
+            said = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
+            yield Problem(host.slots_location, said, f"slots={min(one.slots for one in hosts if one.slots)} on each")
+
+
+@rule("HST104", "no-slots")
+def no_slots(cx: Context) -> Iterator[Problem]:
+    """A host without slots, or a hostfile without hosts.
+
+    What it does:
+        Checks that there is a host and that each has a slot.
+
+    Why:
+        A host without slots runs nothing.
+
+    Example:
+        localhost slots=0
+
+    Use instead:
+        localhost slots=8
+    """
+    cluster = _cluster(cx)
+    if not cluster.hosts and not cluster.bad_lines:
+        yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
+    for host in cluster.hosts:
+        if not host.slots:
+            yield Problem(host.slots_location, f"{host.name} has no slots", "slots=1 or more, or leave the host out")
+
+
+@rule("HST105", "slots-differ-from-the-world")
+def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
+    """The hostfile has another number of slots than the world that was asked for.
+
+    What it does:
+        Compares the sum of the slots with --world-size, where both are given.
+
+    Why:
+        The launcher starts one rank a slot.
+
+    Example:
+        localhost slots=6  # --world-size 8
+
+    Use instead:
+        localhost slots=8  # --world-size 8
+    """
+    cluster, asked = _cluster(cx), cx.asked_world_size
+    if asked is not None and cluster.hosts and cluster.world_size != asked:
+        said = f"{cluster.world_size} slots in all, and the world size is {asked}"
+        place = cluster.hosts[-1].slots_location
+        yield Problem(place, said, f"{asked} slots in all, or --world-size {cluster.world_size}")
+
+
+@rule("PERF101", "tensor-group-across-hosts", "warning")
+def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
+    """A tensor group that is larger than a host.
+
+    What it does:
+        Checks that the slots of a host hold whole tensor groups.
+
+    Why:
+        Tensor parallelism sends at every layer; between hosts that is an order of magnitude slower. Published runs lost
+        43 % of their speed from 8 to 16 ranks.
+
+    Example:
+        node1 slots=1
+        node2 slots=1
+
+    Use instead:
+        localhost slots=2
+    """
+    size, hosts = cx.cuboid.size, _cluster(cx).hosts
+    slots = min((host.slots for host in hosts if host.slots), default=0)
+    if size > 1 and len(hosts) > 1 and slots and slots % size:
+        said = f"tensor groups of {size} ranks on hosts of {slots} slots: some groups cross hosts"
+        fits = [divisor for divisor in range(1, slots + 1) if slots % divisor == 0]
+        yield cx.problem(cx.tensor_key, said, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
+
+
+def _cluster(cx: Context) -> Cluster:
+    if cx.cluster is None:
+        raise UnknownValueError("hostfile")
+    return cx.cluster
+
+
+RULES = (
+    bad_hostfile_line,
+    host_twice,
+    unequal_slots,
+    no_slots,
+    slots_differ_from_the_world,
+    tensor_group_across_hosts,
+)

@@ -1,0 +1,4 @@
+"""Placeholder."""
+from dslpar.lint.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

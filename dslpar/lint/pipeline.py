@@ -1,0 +1,337 @@
+"""PIP: layers against stages, and cuts that are written by hand; DEAD: a cut that nothing follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from dslpar import spec
+from dslpar.lint.context import Context
+from dslpar.lint.rule import Problem, UnknownValueError, rule
+from dslpar.plan.stages import LAYER_CLASSES
+from dslpar.read import did_you_mean
+
+_CUTS = ("stage_ids", "counts", "method")
+
+
+@rule("PIP101", "more-stages-than-layers")
+def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
+    """The pipeline has more stages than the model has transformer layers.
+
+    What it does:
+        Compares the number of stages with num_layers.
+
+    Why:
+        A stage without parameters fails on its rank alone, and the others hang (DeepSpeed's issue 1522).
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=4)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=4)
+    """
+    layers = cx.gpt.num_layers
+    if cx.stages > layers:
+        said = f"{cx.stages} stages, and the model has {layers} layers"
+        yield cx.problem(cx.pipeline_key, said, f"at most {layers} stages, each with one layer or more")
+
+
+@rule("PIP102", "wrong-number-of-stage-ids")
+def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
+    """The list of stage ids is not as long as the model is deep.
+
+    What it does:
+        Compares the length of stage_ids (LiBai: custom_pipeline_stage_id) with num_layers.
+
+    Why:
+        There is one id a transformer layer.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1, 1]))
+    """
+    ids, layers = _ids(cx), cx.gpt.num_layers
+    if len(ids) != layers:
+        said = f"{len(ids)} stage ids for {layers} layers"
+        yield cx.problem(cx.ids_key, said, f"write {layers} ids, one a transformer layer")
+
+
+@rule("PIP103", "stage-ids-decrease")
+def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
+    """The stage ids go down.
+
+    What it does:
+        Checks that stage ids never decrease.
+
+    Why:
+        Activations run from stage to stage in one direction; a stage holds neighbouring layers.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[3, 0, 2, 1]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    ids = _ids(cx)
+    for layer, (before, stage) in enumerate(pairwise(ids), start=1):
+        if stage < before:
+            said = f"layer {layer} is on stage {stage}, after a layer on stage {before}"
+            yield Problem(cx.at_item(cx.ids_key, layer), said, f"such as {sorted(ids)}", cx.wrote(cx.ids_key))
+            return
+
+
+@rule("PIP104", "no-such-stage")
+def no_such_stage(cx: Context) -> Iterator[Problem]:
+    """A stage id that is no stage of the pipeline.
+
+    What it does:
+        Checks that stage ids are from 0 to the pipeline size - 1.
+
+    Why:
+        The size of the pipeline bounds the ids. LiBai bounds them by the world size, and lets such a list start.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 5]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    for layer, stage in enumerate(_ids(cx)):
+        if not 0 <= stage < cx.stages:
+            said = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
+            fix = f"an id from 0 to {cx.stages - 1}; the size of the pipeline bounds it, not the world"
+            yield Problem(cx.at_item(cx.ids_key, layer), said, fix, cx.wrote(cx.ids_key))
+
+
+@rule("PIP105", "empty-stage")
+def empty_stage(cx: Context) -> Iterator[Problem]:
+    """A stage that has no layer.
+
+    What it does:
+        Checks that each stage occurs in stage_ids, and that no count is 0.
+
+    Why:
+        A stage without parameters fails on its rank alone, and the others hang.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 0, 0, 0]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    pipeline = cx.pipeline
+    if cx.stages == 1:
+        return
+    if pipeline.stage_ids is not None:
+        used, key = set(pipeline.stage_ids), cx.ids_key
+        if len(pipeline.stage_ids) != cx.gpt.num_layers or not used <= set(range(cx.stages)):
+            return  # PIP102 and PIP104 say it better
+    elif pipeline.counts is not None:
+        used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
+    else:
+        return
+    empty = [stage for stage in range(cx.stages) if stage not in used]
+    if empty:
+        said = f"stages without a layer: {', '.join(map(str, empty))}"
+        yield cx.problem(key, said, "give each stage at least one layer, or make the pipeline shorter")
+
+
+@rule("PIP106", "two-cuts")
+def two_cuts(cx: Context) -> Iterator[Problem]:
+    """More than one of stage_ids, counts and method.
+
+    What it does:
+        Finds a pipeline that says twice how its layers are cut.
+
+    Why:
+        Only one of them can be followed.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3], method='cost'))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    given = [name for name in _CUTS if pipeline is not None and getattr(pipeline, name) is not None]
+    if len(given) > 1:
+        said = f"{' and '.join(given)} each say how layers are cut"
+        yield cx.problem(f"parallel.pipeline.{given[-1]}", said, f"keep one of {', '.join(given)}")
+
+
+@rule("PIP107", "counts-do-not-fit")
+def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
+    """The counts of layers do not fit the stages or the model.
+
+    What it does:
+        Checks that counts has one number a stage and that they add up to num_layers.
+
+    Why:
+        Megatron once built 28 layers of 30 in silence (its issue 1304).
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    if pipeline is None or pipeline.counts is None:
+        return
+    key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.gpt.num_layers
+    if len(counts) != cx.stages:
+        yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", f"write {cx.stages} numbers, one a stage")
+    elif sum(counts) != layers:
+        said = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
+        yield cx.problem(key, said, f"{cx.stages} numbers that add up to {layers}")
+
+
+@rule("PIP108", "layers-differ")
+def layers_differ(cx: Context) -> Iterator[Problem]:
+    """train.dist.pipeline_num_layers is not the model's number of layers.
+
+    What it does:
+        Compares LiBai's pipeline_num_layers, where it is set, with the model's.
+
+    Why:
+        LiBai cuts the pipeline by the one and builds the model by the other.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2, pipeline_num_layers=6))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2))
+    """
+    said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.gpt.num_layers
+    if said_layers is not None and said_layers != layers:
+        said = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
+        yield cx.problem("train.dist.pipeline_num_layers", said, f"write {layers}, or leave it out")
+
+
+@rule("PIP109", "unknown-method")
+def unknown_method(cx: Context) -> Iterator[Problem]:
+    """The method of the automatic cut is none that dslpar knows.
+
+    What it does:
+        Compares parallel.pipeline.method with the list of methods; after 'type:' comes a regular expression that some
+        layer's class matches.
+
+    Why:
+        There is no cut to follow.
+
+    Example:
+        parallel = dict(pipeline=dict(size=2, method='unifrom'))
+
+    Use instead:
+        parallel = dict(pipeline=dict(size=2, method='uniform'))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    method = pipeline.method if pipeline is not None else None
+    if method is None or method in spec.METHODS:
+        return
+    if not method.startswith("type:"):
+        fix = did_you_mean(method, spec.METHODS) or f"the methods are {', '.join(spec.METHODS)} and 'type:REGEX'"
+        yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
+    elif not _matches(method.removeprefix("type:")):
+        said = f"{method!r} matches no class of layers"
+        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(LAYER_CLASSES)}")
+
+
+@rule("PIP110", "layers-not-known")
+def layers_not_known(cx: Context) -> Iterator[Problem]:
+    """A pipeline over a model whose layers dslpar does not know.
+
+    What it does:
+        Finds a pipeline of two stages or more over a class that is not dslpar's.
+
+    Why:
+        This version cuts only models whose layers it knows.
+
+    Example:
+        model = dict(type='my_package.my_module.MyModel')
+        parallel = dict(pipeline=2)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=2)
+    """
+    target = getattr(cx.spec.model, "target", None)
+    if target and cx.stages > 1:
+        said = f"dslpar does not know the layers of {target}, so it cannot cut them over {cx.stages} stages"
+        yield cx.problem(cx.pipeline_key, said, "a pipeline of size 1, or a model of dslpar.models")
+
+
+@rule("DEAD101", "cut-without-stages", "warning")
+def cut_without_stages(cx: Context) -> Iterator[Problem]:
+    """How layers are cut is said, and the pipeline has one stage.
+
+    What it does:
+        Finds stage_ids, counts or method where the pipeline has one stage.
+
+    Why:
+        They have no effect; probably a size is missing.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(custom_pipeline_stage_id=[0, 0, 0, 0]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 0, 1, 1]))
+    """
+    if cx.stages > 1:
+        return
+    for key in (*(f"parallel.pipeline.{name}" for name in _CUTS), "train.dist.custom_pipeline_stage_id"):
+        if cx.given(key):
+            said = f"{cx.wrote(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
+            yield cx.problem(key, said, "give the pipeline a size, or leave it out")
+
+
+def _ids(cx: Context) -> tuple[int, ...]:
+    """The stage ids of a pipeline that has stages; unknown where there are none."""
+    pipeline = cx.pipeline
+    if cx.stages == 1 or pipeline.stage_ids is None:
+        raise UnknownValueError("stage ids")
+    ids: tuple[int, ...] = pipeline.stage_ids
+    return ids
+
+
+def _matches(pattern: str) -> bool:
+    try:
+        return any(re.search(pattern, name, re.IGNORECASE) for name in LAYER_CLASSES)
+    except re.error:
+        return False
+
+
+RULES = (
+    more_stages_than_layers,
+    wrong_number_of_stage_ids,
+    stage_ids_decrease,
+    no_such_stage,
+    empty_stage,
+    two_cuts,
+    counts_do_not_fit,
+    layers_differ,
+    unknown_method,
+    layers_not_known,
+    cut_without_stages,
+)

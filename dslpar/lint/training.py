@@ -1,0 +1,218 @@
+"""BAT, ZER, PRE: what one step holds, what ZeRO shards, what it computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.lint.context import Context
+from dslpar.lint.rule import Problem, rule
+from dslpar.job import least_micro_size
+
+
+@rule("BAT101", "batch-does-not-fit")
+def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
+    """global_size is not micro_size * accumulation * data size.
+
+    What it does:
+        Checks the product, with the size that was left out solved for: it must come out whole.
+
+    Why:
+        DeepSpeed divides rounding down and then stops at an assertion, on the cluster (its issue 6914).
+
+    Example:
+        batch = dict(global_size=12, micro_size=1)  # a world of 8
+
+    Use instead:
+        batch = dict(global_size=16, micro_size=1)  # a world of 8
+    """
+    whole, micro, accumulation = cx.batch
+    data, asked = cx.data_size, cx.spec.batch
+    if micro * accumulation * data == whole:
+        return
+    shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
+    step = (asked.micro_size or least_micro_size(cx.cuboid)) * (asked.accumulation or 1) * data
+    repairs = [f"global_size={size}" for size in (whole // step * step, -(-whole // step) * step) if size]
+    if asked.micro_size and whole % (asked.micro_size * data) == 0:
+        repairs.append(f"accumulation={whole // (asked.micro_size * data)}")
+    said = f"global_size {whole} is not {shown}"
+    yield cx.problem("batch.global_size", said, "or ".join(f"{repair} " for repair in repairs) + "fits")
+
+
+@rule("BAT102", "micro-size-does-not-divide")
+def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
+    """The micro-batch does not divide over the ranks that split it.
+
+    What it does:
+        Checks micro_size against x, x * y if the residual is kept by batch, and x * z if inner activations are.
+
+    Why:
+        Every rank of a tensor group holds the same number of samples.
+
+    Example:
+        parallel = dict(tensor=dict(size=4, mode='2d'))
+        batch = dict(micro_size=3)
+
+    Use instead:
+        parallel = dict(tensor=dict(size=4, mode='2d'))
+        batch = dict(micro_size=4)
+    """
+    least, micro = least_micro_size(cx.cuboid), cx.batch.micro_size
+    if micro % least:
+        said = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
+        nearest = sorted({max(least, micro // least * least), -(-micro // least) * least})
+        keys = ("batch.micro_size", "batch.global_size")
+        yield cx.problem(keys, said, f"nearest legal: {' or '.join(map(str, nearest))}")
+
+
+@rule("BAT103", "sequence-too-long")
+def sequence_too_long(cx: Context) -> Iterator[Problem]:
+    """Samples are longer than the model's position table.
+
+    What it does:
+        Compares data.seq_len with the model's max_seq_len.
+
+    Why:
+        A position past the table has no embedding.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        data = dict(seq_len=128)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=128)
+        data = dict(seq_len=128)
+    """
+    length, longest = cx.spec.data.seq_len, cx.gpt.max_seq_len
+    if length is not None and length > longest:
+        said = f"samples of {length} tokens, and max_seq_len is {longest}"
+        yield cx.problem("data.seq_len", said, f"at most {longest}, or a longer max_seq_len")
+
+
+@rule("BAT104", "vocabulary-too-small")
+def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
+    """The model's vocabulary does not hold the data's tokens.
+
+    What it does:
+        Checks that vocab_size is at least 256 for byte-level text.
+
+    Why:
+        A token past the vocabulary has no embedding.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+    """
+    vocabulary = cx.gpt.vocab_size
+    if vocabulary < 256:
+        said = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
+        yield cx.problem("model.vocab_size", said, "vocab_size=256 or more")
+
+
+@rule("BAT105", "warm-up-longer-than-the-run", "warning")
+def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
+    """The learning rate never reaches its peak.
+
+    What it does:
+        Compares lr_scheduler.warmup_steps with train.steps.
+
+    Why:
+        The run ends while the learning rate still rises.
+
+    Example:
+        lr_scheduler = dict(type='cosine', warmup_steps=200)
+        train = dict(steps=100)
+
+    Use instead:
+        lr_scheduler = dict(type='cosine', warmup_steps=10)
+        train = dict(steps=100)
+    """
+    warm, steps = cx.spec.lr_scheduler.warmup_steps, cx.spec.train.steps
+    if warm > steps:
+        said = f"{warm} steps of warm-up in a run of {steps} steps"
+        yield cx.problem("lr_scheduler.warmup_steps", said, f"fewer than {steps}, or a longer run")
+
+
+@rule("BAT106", "min-lr-above-lr")
+def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
+    """The last learning rate is above the peak.
+
+    What it does:
+        Compares lr_scheduler.min_lr with optimizer.lr.
+
+    Why:
+        The schedule would rise where its name says that it falls.
+
+    Example:
+        optimizer = dict(type='AdamW', lr=1e-4)
+        lr_scheduler = dict(type='cosine', min_lr=1e-3)
+
+    Use instead:
+        optimizer = dict(type='AdamW', lr=1e-3)
+        lr_scheduler = dict(type='cosine', min_lr=1e-4)
+    """
+    low, peak = cx.spec.lr_scheduler.min_lr, cx.spec.optimizer.lr
+    if low > peak:
+        yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
+
+
+@rule("ZER101", "zero-with-pipeline")
+def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
+    """ZeRO 2 or 3 with a pipeline.
+
+    What it does:
+        Checks that zero.stage is 0 or 1 where the pipeline has two stages or more.
+
+    Why:
+        DeepSpeed refuses them together, after the model is built (its issues 568, 1110, 3589). Sharded gradients would
+        have to be sent at every micro-batch.
+
+    Example:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=2)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=1)
+    """
+    stage = cx.spec.zero.stage
+    if stage > 1 and cx.stages > 1:
+        said = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
+        yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
+
+
+@rule("PRE101", "half-precision-needs-zero")
+def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
+    """Half precision at ZeRO 0.
+
+    What it does:
+        Checks that zero.stage is at least 1 where precision is bf16 or fp16.
+
+    Why:
+        At stage 0 DeepSpeed 0.19 takes another optimizer wrapper, whose first Adam step is too small, whose norm counts
+        one tensor rank only, and whose fp16 step ignores the loss scale.
+
+    Example:
+        precision = 'bf16'
+
+    Use instead:
+        precision = 'bf16'
+        zero = dict(stage=1)
+    """
+    dtype = cx.spec.precision.dtype
+    if dtype != "fp32" and cx.spec.zero.stage == 0:
+        said = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
+        yield cx.problem("precision.dtype", said, "zero = dict(stage=1)")
+
+
+RULES = (
+    batch_does_not_fit,
+    micro_size_does_not_divide,
+    sequence_too_long,
+    vocabulary_too_small,
+    warm_up_longer_than_the_run,
+    min_lr_above_lr,
+    zero_with_pipeline,
+    half_precision_needs_zero,
+)

@@ -1,0 +1,75 @@
+"""GPT-2: token and position tables, pre-norm blocks, norm, head; as a list of layers over dslpar.layers.
+
+    model = GPT(num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)
+    module = build_module(model, groups, seed=1234)
+    loss = model.loss(groups)(module(ids), labels)
+
+Initial weights are N(0, init_std), those of projections that add to the residual N(0, init_std / sqrt(2 num_layers)),
+as in GPT-2; biases zero. The blocks read as in nanoGPT.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dslpar import spec
+from dslpar.groups import Groups
+from dslpar.layers import Block, Dropout, Embedding, Head, LayerNorm, PositionEmbedding, cross_entropy, normal
+from dslpar.layers.parameter import Shared
+from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+
+
+class GPT(spec.GPT, LayeredModel):
+    """A decoder-only transformer; its fields are `dslpar.spec.GPT`'s."""
+
+    def layers(self, groups: Groups) -> list[LayerSpec]:
+        """embedding.tokens, embedding.positions, blocks.0 ..., norm, head."""
+        init = normal(self.init_std)
+        tokens = partial(Embedding, groups, self.vocab_size, self.hidden_size, init=init)
+        if self.tie_embeddings:
+            head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
+        else:
+            head = LayerSpec(name="head", build=partial(Head, groups, self.hidden_size, self.vocab_size, init=init))
+        return [
+            LayerSpec(name="embedding.tokens", build=tokens),
+            LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self)),
+            *(LayerSpec(name=f"blocks.{i}", build=partial(self._block, groups)) for i in range(self.num_layers)),
+            LayerSpec(name="norm", build=partial(LayerNorm, groups, self.hidden_size, eps=self.layernorm_eps)),
+            head,
+        ]
+
+    def loss(self, groups: Groups) -> Loss:
+        """Cross-entropy: the sum over counted tokens, over their number or over `labels[1]`."""
+
+        def loss(logits: Tensor, labels: Labels) -> Tensor:
+            labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
+            return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
+
+        return loss
+
+    def _block(self, groups: Groups) -> Block:
+        return Block(
+            groups,
+            self.hidden_size,
+            self.num_heads,
+            ffn_hidden_size=self.ffn_size,
+            dropout=self.dropout,
+            eps=self.layernorm_eps,
+            init=normal(self.init_std),
+            init_out=normal(self.init_std / math.sqrt(2 * self.num_layers)),
+        )
+
+
+class _Positions(PositionEmbedding):
+    """The position table, and the dropout after the two embeddings."""
+
+    def __init__(self, groups: Groups, model: spec.GPT) -> None:
+        super().__init__(groups, model.max_seq_len, model.hidden_size, init=normal(model.init_std))
+        self.dropout = Dropout(groups, model.dropout)
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        return self.dropout(super().forward(x, shared))

@@ -1,0 +1,116 @@
+"""Layers to DeepSpeed's PipelineModule: this rank's stage, cut where the Job says, built layer by layer.
+
+    module = pipeline_module(model.layers(groups), counts=(3, 1), groups=groups, seed=1234, loss=model.loss(groups))
+    for name, parameter in named_parameters(module): ...       # 'blocks.0.attention.qkv.weight', as without a pipeline
+
+The first stage takes what stands before the blocks, the last what stands after. Explicit parts by overriding
+`_partition_layers` is how DeepSpeed's DualPipeV has it; its default builds every layer on every rank to count it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology, ProcessTopology
+from torch import nn
+
+from dslpar import models, workarounds
+from dslpar.groups import Groups
+from dslpar.mesh import STANDARD_ORDER, Mesh
+from dslpar.models.layered import Loss
+
+_BLOCK = "blocks."
+
+
+def parts_of(names: Sequence[str], counts: Sequence[int]) -> list[int]:
+    """Where each stage begins among all layers, and their number: what DeepSpeed calls parts.
+
+    `counts` are blocks a stage; what stands before the first block goes with it, what follows the last one too.
+
+        >>> parts_of(["embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head"], [2, 1])
+        [0, 3, 6]
+    """
+    blocks = [index for index, name in enumerate(names) if name.startswith(_BLOCK)]
+    assert sum(counts) == len(blocks), f"{counts} of {len(blocks)} blocks"
+    return [0, *(blocks[0] + before for before in accumulate(counts[:-1])), len(names)]
+
+
+def topology(mesh: Mesh) -> ProcessTopology:
+    """DeepSpeed's picture of the mesh: one flat axis 'model' for the whole cuboid, since with more axes its norms
+    would count every rank (FACTS 2.5).
+    """
+    if mesh.order == STANDARD_ORDER:
+        return PipeModelDataParallelTopology(num_pp=mesh.pipe, num_mp=mesh.tensor.size, num_dp=mesh.data)
+    return ProcessTopology(axes=["data", "pipe", "model"], dims=[mesh.data, mesh.pipe, mesh.tensor.size])
+
+
+class Pipeline(PipelineModule):  # type: ignore[misc]
+    """This rank's stage of a layered model."""
+
+    def __init__(self, specs: list[models.LayerSpec], parts: list[int], groups: Groups, seed: int, loss: Loss) -> None:
+        self._explicit_parts = parts
+        self.layer_names = [spec.name for spec in specs]
+        tied = {spec.tied for spec in specs if spec.tied}
+        layers = [(_Tied if spec.owner in tied else _Layer)(spec, groups, seed) for spec in specs]
+        super().__init__(layers=layers, topology=topology(groups.mesh), loss_fn=loss)
+        workarounds.own_nothing_of_tied_copies(self)
+
+    def _partition_layers(self, method: str = "") -> None:
+        self.parts = self._explicit_parts
+        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+
+def pipeline_module(
+    specs: list[models.LayerSpec], counts: Sequence[int], groups: Groups, seed: int, loss: Loss
+) -> Pipeline:
+    """This rank's stage. All ranks must call it together, with equal arguments."""
+    parts = parts_of([spec.name for spec in specs], counts)
+    with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, which autograd warns of else
+        return Pipeline(specs, parts, groups, seed, loss)
+
+
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(global name, parameter), as the whole model in one module names them; tied copies under their owner's name."""
+    for name, parameter in module.named_parameters():
+        yield (global_name(name, module.layer_names) if isinstance(module, Pipeline) else name), parameter
+
+
+def global_name(name: str, layer_names: Sequence[str]) -> str:
+    """From a PipelineModule's name to ours.
+
+    >>> global_name("1.mlp.up.weight", ["embedding", "blocks.0"])
+    'blocks.0.mlp.up.weight'
+    >>> global_name("tied_modules.embedding/tokens.weight", [])
+    'embedding.tokens.weight'
+    """
+    head, _, rest = name.partition(".")
+    if head == "tied_modules":
+        key, _, rest = rest.partition(".")
+        return f"{key.replace('/', '.')}.{rest}"
+    return f"{layer_names[int(head)]}.{rest}"
+
+
+class _Layer(LayerSpec):  # type: ignore[misc]
+    """Builds a layer of ours, where DeepSpeed's spec would call a class with arguments."""
+
+    def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
+        super().__init__(nn.Module)
+        self.ours = (spec, groups, seed)
+
+    def build(self, log: bool = False) -> nn.Module:
+        return models.build_layer(*self.ours)
+
+
+class _Tied(TiedLayerSpec):  # type: ignore[misc]
+    """The same for a layer whose module stands on two stages; its key is the owner's name, without dots."""
+
+    def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
+        super().__init__(spec.owner.replace(".", "/"), nn.Module, forward_fn=spec.forward, tied_weight_attr=["weight"])
+        self.ours = (spec, groups, seed)
+
+    def build(self, log: bool = False) -> Any:
+        return models.build_layer(*self.ours)

@@ -1,0 +1,47 @@
+"""Tensor-parallel layers, each written once for every mode: model code names roles, never modes (DESIGN, section 5).
+
+    groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
+    up = Linear(groups, 256, 1024, role="inward")      # residual -> inner features
+    down = Linear(groups, 1024, 256, role="outward")   # inner features -> residual
+    initialize(up, groups, seed=1234, prefix="up.")
+
+Between layers travels the residual as a rank stores it, [batch, sequence, hidden]; ids and labels enter whole.
+Gradients are whole, and equal on all copies, when they reach a parameter.
+"""
+
+if __name__ != "dslpar.layers":
+    raise ImportError(
+        f"import this package as dslpar.layers, not as {__name__}: a second copy of its classes would not match"
+    )
+
+from dslpar.layers.attention import Attention
+from dslpar.layers.block import MLP, Block
+from dslpar.layers.dropout import Dropout
+from dslpar.layers.embedding import Embedding, Head, PositionEmbedding
+from dslpar.layers.linear import Linear
+from dslpar.layers.loss import IGNORE_INDEX, cross_entropy
+from dslpar.layers.norm import LayerNorm
+from dslpar.layers.parameter import Init, gather, initialize, mark_owners, normal, parameter, placement_of
+from dslpar.layers.placement import Placement
+
+__all__ = [
+    "IGNORE_INDEX",
+    "MLP",
+    "Attention",
+    "Block",
+    "Dropout",
+    "Embedding",
+    "Head",
+    "Init",
+    "LayerNorm",
+    "Linear",
+    "Placement",
+    "PositionEmbedding",
+    "cross_entropy",
+    "gather",
+    "initialize",
+    "mark_owners",
+    "normal",
+    "parameter",
+    "placement_of",
+]

@@ -1,0 +1,134 @@
+"""Parameters that know their place: one factory, and what is read from placements.
+
+Parameters come uninitialised; `initialize` draws each full size, from a generator of its own seeded by (seed, global
+name), and cuts: weights depend neither on the layout nor on which stage builds a layer (DESIGN, section 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+
+from dslpar import comm
+from dslpar.groups import Groups
+from dslpar.layers.placement import Letters, Placement
+
+Shared = Mapping[nn.Parameter, torch.Tensor]
+"""Vectors whose gradients are summed together, by the parameter that each stands for."""
+
+
+class Init(NamedTuple):
+    """Elements are drawn from N(mean, std); std 0 gives a constant."""
+
+    mean: float = 0.0
+    std: float = 0.0
+
+
+ZEROS, ONES = Init(0.0), Init(1.0)
+
+
+def normal(std: float) -> Init:
+    """N(0, std)."""
+    return Init(0.0, std)
+
+
+def parameter(placement: Placement, init: Init) -> nn.Parameter:
+    """This rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults."""
+    p = nn.Parameter(torch.empty(placement.local_shape))
+    p.placement, p.init = placement, init  # type: ignore[attr-defined]
+    return p
+
+
+def placement_of(p: torch.Tensor) -> Placement | None:
+    """The parameter's placement; None: equal copies on all ranks, in a module that is not of dslpar.layers."""
+    return cast("Placement | None", getattr(p, "placement", None))
+
+
+def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
+    """Fills every parameter that the factory made.
+
+    `prefix` is what stands before the module's own names in the whole model ("blocks.0."). Draws are float32 on the
+    CPU, whatever the parameter's dtype and device. Ranks must agree on `seed` and names.
+    """
+    for name, p in module.named_parameters():
+        if (placement := placement_of(p)) is not None:
+            full = draw(placement.shape, cast("Init", p.init), seed, prefix + name)  # type: ignore[attr-defined]
+            with torch.no_grad():
+                p.copy_(placement.cut(full, groups.coord))
+
+
+def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tensor:
+    """The full parameter `name` of a run with `seed`."""
+    if init.std == 0:
+        return torch.full(shape, init.mean, dtype=torch.float32, device="cpu")
+    generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
+    return torch.normal(init.mean, init.std, shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def stable_hash(*values: object) -> int:
+    """63 bits from the values' text: the same in every process, Python and run."""
+    digest = hashlib.blake2b("\0".join(map(str, values)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def mark_owners(module: nn.Module, groups: Groups) -> None:
+    """Sets `p.tensor_model_parallel` on every parameter: whether this rank holds copy 0 of its piece.
+
+    DeepSpeed counts a parameter in norms where the flag is set or the tensor rank is 0, and rank 0 holds copy 0 of
+    everything: so each element counts once, in every mode (FACTS 3.2).
+    """
+    replicated = Placement(groups.tensor, (), ())
+    for p in module.parameters():
+        p.tensor_model_parallel = (placement_of(p) or replicated).owner(groups.coord)  # type: ignore[attr-defined]
+
+
+def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
+    """The full, unpadded tensor on every rank of the tensor group, from each one's piece. For tests and export."""
+    pieces = comm.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
+    return placement.merge(list(pieces))
+
+
+class Layer(nn.Module):
+    """A module whose vectors get whole gradients.
+
+    A vector meets a rank's own tokens only, so its gradient comes in parts. `share()` returns stand-ins for all
+    vectors of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all
+    that need the same. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
+    """
+
+    __call__: Callable[..., torch.Tensor]  # nn.Module's says Any
+
+    def __init__(self, groups: Groups) -> None:
+        super().__init__()
+        self.groups = groups
+        self._vectors: dict[Letters, list[tuple[nn.Module, str]]] | None = None
+
+    def share(self) -> Shared:
+        """{parameter: its stand-in}, without those whose gradients are whole already."""
+        if self._vectors is None:
+            self._vectors = _vectors(self)
+        shared: dict[nn.Parameter, torch.Tensor] = {}
+        for letters, places in self._vectors.items():
+            # By attribute each time: that is how ZeRO-3 learns that a parameter is needed outside its own module.
+            parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in places]
+            shared.update(zip(parameters, comm.shared_together(parameters, self.groups.axis(*letters)), strict=True))
+        return shared
+
+    def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
+        """What the layer computes with in place of its parameter `p`."""
+        return p if p is None else shared.get(p, p)
+
+
+def _vectors(module: nn.Module) -> dict[Letters, list[tuple[nn.Module, str]]]:
+    """The (module, attribute) of every vector in `module`, by the axes that its gradient must be summed over."""
+    found: dict[Letters, list[tuple[nn.Module, str]]] = {}
+    for owner in module.modules():
+        for name, p in owner.named_parameters(recurse=False):
+            placement = placement_of(p)
+            if placement is not None and any(getattr(placement.tensor, letter) > 1 for letter in placement.partial):
+                found.setdefault(placement.partial, []).append((owner, name))
+    return found

@@ -1,0 +1,204 @@
+"""Which piece of a tensor a rank holds: the tables of DESIGN, section 5, as data.
+
+A `Placement` says, for each dim of a tensor, which axes of the cuboid cut it, slowest cut first. Sharded init, the
+reductions of gradients, DeepSpeed's model-parallel flags, merging and exporting all read it; nothing is keyed on names.
+
+Letters: M tokens, H residual features, F inner features, V vocabulary.
+
+===========================  ==============================  =========================================
+parameter                    cut                             gradient left in parts over
+===========================  ==============================  =========================================
+`inward_weight`  (F, H)      F: y, q; H: z                   - (the product reduces it over q and d)
+`outward_weight` (H, F)      H: z, q; F: y                   -
+`table`          (V, H)      V: y, q; H: z                   -
+`inner_vector`   (F,)        F as the inner activations      what cuts the inner activations' tokens
+`residual_vector` (H,)       H as the residual               what cuts the residual's tokens
+`position_table` (S, H)      H as the residual               the same
+===========================  ==============================  =========================================
+
+That a sharded tensor is a list of mesh axes for each dim is GSPMD's idea (arXiv 2105.04663); torch's DTensor has it the
+other way round, a dim for each mesh axis, and so fixes the order of two cuts of one dim, which matters here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from dslpar import comm
+from dslpar.mesh import TENSOR_AXES, Mesh, Tensor
+
+Letters = tuple[str, ...]
+
+
+class Cuts(NamedTuple):
+    """Which axes cut each dim of an activation [batch, sequence, features], slowest first."""
+
+    batch: Letters
+    sequence: Letters
+    features: Letters
+
+    @property
+    def tokens(self) -> Letters:
+        """All axes that cut tokens: over these a vector's gradient comes in parts."""
+        return self.batch + self.sequence
+
+
+def residual_cuts(tensor: Tensor) -> Cuts:
+    """How the residual stream is stored; also what crosses a pipeline boundary."""
+    over_y = {tensor.residual: ("y",)}
+    x = {tensor.split: ("d", "q")}
+    return Cuts(
+        batch=x.get("batch", ()) + over_y.get("batch", ()),
+        sequence=x.get("sequence", ()) + over_y.get("sequence", ()),
+        features=("z", *over_y.get("hidden", ())),
+    )
+
+
+def inner_cuts(tensor: Tensor) -> Cuts:
+    """How qkv, the MLP's hidden layer and the logits are stored."""
+    over_z = {tensor.inner: ("z",)}
+    x = {tensor.split: ("d", "q")}
+    return Cuts(
+        batch=x.get("batch", ()) + over_z.get("batch", ()),
+        sequence=x.get("sequence", ()),
+        features=("y", *over_z.get("heads", ())),
+    )
+
+
+def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
+    """(index, count): which of how many equal pieces the rank at `coord` holds of a dim cut by `letters`."""
+    index, count = 0, 1
+    for letter in letters:
+        size = getattr(tensor, letter)
+        index, count = index * size + coord[letter], count * size
+    return index, count
+
+
+def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
+    """That piece of `full`, as a view."""
+    index, count = piece(tensor, coord, letters)
+    length = full.shape[dim] // count
+    return full.narrow(dim, index * length, length) if count > 1 else full
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the pieces of one tensor lie on a cuboid; a value, the same on every rank.
+
+    Dims are divisible by their cuts (linted long before), after padding.
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    """Full shape, without padding: what is drawn, exported, compared."""
+    cuts: tuple[Letters, ...]
+    """For each dim the axes that cut it, slowest cut first."""
+    partial: Letters = ()
+    """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it there."""
+    blocks: int = 1
+    """Dim 0 is so many equal blocks (q, k, v), each cut by itself: (3 * F, H) is cut as (3, F, H) on dim 1."""
+    padded_rows: int | None = None
+    """Length of dim 0 with the zero rows that make it divisible; None: none."""
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Full shape with padding: what is cut."""
+        return self.shape if self.padded_rows is None else (self.padded_rows, *self.shape[1:])
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of each rank's piece."""
+        counts = (math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts)
+        return tuple(length // count for length, count in zip(self.padded, counts, strict=True))
+
+    @property
+    def replicas(self) -> Letters:
+        """Axes along which ranks hold equal copies."""
+        cut = {letter for letters in self.cuts for letter in letters}
+        return tuple(letter for letter in TENSOR_AXES if letter not in cut)
+
+    def owner(self, coord: Mapping[str, int]) -> bool:
+        """Whether the rank at `coord` holds copy 0: over all owners every element counts once."""
+        return all(coord[letter] == 0 for letter in self.replicas)
+
+    def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
+        """The piece of the rank at `coord`, as a new tensor. `full` has the unpadded shape."""
+        assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
+        if self.padded != self.shape:
+            full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
+        return self._view(full, coord).clone().view(self.local_shape)
+
+    def merge(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The full, unpadded tensor, from the pieces of all ranks of a tensor group in their order."""
+        mesh = Mesh(tensor=self.tensor)
+        assert len(pieces) == mesh.world_size, f"{len(pieces)} pieces of {mesh.world_size}"
+        full = pieces[0].new_empty(self.padded)
+        for coord, shard in zip(map(mesh.coord, range(mesh.world_size)), pieces, strict=True):
+            if self.owner(coord):
+                view = self._view(full, coord)
+                view.copy_(shard.view(view.shape))
+        return full[: self.shape[0]] if self.padded_rows is not None else full
+
+    def _view(self, padded: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
+        cuts = self.cuts
+        if self.blocks > 1:
+            padded, cuts = comm.in_blocks(padded, 0, self.blocks), ((), *cuts)
+        for dim, letters in enumerate(cuts):
+            padded = take(padded, dim, self.tensor, coord, letters)
+        return padded
+
+
+def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
+    """`vocab_size` rounded up: y pieces, each of them in q pieces for the table and in z for the logits."""
+    multiple = tensor.y * math.lcm(tensor.q, tensor.z if tensor.inner == "heads" else 1)
+    return -(-vocab_size // multiple) * multiple
+
+
+def inward_weight(tensor: Tensor, out_features: int, in_features: int, blocks: int = 1) -> Placement:
+    """Weight of a linear from the residual to inner features; `blocks` of `out_features` each."""
+    return Placement(tensor, (blocks * out_features, in_features), (("y", "q"), ("z",)), blocks=blocks)
+
+
+def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
+    """Weight of a linear from inner features to the residual."""
+    return Placement(tensor, (out_features, in_features), (("z", "q"), ("y",)))
+
+
+def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
+    """Token table, tied or untied head: an inward weight with padded rows."""
+    padded = padded_vocab(tensor, vocab_size)
+    rows = padded if padded != vocab_size else None
+    return Placement(tensor, (vocab_size, hidden_size), (("y", "q"), ("z",)), padded_rows=rows)
+
+
+def inner_vector(tensor: Tensor, length: int, blocks: int = 1) -> Placement:
+    """A vector added to inner activations; `blocks` of `length` each."""
+    cuts = inner_cuts(tensor)
+    return Placement(tensor, (blocks * length,), (cuts.features,), partial=cuts.tokens, blocks=blocks)
+
+
+def residual_vector(tensor: Tensor, length: int) -> Placement:
+    """A vector that meets the stored residual."""
+    cuts = residual_cuts(tensor)
+    return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens)
+
+
+def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Placement:
+    """Rows are never cut: each rank uses its own slice of them."""
+    cuts = residual_cuts(tensor)
+    return Placement(tensor, (num_positions, hidden_size), ((), cuts.features), partial=cuts.tokens)
+
+
+def residual(tensor: Tensor, batch: int, sequence: int, hidden_size: int) -> Placement:
+    """The residual stream [batch, sequence, hidden]."""
+    return Placement(tensor, (batch, sequence, hidden_size), residual_cuts(tensor))
+
+
+def inner(tensor: Tensor, batch: int, sequence: int, features: int) -> Placement:
+    """An inner activation [batch, sequence, features]."""
+    return Placement(tensor, (batch, sequence, features), inner_cuts(tensor))

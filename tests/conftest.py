@@ -1,0 +1,16 @@
+"""Settings for every test: one thread a process, no accelerator, compiled ops beside the environment.
+
+They stand in the environment before anything imports torch, so ranks and subprocesses inherit them. Markers, the
+default selection and the time-out are in setup.cfg.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must not meet torch's thread pool
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

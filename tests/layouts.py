@@ -1,0 +1,56 @@
+"""The layouts that the layers are proven in: a name, and the cuboid with what is kept how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from dslpar.mesh import Tensor
+
+ONE_D = {f"1d-{size}": Tensor(y=size, mode="1d") for size in (2, 3, 4)}
+SEQUENCE = {f"1d-sequence-{size}": Tensor(y=size, mode="1d", residual="sequence") for size in (2, 3, 4)}
+TWO_D = {"2d-4": Tensor(q=2, y=2, mode="2d", residual="hidden")}
+TWO_AND_A_HALF_D = {
+    "2.5d-8-depth-2": Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+    "2.5d-3-depth-3": Tensor(d=3, mode="2.5d", residual="hidden"),
+}
+THREE_D = {"3d-8": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none")}
+CUBOID = {
+    "cuboid-2-3-2": Tensor(q=2, y=3, z=2, mode="cuboid", residual="hidden", keep="none"),
+    "cuboid-1-2-2-replicated": Tensor(y=2, z=2, mode="cuboid"),
+    "cuboid-1-2-2-sequence-batch": Tensor(y=2, z=2, mode="cuboid", residual="sequence", inner="batch"),
+    "3d-8-sequence-heads": Tensor(q=2, y=2, z=2, mode="3d", residual="sequence"),
+}
+SPLIT = {
+    f"{impl}-{size}": Tensor(d=size, mode="sequence", split="sequence", impl=impl)  # type: ignore[arg-type]
+    for impl, size in (("ring", 2), ("ring", 3), ("ring", 4), ("ulysses", 2), ("ulysses", 4))
+}
+LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT
+
+KEEPS = ("x", "w", "both", "none")
+
+
+def kept(names: list[str]) -> dict[str, Tensor]:
+    """The named layouts with each choice of the panels that live until the backward."""
+    return {f"{name}-keep-{keep}": replace(LAYOUTS[name], keep=keep) for name, keep in product(names, KEEPS)}  # type: ignore[arg-type]
+
+
+def everything() -> dict[str, Tensor]:
+    """Every cuboid up to 8 ranks with no axis above 2, every way to keep the residual and the inner activations."""
+    return {
+        f"d{d}q{q}y{y}z{z}-{residual}-{inner}-{keep}": Tensor(
+            d=d,
+            q=q,
+            y=y,
+            z=z,
+            mode="cuboid",
+            residual=residual,  # type: ignore[arg-type]
+            inner=inner,  # type: ignore[arg-type]
+            keep=keep,  # type: ignore[arg-type]
+        )
+        for d, q, y, z in product((1, 2), repeat=4)
+        if d * q * y * z <= 8
+        for residual in (("replicated", "sequence", "hidden", "batch") if y > 1 else ("replicated",))
+        for inner in (("batch", "heads") if z > 1 else ("heads",))
+        for keep in (("x", "none") if q > 1 else ("x",))
+    }

@@ -1,0 +1,57 @@
+"""Every rule has a page, and its examples do what the page says; every code and name stands once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from inspect import cleandoc
+from textwrap import dedent
+
+import pytest
+
+from dslpar.lint.book import RULES, rule_of
+from dslpar.lint.hosts import RULES as HOST_RULES
+from dslpar.lint.rule import Rule
+from tests.lint.helpers import MODEL, codes
+
+SECTIONS = ("What it does", "Why", "Example", "Use instead")
+FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "PERF", "DEAD")
+TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
+
+
+def sections(rule: Rule) -> dict[str, str]:
+    """Heading -> text of a page."""
+    parts = re.split(r"^(\w[\w ]+)::?$", cleandoc(rule.page), flags=re.MULTILINE)
+    return {head: dedent(body).strip() + "\n" for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def lint_example(rule: Rule, example: str) -> list[str]:
+    """An example is a hostfile in the rules about hosts, and else a config; a model is added where none is said."""
+    if rule in HOST_RULES:
+        return codes(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example)
+    world = None if "dslpar lint FILE\n" in example else 8
+    text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
+    return codes(text, world)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_page(rule: Rule) -> None:
+    page = sections(rule)
+    assert tuple(page) == SECTIONS
+    assert rule.code.startswith(FAMILIES)
+    assert rule.code in lint_example(rule, page["Example"])
+    assert rule.code not in lint_example(rule, page["Use instead"])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_what_to_use_instead_is_right(rule: Rule) -> None:
+    allowed = {"CFG111", "CFG112"}  # infos
+    assert set(lint_example(rule, sections(rule)["Use instead"])) <= allowed
+
+
+def test_codes_and_names_stand_once() -> None:
+    for field in ("code", "name"):
+        counts = Counter(getattr(rule, field) for rule in RULES)
+        assert [value for value, count in counts.items() if count > 1] == []
+    assert rule_of("par101") is rule_of("world-not-a-multiple")
+    assert rule_of("nothing") is None

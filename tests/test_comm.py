@@ -1,0 +1,153 @@
+"""Every collective and its backward, against arithmetic on all ranks' tensors at once; on 3 ranks over gloo.
+
+Values are small integers in float32, so all sums are exact and compared for equality.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar import comm
+from dslpar.comm import Axis
+from dslpar.groups import Groups
+from dslpar.mesh import Mesh
+from dslpar.mesh import Tensor as Cuboid
+from tests.ranks import on_ranks
+
+SIZE = 3
+SHAPE = (3, 6, 9)
+
+
+def axis_of_all() -> Axis:
+    warnings.simplefilter("error")  # renamed names in torch must not shine through
+    return Groups(Mesh(tensor=Cuboid(y=SIZE))).axis("y")
+
+
+def numbers(rank: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(10 * seed + rank)).float()
+
+
+def chunk(x: Tensor, rank: int, dim: int) -> Tensor:
+    return x.chunk(SIZE, dim)[rank]
+
+
+# For each differentiable function: what rank r gets, of the list of all ranks' tensors, forward and backward.
+Whole = Callable[[list[Tensor], int, int], Tensor]
+GATHER: Whole = lambda xs, r, dim: torch.cat(xs, dim)  # noqa: E731
+SCATTER: Whole = lambda xs, r, dim: chunk(torch.stack(xs).sum(0), r, dim)  # noqa: E731
+REDUCE: Whole = lambda xs, r, dim: torch.stack(xs).sum(0)  # noqa: E731
+SAME: Whole = lambda xs, r, dim: xs[r]  # noqa: E731
+SLICE: Whole = lambda xs, r, dim: chunk(xs[r], r, dim)  # noqa: E731
+
+PAIRS: dict[str, tuple[Whole, Whole]] = {
+    "gathered": (GATHER, SCATTER),
+    "scattered": (SCATTER, GATHER),
+    "summed": (REDUCE, SAME),
+    "shared": (SAME, REDUCE),
+    "sliced": (SLICE, GATHER),
+    "joined": (GATHER, SLICE),
+}
+
+
+def apply_pair(name: str, dim: int) -> tuple[Tensor, Tensor, bool]:
+    """Output and input gradient of this rank, and whether the input was left alone."""
+    axis = axis_of_all()
+    x = numbers(axis.index, SHAPE).requires_grad_()
+    before = x.detach().clone()
+    y = getattr(comm, name)(x, axis, *([] if name in ("summed", "shared") else [dim]))
+    y.backward(numbers(axis.index, tuple(y.shape), seed=1))
+    assert x.grad is not None
+    return y.detach(), x.grad, torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair(name: str, dim: int) -> None:
+    forward, backward = PAIRS[name]
+    xs = [numbers(rank, SHAPE) for rank in range(SIZE)]
+    results = on_ranks(SIZE, apply_pair, name, dim)
+    grads = [numbers(rank, tuple(y.shape), seed=1) for rank, (y, _, _) in enumerate(results)]
+    for rank, (y, x_grad, untouched) in enumerate(results):
+        assert torch.equal(y, forward(xs, rank, dim))
+        assert torch.equal(x_grad, backward(grads, rank, dim))
+        assert untouched
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_axis_of_one_costs_nothing(name: str) -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert getattr(comm, name)(x, Axis(), *([] if name in ("summed", "shared") else [0])) is x
+
+
+def exchange() -> tuple[Tensor, Tensor]:
+    axis = axis_of_all()
+    x = numbers(axis.index, SHAPE).requires_grad_()
+    y = comm.exchanged(x, axis, split_dim=-1, join_dim=1)
+    y.backward(y.detach())  # the way back of what came is what was sent
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def test_all_to_all_and_back() -> None:
+    xs = [numbers(rank, SHAPE) for rank in range(SIZE)]
+    for rank, (y, x_grad) in enumerate(on_ranks(SIZE, exchange)):
+        assert torch.equal(y, torch.cat([chunk(x, rank, -1) for x in xs], 1))
+        assert torch.equal(x_grad, xs[rank])
+
+
+def share_together() -> list[Tensor]:
+    axis = axis_of_all()
+    tensors = [torch.zeros(shape, requires_grad=True) for shape in ((2, 3), (4,), ())]
+    first, second, _ = comm.shared_together(tensors, axis)  # the last one unused: its gradient is zero
+    (first.sum() * axis.index + second.sum()).backward()
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]
+
+
+def test_shared_together() -> None:
+    for a, b, c in on_ranks(SIZE, share_together):
+        assert a.tolist() == [[3.0] * 3] * 2
+        assert b.tolist() == [3.0] * 4
+        assert c.item() == 0
+
+
+def values_and_objects() -> dict[str, object]:
+    axis = axis_of_all()
+    own = torch.tensor([float(axis.index)])
+    received, works = comm.start_shift(own, axis)
+    comm.finish(works)
+    comm.barrier(axis)
+    return {
+        "max": comm.all_reduce(own, axis, "max").item(),
+        "shift": received.item(),
+        "broadcast": comm.broadcast(own, axis, source=1).item(),
+        "broadcast object": comm.broadcast_object({"from": axis.index}, axis, source=2),
+        "objects": comm.gather_objects(axis.index, axis),
+        "own is untouched": own.item(),
+    }
+
+
+def test_values_and_objects() -> None:
+    for rank, found in enumerate(on_ranks(SIZE, values_and_objects)):
+        assert found == {
+            "max": 2.0,
+            "shift": (rank - 1) % SIZE,
+            "broadcast": 1.0,
+            "broadcast object": {"from": 2},
+            "objects": [0, 1, 2],
+            "own is untouched": rank,
+        }
+
+
+def test_alone_everything_is_the_identity() -> None:
+    x, axis = torch.ones(2), Axis()
+    assert comm.all_reduce(x, axis) is x
+    assert comm.broadcast(x, axis) is x
+    assert comm.broadcast_object("a", axis) == "a"
+    assert comm.gather_objects("a", axis) == ["a"]
+    assert comm.shared_together([x], axis) == (x,)
+    comm.barrier(axis)
