@@ -26,11 +26,11 @@ from dslpar import comm, pipeline, workarounds
 from dslpar.ds_config import ds_config
 from dslpar.foreign import model_of
 from dslpar.groups import Groups, Mpu
+from dslpar.job import Job
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layers.parameter import stable_hash
 from dslpar.models import LayeredModel, build_module
 from dslpar.models.layered import Labels
-from dslpar.job import Job
 from dslpar.schedule import learning_rate
 
 MicroBatch = tuple[Tensor, Tensor]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslpar import read
-from dslpar.config import load as evaluate_file
-from dslpar.config import load_text as evaluate_text
 from dslpar.config.load import Config
+from dslpar.config.load import load as evaluate_file
+from dslpar.config.load import load_text as evaluate_text
 from dslpar.errors import DslparError, Finding, has_errors
 from dslpar.hostfile import Cluster
 from dslpar.job import Job, resolve

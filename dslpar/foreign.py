@@ -7,8 +7,6 @@ sequence] in, logits [batch, sequence, vocabulary] out, trained by cross-entropy
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dslpar import spec
+from dslpar.config.lazy import instantiate, locate
 from dslpar.errors import DslparError, Finding, Location
 from dslpar.groups import Groups
+from dslpar.job import Job
 from dslpar.layers import IGNORE_INDEX
 from dslpar.models import GPT, LayeredModel, LayerSpec
 from dslpar.models.layered import Labels, Loss
-from dslpar.job import Job
-
-log = logging.getLogger("dslpar")
 
 
 def model_of(job: Job) -> LayeredModel:
@@ -32,10 +29,8 @@ def model_of(job: Job) -> LayeredModel:
     model = job.spec.model
     if isinstance(model, spec.GPT):
         return GPT(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
-    made = _class(model.target, job.path)
-    if issubclass(made, LayeredModel):
-        return made(**model.args)
-    return Foreign(made, model.args)
+    made, args = _class(model.target, job.path), instantiate(model.args)
+    return made(**args) if issubclass(made, LayeredModel) else Foreign(made, args)
 
 
 class Foreign(LayeredModel):
@@ -61,19 +56,9 @@ def _cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
 
 def _class(target: str, path: str) -> type[Any]:
     """The class of that dotted name, a model's."""
-    package, _, name = target.rpartition(".")
-    try:
-        made = getattr(importlib.import_module(package), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise _refused(path, target, f"cannot be imported: {error}") from error
-    if not (isinstance(made, type) and issubclass(made, nn.Module | LayeredModel)):
-        raise _refused(path, target, "is no torch.nn.Module and no dslpar.models.LayeredModel")
-    log.info("model: %s, of %s", target, getattr(importlib.import_module(package), "__file__", package))
-    return made
-
-
-def _refused(path: str, target: str, why: str) -> DslparError:
-    help_ = "give the dotted name of a class that can be imported where train.py starts, or type='GPT'"
-    return DslparError(
-        [Finding("CFG201", "not-a-model", "error", f"{target!r} {why}", help_, Location(path), "model")]
-    )
+    made = locate(target, Location(path))
+    if isinstance(made, type) and issubclass(made, (nn.Module, LayeredModel)):
+        return made
+    said = f"{target!r} is no torch.nn.Module and no dslpar.models.LayeredModel"
+    help_ = "name a class of either kind, or type='GPT'"
+    raise DslparError([Finding("CFG201", "not-a-model", "error", said, help_, Location(path), "model")])

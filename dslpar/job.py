@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dslpar import mesh, spec
 from dslpar.plan import stages as cut
+from dslpar.value import value
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,7 @@ class Stages(NamedTuple):
     counts: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Job:
     """A run, decided to the last value."""
 

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import product
 from typing import Literal
+
+from dslpar.value import value
 
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
@@ -37,7 +39,7 @@ TENSOR_AXES = ("d", "q", "y", "z")
 _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Tensor:
     """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""
 
@@ -78,7 +80,7 @@ class Tensor:
         return self.x, self.y, self.z
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Mesh:
     """All ranks of a job; an immutable value. Sizes are at least 1; `order` is one of ORDERS."""
 
@@ -106,7 +108,7 @@ class Mesh:
     def strides(self) -> Mapping[str, int]:
         """Ranks between neighbours on each axis."""
         strides, stride = {}, 1
-        for axis, size in reversed(self.sizes.items()):
+        for axis, size in reversed(tuple(self.sizes.items())):
             strides[axis] = stride
             stride *= size
         return strides
@@ -158,5 +160,5 @@ class Mesh:
 
 
 def expand(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Axis names with `tensor` and `x` written out."""
-    return tuple(axis for name in names for axis in _COMPOUND.get(name, (name,)))
+    """Axis names with `tensor` and `x` written out, each once."""
+    return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))

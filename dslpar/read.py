@@ -218,7 +218,8 @@ class _Reader:
         if not node.is_mapping:
             return self._section(cls, node, key, key)
         entries = _entries(node, key)
-        extra = {entry.name: entry for entry in entries if entry.name in known and entry.name != main}
+        passed = set(known) - {main, *(name.rpartition(".")[2] for name in spec.LATER if name.startswith(f"{key}."))}
+        extra = {entry.name: entry for entry in entries if entry.name in passed}
         self.written |= {entry.wrote: entry.wrote for entry in extra.values()}
         for entry in entries:
             if entry.name != main and entry.name not in extra:

@@ -9,8 +9,10 @@ other names of a field. That a field is followed by its help comes from litgpt, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
+
+from dslpar.value import value
 
 Count: TypeAlias = int
 Index: TypeAlias = int
@@ -36,7 +38,7 @@ Schedule: TypeAlias = str
 ZeroStage: TypeAlias = int
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class DataParallel:
     """The axis of data-parallel replicas."""
 
@@ -46,7 +48,7 @@ class DataParallel:
     """Replicas; must equal world / (pipeline * tensor). Left out: that number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class PipelineParallel:
     """The axis of pipeline stages, and how the transformer layers are cut over it."""
 
@@ -62,7 +64,7 @@ class PipelineParallel:
     """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class TensorParallel:
     """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
 
@@ -89,7 +91,7 @@ class TensorParallel:
     """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Parallel:
     """How ranks are divided among data, pipeline and tensor parallelism."""
 
@@ -103,7 +105,7 @@ class Parallel:
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class GPT:
     """A decoder-only transformer: learned positions, pre-norm blocks, gelu, tied or untied head."""
 
@@ -143,7 +145,7 @@ class GPT:
         return self.ffn_hidden_size or 4 * self.hidden_size
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class OtherModel:
     """A model whose layers dslpar does not know: a class by name, and its arguments."""
 
@@ -153,7 +155,7 @@ class OtherModel:
     """Its keyword arguments."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class TextData:
     """Byte-level text: by default the source of Python's standard library, split by file."""
 
@@ -165,7 +167,7 @@ class TextData:
     """Share of the files that is held out for evaluation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class AdamW:
     """AdamW, torch's implementation."""
 
@@ -179,7 +181,7 @@ class AdamW:
     """Added to the root of the second moment."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Adam(AdamW):
     """Adam with L2 regularisation in the gradient."""
 
@@ -187,7 +189,7 @@ class Adam(AdamW):
     """L2 factor on parameters with two or more dims."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class SGD:
     """Stochastic gradient descent."""
 
@@ -202,7 +204,7 @@ class SGD:
 Optimizer: TypeAlias = AdamW | SGD
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class LRScheduler:
     """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
 
@@ -214,7 +216,7 @@ class LRScheduler:
     """The learning rate at the last step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Zero:
     """DeepSpeed's ZeRO: what is sharded over the data axis."""
 
@@ -226,7 +228,7 @@ class Zero:
     """DeepSpeed's other keys of `zero_optimization`, as written."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Precision:
     """The type that the model computes in; fp32 masters stay with ZeRO."""
 
@@ -238,7 +240,7 @@ class Precision:
     """DeepSpeed's other keys of `bf16` or `fp16`, as written."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Batch:
     """Samples a step; global_size = micro_size * accumulation * data size."""
 
@@ -250,7 +252,7 @@ class Batch:
     """Micro-batches a step; with a pipeline, the micro-batches in flight."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Dist:
     """LiBai's form of `parallel`; sizes of 1 or None say nothing."""
 
@@ -270,7 +272,7 @@ class Dist:
     """Written by dslpar for information; recomputed on load."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Train:
     """The run."""
 
@@ -292,7 +294,7 @@ class Train:
     """LiBai's form of `parallel`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@value
 class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 

@@ -16,6 +16,7 @@ if __name__ != "dslpar.layers":
 
 from dslpar.layers.attention import Attention
 from dslpar.layers.block import MLP, Block
+from dslpar.layers.colossal import Linear1D, Linear2D, Linear2p5D, Linear3D
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.embedding import Embedding, Head, PositionEmbedding
 from dslpar.layers.linear import Linear
@@ -35,6 +36,10 @@ __all__ = [
     "Init",
     "LayerNorm",
     "Linear",
+    "Linear1D",
+    "Linear2D",
+    "Linear2p5D",
+    "Linear3D",
     "Placement",
     "PositionEmbedding",
     "cross_entropy",

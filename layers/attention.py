@@ -14,7 +14,7 @@ from dslpar.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.dropout import random_of_piece, seed_of_piece
 from dslpar.layers.linear import Linear
-from dslpar.layers.parameter import Init, Layer, Shared, normal
+from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.sequence import Drop, ring, ulysses
 
 
@@ -28,8 +28,8 @@ class Attention(Layer):
         num_heads: int,
         *,
         dropout: float = 0.0,
-        init: Init = normal(0.02),  # noqa: B008
-        init_out: Init = normal(0.02),  # noqa: B008
+        init: Init = GPT2,
+        init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
         assert hidden_size % num_heads == 0, f"{hidden_size} features in {num_heads} heads"

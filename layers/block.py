@@ -10,7 +10,7 @@ from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
 from dslpar.layers.norm import LayerNorm
-from dslpar.layers.parameter import Init, Layer, Shared, normal
+from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 
 
 class MLP(Layer):
@@ -22,8 +22,8 @@ class MLP(Layer):
         hidden_size: int,
         ffn_hidden_size: int,
         *,
-        init: Init = normal(0.02),  # noqa: B008
-        init_out: Init = normal(0.02),  # noqa: B008
+        init: Init = GPT2,
+        init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
         self.up = Linear(groups, hidden_size, ffn_hidden_size, role="inward", init=init)
@@ -47,8 +47,8 @@ class Block(Layer):
         ffn_hidden_size: int | None = None,
         dropout: float = 0.0,
         eps: float = 1e-5,
-        init: Init = normal(0.02),  # noqa: B008
-        init_out: Init = normal(0.02),  # noqa: B008
+        init: Init = GPT2,
+        init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
         self.norm1 = LayerNorm(groups, hidden_size, eps=eps)

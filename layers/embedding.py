@@ -18,7 +18,7 @@ from dslpar import comm
 from dslpar.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.linear import Product, multiply, product
-from dslpar.layers.parameter import Init, Layer, Shared, normal, parameter
+from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
 
 
 class Embedding(nn.Module):
@@ -29,7 +29,7 @@ class Embedding(nn.Module):
     gathered. One forward for both uses, since ZeRO-3 fetches weights at a module's forward.
     """
 
-    def __init__(self, groups: Groups, vocab_size: int, hidden_size: int, *, init: Init = normal(0.02)) -> None:  # noqa: B008
+    def __init__(self, groups: Groups, vocab_size: int, hidden_size: int, *, init: Init = GPT2) -> None:
         super().__init__()
         self.groups = groups
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
@@ -51,7 +51,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """An untied head (V, H): stored residual to stored logits."""
 
-    def __init__(self, groups: Groups, hidden_size: int, vocab_size: int, *, init: Init = normal(0.02)) -> None:  # noqa: B008
+    def __init__(self, groups: Groups, hidden_size: int, vocab_size: int, *, init: Init = GPT2) -> None:
         super().__init__()
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
         self.project = product(groups, "inward")
@@ -64,7 +64,7 @@ class Head(nn.Module):
 class PositionEmbedding(Layer):
     """A learned table (S, H) of positions: `forward(residual)` adds to each stored token the row of its position."""
 
-    def __init__(self, groups: Groups, num_positions: int, hidden_size: int, *, init: Init = normal(0.02)) -> None:  # noqa: B008
+    def __init__(self, groups: Groups, num_positions: int, hidden_size: int, *, init: Init = GPT2) -> None:
         super().__init__(groups)
         self.weight = parameter(placement.position_table(groups.tensor, num_positions, hidden_size), init)
 

@@ -33,7 +33,7 @@ from dslpar.comm import Axis
 from dslpar.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.cuboid import Kept, inner_over_z, residual_over_y, weight_over_q
-from dslpar.layers.parameter import ZEROS, Init, Layer, Shared, normal, parameter
+from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 
 Role = Literal["inward", "outward"]
 
@@ -127,7 +127,7 @@ class Linear(Layer):
         role: Role,
         bias: bool = True,
         blocks: int = 1,
-        init: Init = normal(0.02),  # noqa: B008  # a value
+        init: Init = GPT2,
     ) -> None:
         super().__init__(groups)
         assert blocks == 1 or role == "inward", "blocks are of inner features"

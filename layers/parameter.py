@@ -36,6 +36,9 @@ def normal(std: float) -> Init:
     return Init(0.0, std)
 
 
+GPT2 = normal(0.02)
+
+
 def parameter(placement: Placement, init: Init) -> nn.Parameter:
     """This rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults."""
     p = nn.Parameter(torch.empty(placement.local_shape))

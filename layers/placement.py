@@ -82,6 +82,7 @@ def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[i
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
     """That piece of `full`, as a view."""
     index, count = piece(tensor, coord, letters)
+    assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
     return full.narrow(dim, index * length, length) if count > 1 else full
 
@@ -113,7 +114,10 @@ class Placement:
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of each rank's piece."""
-        counts = (math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts)
+        counts = [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
+        divisors = [counts[0] * self.blocks, *counts[1:]]
+        divides = not any(length % divisor for length, divisor in zip(self.padded, divisors, strict=True))
+        assert divides, f"{self.padded} does not divide by {divisors}: lint would have refused it"
         return tuple(length // count for length, count in zip(self.padded, counts, strict=True))
 
     @property

@@ -5,10 +5,10 @@ Letters: B samples, A heads of D features, S tokens in n pieces. Both take and g
 `ulysses` (DeepSpeed-Ulysses, arXiv 2309.14509) exchanges pieces of the sequence for pieces of the heads, attends, and
 exchanges back; A must divide by n. Traffic forward and backward: 8 (n-1)/n times B S/n A D elements.
 
-`ring` (2105.13120; the merging of blocks by their log-sum-exp is Ring Attention's, 2310.01889, after FlashAttention) sends
-keys and values around, n - 1 times forward; backward once more, with their gradients, which come home after n. Traffic:
-(6n - 4) times B S/n A D. Products are plain matrix products, in float32 or wider, so a block's scores [B, A, S/n, S/n] are
-held while it is worked on.
+`ring` (2105.13120; that blocks are merged by their log-sum-exp is Ring Attention's, 2310.01889, after FlashAttention)
+sends keys and values around, n - 1 times forward; backward once more, with their gradients, which come home after n.
+Traffic: (6n - 4) times B S/n A D. Products are plain matrix products, in float32 or wider, so the scores of one block
+[B, A, S/n, S/n] are held while it is worked on.
 """
 
 from __future__ import annotations

@@ -38,19 +38,35 @@ def chunk(x: Tensor, rank: int, dim: int) -> Tensor:
 
 # For each differentiable function: what rank r gets, of the list of all ranks' tensors, forward and backward.
 Whole = Callable[[list[Tensor], int, int], Tensor]
-GATHER: Whole = lambda xs, r, dim: torch.cat(xs, dim)  # noqa: E731
-SCATTER: Whole = lambda xs, r, dim: chunk(torch.stack(xs).sum(0), r, dim)  # noqa: E731
-REDUCE: Whole = lambda xs, r, dim: torch.stack(xs).sum(0)  # noqa: E731
-SAME: Whole = lambda xs, r, dim: xs[r]  # noqa: E731
-SLICE: Whole = lambda xs, r, dim: chunk(xs[r], r, dim)  # noqa: E731
+
+
+def gather(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return torch.cat(xs, dim)
+
+
+def scatter(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return chunk(torch.stack(xs).sum(0), rank, dim)
+
+
+def reduce(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return torch.stack(xs).sum(0)
+
+
+def same(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return xs[rank]
+
+
+def own_slice(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return chunk(xs[rank], rank, dim)
+
 
 PAIRS: dict[str, tuple[Whole, Whole]] = {
-    "gathered": (GATHER, SCATTER),
-    "scattered": (SCATTER, GATHER),
-    "summed": (REDUCE, SAME),
-    "shared": (SAME, REDUCE),
-    "sliced": (SLICE, GATHER),
-    "joined": (GATHER, SLICE),
+    "gathered": (gather, scatter),
+    "scattered": (scatter, gather),
+    "summed": (reduce, same),
+    "shared": (same, reduce),
+    "sliced": (own_slice, gather),
+    "joined": (gather, own_slice),
 }
 
 

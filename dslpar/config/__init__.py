@@ -8,8 +8,8 @@
 From the ground up: codes (every code), limits (every bound), tree (`Node`), values, source, syntax (what is out), text,
 operators, calls, functions, methods, session (imports), expressions, displays, invocations, statements, overrides,
 export, load; beside them yaml_io (config.yaml) and lazy (`LazyCall` for programs). Names are imported when they are
-first used, so that a program that only describes calls does not load the evaluator. (`dslpar.config.load` is the module;
-the function is `dslpar.load`.)
+first used, so that a program that only describes calls does not load the evaluator. (`dslpar.config.load` is the
+module; the function is `dslpar.load`.)
 """
 
 from __future__ import annotations

@@ -71,5 +71,5 @@ def did_you_mean(word: object, known: object) -> str:
     from difflib import get_close_matches  # only needed for a mistake
 
     words = [item for item in known if isinstance(item, str)] if isinstance(known, (list, tuple, set, dict)) else []
-    close = get_close_matches(word, words[:500], 1) if isinstance(word, str) and len(word) < 100 else []
+    close = get_close_matches(word, words[:100], 1) if isinstance(word, str) and len(word) < 100 else []
     return f"; did you mean {close[0]!r}?" if close else ""

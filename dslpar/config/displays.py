@@ -45,7 +45,7 @@ class Displays(Expressions):
         if isinstance(value, Unknown):
             raise UnknownError
         self.check_spoiled(value)
-        values = list(self.budget.metered(in_fixed_order(value)))
+        values = self.budget.take_all(value)
         known = isinstance(value, (List, tuple))
         return values, [item or place for item in origins_of(value)] if known else [place] * len(values)
 
@@ -59,7 +59,7 @@ class Displays(Expressions):
 
     def set_display(self, node: ast.Set) -> Placed:
         values, _ = self.items(node.elts)
-        self.budget.weigh(*values)
+        self.budget.weigh_keys(*values)
         return set(values), self.place(node)
 
     def dict_display(self, node: ast.Dict) -> Placed:
@@ -79,7 +79,7 @@ class Displays(Expressions):
         if isinstance(key, Unknown):
             made.spoiled = True
             return
-        self.budget.weigh(key)
+        self.budget.weigh_keys(key)
         if literal and key in made and isinstance(key, str):
             self.session.add(finding("CFG012", self.place(node), f"the key {key!r} stands twice in this dict"))
         made.put(key, value, place, key_place)
@@ -106,7 +106,7 @@ class Displays(Expressions):
 
     def set_comprehension(self, node: ast.SetComp) -> Placed:
         values = [value for value, _ in self.comprehend(node, self.eval)]
-        self.budget.weigh(*values)
+        self.budget.weigh_keys(*values)
         return check_size(set(values)), self.place(node)
 
     def dict_comprehension(self, node: ast.DictComp) -> Placed:

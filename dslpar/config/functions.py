@@ -100,7 +100,7 @@ def _dict(call: Call) -> Dict:
         if isinstance(source, Unknown):
             made.spoiled = True
         else:
-            pairs = source if isinstance(source, dict) else dict(call.budget.metered(source))
+            pairs = source if isinstance(source, dict) else call.budget.dict_of(source)
             call.budget.spend(len(pairs) // 4)
             made.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
             made.spoiled = getattr(pairs, "spoiled", False)
@@ -112,7 +112,7 @@ def _fromkeys(call: Call) -> Dict:
     keys, value = call.positional(1, 1)
     made = Dict()
     for key in readable(keys, call):
-        call.budget.weigh(key)
+        call.budget.weigh_keys(key)
         made.put(key, value, call.places[-1], call.places[0])
     return made
 
@@ -140,9 +140,9 @@ def _set(call: Call) -> set[Any]:
     (source,) = call.positional(0, 1)
     if not call.args:
         return set()
-    if not isinstance(source, (set, dict)):
-        call.budget.weigh(source)
-    return set(readable(source, call, any_order=True))
+    values = list(readable(source, call, any_order=True))
+    call.budget.weigh_keys(*values)
+    return set(values)
 
 
 def readable(value: Any, call: Call, any_order: bool = False) -> Any:

@@ -27,6 +27,7 @@ MAX_STEPS = 200_000
 MAX_ITEMS = 50_000
 MAX_TEXT = 100_000
 MAX_BITS = 4_096
+MAX_KEY_BITS = 60
 MAX_DEPTH = 50
 """Levels of containers, one inside the other."""
 MAX_WEIGHT = 200_000
@@ -67,6 +68,25 @@ class Budget:
         for value in values:
             if isinstance(value, CONTAINERS):
                 self.spend(_weight(value, {}, 0) // 8)
+
+    def weigh_keys(self, *keys: Any) -> None:
+        """Pay for hashing; refuse ints whose hashes an author could make collide (CPython's are modulo 2**61 - 1)."""
+        for key in keys:
+            if isinstance(key, tuple):
+                self.weigh(key)
+                self.weigh_keys(*key)
+            elif isinstance(key, int) and key.bit_length() > MAX_KEY_BITS:
+                raise too_much(f"an int of more than {MAX_KEY_BITS} bits as a key")
+
+    def take_all(self, iterable: Iterable[Any]) -> list[Any]:
+        """All items of an iterable in a fixed order, paid for."""
+        return list(self.metered(in_fixed_order(iterable)))
+
+    def dict_of(self, pairs: Iterable[Any]) -> dict[Any, Any]:
+        """`dict(pairs)`, paid for."""
+        made = dict(self.take_all(pairs))
+        self.weigh_keys(*made)
+        return made
 
 
 CONTAINERS = (list, tuple, dict, set)

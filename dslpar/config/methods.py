@@ -11,7 +11,7 @@ from typing import Any
 
 from dslpar.config.calls import Call
 from dslpar.config.codes import MistakeError, UnknownError, did_you_mean
-from dslpar.config.limits import check_items, check_length, check_size, in_fixed_order
+from dslpar.config.limits import check_items, check_length, check_size
 from dslpar.config.text import format_method
 from dslpar.config.values import UNKNOWN, Dict, List, Unknown, adopt, origins_of
 
@@ -35,7 +35,7 @@ def find_method(owner: Any, name: str) -> Method | None:
 
 
 def _kind(owner: Any) -> type:
-    return next((kind for kind in (str, list, dict) if isinstance(owner, kind)), object)
+    return next((kind for kind in METHODS if isinstance(owner, kind)), object)
 
 
 def _plain_text(name: str) -> Method:
@@ -76,7 +76,7 @@ def _replace(owner: str, call: Call) -> Any:
 def _join(owner: str, call: Call) -> str:
     call.refuse_unknown()
     (items,) = call.args
-    parts = list(call.budget.metered(in_fixed_order(items)))
+    parts = call.budget.take_all(items)
     if any(isinstance(part, Unknown) for part in parts):
         raise UnknownError
     check_length(sum(len(part) for part in parts if isinstance(part, str)) + len(owner) * len(parts))
@@ -110,7 +110,7 @@ def _list_append(owner: List, call: Call) -> None:
 
 def _list_extend(owner: List, call: Call) -> None:
     (items,) = call.positional(1)
-    taken = list(call.budget.metered(in_fixed_order(items)))
+    taken = call.budget.take_all(items)
     known = isinstance(items, (list, tuple)) and len(items) == len(taken)
     owner.origins.extend(list(origins_of(items)) if known else [None] * len(taken))
     owner.extend(taken)
@@ -126,20 +126,19 @@ def _list_insert(owner: List, call: Call) -> None:
 
 
 def _list_pop(owner: List, call: Call) -> Any:
+    call.budget.spend(len(owner) // 64)
     item = owner.pop(*call.args, **call.kwargs)
     call.passed_on = owner.origins.pop(*call.args)
     return item
 
 
 def _list_remove(owner: List, call: Call) -> None:
-    index = _list_search("index")(owner, call)
+    index = _search(list.index)(owner, call)
     del owner[index]
     del owner.origins[index]
 
 
-def _list_search(name: str) -> Method:
-    method = getattr(list, name)
-
+def _search(method: Callable[..., int]) -> Method:
     def run(owner: List, call: Call) -> Any:
         call.refuse_unknown()
         call.budget.weigh(owner, *call.args)
@@ -165,6 +164,7 @@ def _list_copy(owner: List, call: Call) -> List:
 
 def _list_reverse(owner: List, call: Call) -> None:
     call.positional(0)
+    call.budget.spend(len(owner) // 32)
     owner.reverse()
     owner.origins.reverse()
 
@@ -192,7 +192,7 @@ def _dict_get(owner: Dict, call: Call) -> Any:
 
 def _dict_setdefault(owner: Dict, call: Call) -> Any:
     key, default = call.positional(1, 1)
-    call.budget.weigh(key)
+    call.budget.weigh_keys(key)
     if key not in owner:
         owner.put(key, default, call.places[-1], call.places[0])
     call.passed_on = owner.place_of(key)
@@ -223,7 +223,7 @@ def _dict_popitem(owner: Dict, call: Call) -> Any:
 def _dict_update(owner: Dict, call: Call) -> None:
     (other,) = call.positional(0, 1, keywords=True)
     if other is not None or call.args:
-        pairs = other if isinstance(other, dict) else dict(call.budget.metered(other))
+        pairs = other if isinstance(other, dict) else call.budget.dict_of(other)
         call.budget.spend(len(pairs) // 4)
         owner.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
         owner.spoiled |= getattr(pairs, "spoiled", False)
@@ -275,15 +275,16 @@ METHODS: dict[type, dict[str, Method]] = {
         "append": _list_append,
         "clear": _list_clear,
         "copy": _list_copy,
-        "count": _list_search("count"),
+        "count": _search(list.count),
         "extend": _list_extend,
-        "index": _list_search("index"),
+        "index": _search(list.index),
         "insert": _list_insert,
         "pop": _list_pop,
         "remove": _list_remove,
         "reverse": _list_reverse,
         "sort": _list_sort,
     },
+    tuple: {"count": _search(tuple.count), "index": _search(tuple.index)},
     dict: {
         "clear": _dict_clear,
         "copy": _dict_copy,

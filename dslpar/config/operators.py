@@ -16,9 +16,9 @@ from dslpar.config.limits import (
     check_items,
     check_length,
     check_size,
-    in_fixed_order,
 )
 from dslpar.config.text import percent
+from dslpar.config.tree import Reference
 from dslpar.config.values import Dict, List, Unknown, make_tuple, origins_of
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -54,6 +54,7 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda item, container: item not in container,
 }
 SEQUENCES = (str, list, tuple)
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 
 def unary(op: ast.unaryop, value: Any) -> Any:
@@ -67,6 +68,8 @@ def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
         raise UnknownError
     if isinstance(op, ast.Mod) and isinstance(left, str):
         return check_size(percent(left, right, budget))
+    if isinstance(left, VIEWS) or isinstance(right, VIEWS):
+        left, right = _as_set(left, budget), _as_set(right, budget)
     guard = GUARDS.get(type(op))
     if guard is not None:
         guard(left, right)
@@ -75,6 +78,15 @@ def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
         budget.spend(len(made) // 4)
         return _with_origins(op, left, right, check_size(made))
     return _number(check_size(made))
+
+
+def _as_set(value: Any, budget: Budget) -> Any:
+    """A view of a dict takes any iterable for its other operand, to its end: paid for here."""
+    if isinstance(value, set) or not hasattr(value, "__iter__") or isinstance(value, Reference):
+        return value
+    items = list(budget.metered(value))
+    budget.weigh_keys(*items)
+    return set(items)
 
 
 def _number(made: Any) -> Any:
@@ -102,13 +114,13 @@ def _with_origins(op: ast.operator, left: Any, right: Any, made: Any) -> Any:
 def in_place(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
     """`left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
     if isinstance(op, ast.Add) and isinstance(left, List):
-        items = list(budget.metered(in_fixed_order(right)))
+        items = budget.take_all(right)
         check_items(len(left) + len(items))
         left.origins.extend(origins_of(right) if isinstance(right, (List, tuple)) else [None] * len(items))
         left.extend(items)
         return left
     if isinstance(op, ast.BitOr) and isinstance(left, Dict):
-        pairs = right if isinstance(right, dict) else dict(budget.metered(right))
+        pairs = right if isinstance(right, dict) else budget.dict_of(right)
         budget.spend(len(pairs) // 4)
         left.take(pairs)
         return check_size(left)

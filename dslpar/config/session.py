@@ -61,6 +61,7 @@ class Session:
             raise BudgetError(f"more than {MAX_FINDINGS} findings: the rest is not listed")
 
     def report(self, failed: MistakeError, place: Location) -> None:
+        self.budget.spend(100)  # a message costs more than a step
         self.add(finding(failed.code, failed.place or place, failed.message, failed.help))
 
     def parse_text(self, source: Source, key: str) -> Parsed | None:

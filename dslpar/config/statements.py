@@ -143,7 +143,7 @@ class Evaluator(Invocations):
 
     def set_item(self, owner: Any, key: Any, value: Any, place: Location, key_place: Location) -> None:
         if isinstance(owner, Dict):
-            self.budget.weigh(key)
+            self.budget.weigh_keys(key)
             owner.put(key, value, place, key_place)
             check_items(len(owner))
         elif isinstance(owner, List):
@@ -249,6 +249,7 @@ class Evaluator(Invocations):
             self.budget.weigh(key)
             owner.drop(key)
         elif isinstance(owner, List):
+            self.budget.spend(len(owner) // 64)
             del owner[key]
             del owner.origins[key]
         else:

@@ -23,6 +23,7 @@ from dslpar.errors import Location
 
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+MAX_DIGITS = 400
 INT = re.compile(r"[-+]?[0-9]+")
 PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -72,6 +73,8 @@ def scalar(text: str) -> Any:
         return None
     if text in TRUTHS:
         return TRUTHS[text]
+    if len(text) > MAX_DIGITS:
+        return text
     if INT.fullmatch(text):
         return int(text)
     if PREFIXED.fullmatch(text):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dslpar.errors import DslparError, Finding, Location
-from dslpar.resolve import Job
+from dslpar.job import Job
 
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 

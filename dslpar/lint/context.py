@@ -15,9 +15,9 @@ from dslpar import mesh, spec
 from dslpar.config.load import Config
 from dslpar.errors import Finding, Location
 from dslpar.hostfile import Cluster
+from dslpar.job import MODES, Batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
 from dslpar.lint.rule import Problem, UnknownValueError
 from dslpar.read import Reading, read
-from dslpar.job import MODES, Batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
 
 
 class Guarded:

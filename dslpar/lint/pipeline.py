@@ -139,7 +139,7 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         used, key = set(pipeline.stage_ids), cx.ids_key
         if len(pipeline.stage_ids) != cx.gpt.num_layers or not used <= set(range(cx.stages)):
             return  # PIP102 and PIP104 say it better
-    elif pipeline.counts is not None:
+    elif pipeline.counts is not None and len(pipeline.counts) == cx.stages:
         used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
     else:
         return

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from dslpar.job import MODES
 from dslpar.lint.context import Context
 from dslpar.lint.rule import Problem, rule
 from dslpar.read import did_you_mean
-from dslpar.job import MODES
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslpar.job import least_micro_size
 from dslpar.lint.context import Context
 from dslpar.lint.rule import Problem, rule
-from dslpar.job import least_micro_size
 
 
 @rule("BAT101", "batch-does-not-fit")

@@ -20,12 +20,19 @@ def assert_exact(tensor: Tensor, *cases: str) -> None:
         assert not wrong, f"rank {rank} of {tensor}: {wrong}"
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+LATER = ("ring-2", "ring-4", "ulysses-4", "cuboid-1-2-2-sequence-batch")  # near to one of the others
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in LATER else []) for name in LAYOUTS]
+)
 def test_layers_equal_dense_ones(name: str) -> None:
     assert_exact(LAYOUTS[name])
 
 
-KEPT = kept(["2d-4", "3d-8", "1d-sequence-2"])
+KEPT = {
+    name: tensor for name, tensor in kept(["2d-4", "3d-8", "1d-sequence-2"]).items() if tensor not in LAYOUTS.values()
+}
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dslpar import mesh
-from dslpar.comm import all_gather
+from dslpar.comm import all_gather, all_reduce
 from dslpar.groups import Groups
-from dslpar.layers import gather, placement
+from dslpar.layers import Attention, gather, initialize, placement
 from dslpar.layers.parameter import draw, normal
 from dslpar.mesh import Mesh
 from dslpar.models import GPT, build_layer, build_module
@@ -142,12 +142,46 @@ def test_dropout_is_equal_on_copies_and_differs_between_pieces(layout: str) -> N
     assert len(different) == mask.numel() // pieces[0].numel()
 
 
-@pytest.mark.parametrize("layout", ["1d-2", "2d-4"])
+@pytest.mark.parametrize("layout", ["1d-2", pytest.param("2d-4", marks=pytest.mark.prove)])
 def test_recomputed_blocks_repeat_their_dropout(layout: str) -> None:
     tensor, names = LAYOUTS[layout], ("blocks.0", "blocks.1")
     plain, recomputed = on_ranks(tensor.size, dropped, tensor), on_ranks(tensor.size, dropped, tensor, names)
     for a, b in zip(plain, recomputed, strict=True):
         assert all(torch.equal(a["grads"][name], grad) for name, grad in b["grads"].items())
+
+
+def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
+    """Slope of a sum of attention's outputs along one direction of its input: by backward, and by difference."""
+    torch.set_default_dtype(torch.float64)
+    groups = Groups(Mesh(tensor=tensor))
+    attention = Attention(groups, 24, 12, dropout=0.4, init=normal(0.3), init_out=normal(0.3))
+    initialize(attention, groups, seed=3)
+    at = placement.residual(tensor, 2, 12, 24)
+    generator = torch.Generator().manual_seed(groups.rank)
+    x, direction, y_grad = (torch.randn(at.local_shape, generator=generator) for _ in range(3))
+
+    def value(x: Tensor) -> Tensor:
+        torch.manual_seed(11)
+        return (attention(x) * y_grad).sum()
+
+    def over_all(own: Tensor) -> float:
+        return all_reduce(own.detach(), groups.axis("tensor")).item()
+
+    x.requires_grad_()
+    value(x).backward()
+    assert x.grad is not None
+    step = 1e-5
+    with torch.no_grad():
+        difference = over_all(value(x + step * direction)) - over_all(value(x - step * direction))
+    return over_all((x.grad * direction).sum()), difference / (2 * step)
+
+
+@pytest.mark.parametrize("layout", ["ring-3", "ulysses-2", "2d-4"])
+def test_attention_dropout_has_the_right_gradient(layout: str) -> None:
+    """Central differences of step 1e-5 in float64: right to some 1e-9; a mask not repeated is off by its own size."""
+    tensor = LAYOUTS[layout]
+    for by_backward, by_difference in on_ranks(tensor.size, slope_with_dropout, tensor):
+        assert by_backward == pytest.approx(by_difference, rel=1e-6)
 
 
 def in_bfloat16(tensor: mesh.Tensor) -> tuple[float, dict[str, torch.dtype], float]:

@@ -1,0 +1,4 @@
+"""Side-by-side measurements: `make bench`, or `python -m benchmarks [lint_speed] [overhead]`. Each prints ratios.
+
+Times of a busy machine mean little, ratios of what ran in turns hold: see benchmarks.measure.
+"""

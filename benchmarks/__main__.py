@@ -1,0 +1,31 @@
+"""Runs the named benchmarks, or all, and prints one line a ratio; exit status 1 if one misses its target."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from benchmarks.measure import HEADER
+
+NAMES = ("lint_speed", "overhead")
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; all by default")
+    names = parser.parse_args().names or NAMES
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    print(HEADER, flush=True)
+    passed = True
+    for name in names:
+        for ratio in importlib.import_module(f"benchmarks.{name}").ratios():
+            print(ratio, flush=True)
+            passed &= ratio.passed
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

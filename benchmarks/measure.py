@@ -1,0 +1,69 @@
+"""Two things measured in turns, so that both meet the same machine: the median of the ratios, and how sure it is.
+
+The interval holds the true median with 95 % confidence at least, whatever the distribution: from one order statistic to
+another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A target is missed only if all of it is
+above it.
+
+    >>> median_of([1.0, 1.2, 1.1, 0.9, 1.3, 1.0])
+    (1.05, 0.9, 1.3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import comb
+from statistics import median
+from typing import NamedTuple
+
+PAIRS = 21
+HEADER = f"{'measured against a reference, in turns':58} ratio   95 % interval   at most"
+
+
+class Ratio(NamedTuple):
+    """How many times the reference something costs."""
+
+    name: str
+    ratio: float
+    low: float
+    high: float
+    target: float
+    """The most that the ratio should be."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the target is within reach of the interval."""
+        return self.low <= self.target
+
+    def __str__(self) -> str:
+        verdict = "PASS" if self.passed else "FAIL"
+        return f"{self.name:58} {self.ratio:5.3f}  [{self.low:5.3f}, {self.high:5.3f}]   {self.target:5.2f}  {verdict}"
+
+
+Costs = tuple[float, ...]
+"""Seconds of one run, by what is counted: (CPU,) or (CPU, wall)."""
+
+
+def in_turns(
+    ours: Callable[[], Costs], reference: Callable[[], Costs], pairs: int = PAIRS
+) -> Iterator[tuple[float, ...]]:
+    """The ratios of `pairs` pairs of runs, each kind of cost by itself; which of the two goes first alternates."""
+    assert pairs >= 15, "too few for an interval"
+    for pair in range(pairs):
+        order = (ours, reference) if pair % 2 else (reference, ours)
+        costs = {run: run() for run in order}
+        yield tuple(mine / theirs for mine, theirs in zip(costs[ours], costs[reference], strict=True))
+
+
+def median_of(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the ends of its 95 % interval."""
+    ordered, n = sorted(ratios), len(ratios)
+    below, outside = 0, 1 / 2**n  # outside: P(at most `below` of n values lie below the true median)
+    while below + 1 < n // 2 and outside + comb(n, below + 1) / 2**n <= 0.025:
+        below += 1
+        outside += comb(n, below) / 2**n
+    return median(ordered), ordered[below], ordered[n - 1 - below]
+
+
+def ratio(name: str, ratios: Sequence[float], target: float) -> Ratio:
+    """Their median with its interval, against a target."""
+    return Ratio(name, *median_of(ratios), target)

@@ -1,0 +1,179 @@
+"""Where a process stands in its job, whoever started it; the only file that reads the environment.
+
+    place = bootstrap.find(os.environ)       # rank, world, local rank, rendezvous; no torch
+    bootstrap.end_at_errors(place)           # an exception in one rank ends the job
+    bootstrap.start(place, os.environ)       # process groups: torch.distributed and DeepSpeed
+    bootstrap.stop()
+
+deepspeed and torchrun say it one way, OpenMPI, MPICH and Slurm each another; a process that nobody launched is a world
+of one. Nothing here initializes MPI: mpi4py's exit would wait for the peers of a rank that failed (FACTS 1.5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from types import TracebackType
+from typing import NamedTuple, NoReturn
+
+from dslpar.errors import WORLD, DslparError, Finding, Location
+
+LOCALHOST = "127.0.0.1"
+DEFAULT_PORT = 29500
+
+
+class Place(NamedTuple):
+    """A process's place in its job, and where its ranks meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    """Ranks on this host."""
+    master_addr: str = LOCALHOST
+    master_port: int = DEFAULT_PORT
+
+
+class Launcher(NamedTuple):
+    """The variables in which a launcher tells a rank its place."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: tuple[str, ...]
+    """Of these, the first that is set."""
+    job: str = ""
+    """Tells jobs on one host apart, where the launcher names no port: the port is made of it."""
+
+
+LAUNCHERS = (
+    Launcher("deepspeed, torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")),
+    Launcher(
+        "OpenMPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "PMIX_NAMESPACE",
+    ),
+    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_JOBID"),
+    # of a step that srun started; in a batch script by itself, Slurm's variables are of one process
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NTASKS_PER_NODE",), "SLURM_JOB_ID"),
+)
+"""In the order in which they are asked: who starts ranks inside an allocation comes before who made that."""
+
+
+def find(environ: Mapping[str, str]) -> Place:
+    """This process's place.
+
+    Raises:
+        DslparError: the environment says a part of it alone, or not where the ranks of several hosts meet.
+    """
+    for launcher in LAUNCHERS:
+        needed = (launcher.rank, launcher.world_size, launcher.local_rank)
+        if all(name in environ for name in needed):
+            return _place(launcher, environ)
+    if int(environ.get("WORLD_SIZE", 1)) > 1:
+        missing = [name for name in ("RANK", "LOCAL_RANK") if name not in environ]
+        raise _error("HST201", "half-a-place", f"WORLD_SIZE is set, {' and '.join(missing)} not", "set all of them")
+    return Place()
+
+
+def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place:
+    rank, world, local_rank = (int(environ[name]) for name in (launcher.rank, launcher.world_size, launcher.local_rank))
+    local = next((environ[name] for name in launcher.local_size if name in environ), None)
+    port = environ.get("MASTER_PORT") or _port_of(environ.get(launcher.job, ""))
+    return Place(rank, world, local_rank, int(local or world), _meeting(environ, world, local), int(port))
+
+
+def _meeting(environ: Mapping[str, str], world: int, local: str | None) -> str:
+    """The host of rank 0."""
+    if "MASTER_ADDR" in environ:
+        return environ["MASTER_ADDR"]
+    if nodes := environ.get("SLURM_STEP_NODELIST"):
+        return first_host(nodes)
+    if local is not None and int(local) < world:
+        help_ = "pass MASTER_ADDR=<host of rank 0> to all ranks (mpirun: -x MASTER_ADDR=...)"
+        raise _error("HST202", "no-meeting-place", "several hosts, and MASTER_ADDR is not set", help_)
+    return LOCALHOST
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes.
+
+    >>> first_host("gpu[07-12,31],login1")
+    'gpu07'
+    """
+    matched = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
+    assert matched, nodes
+    return matched[1] + (matched[2] or "")
+
+
+def _port_of(job: str) -> int:
+    """One port a job, below those that the system gives out: two jobs on one host then rarely meet."""
+    digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
+    return 10_000 + int.from_bytes(digest, "big") % 20_000 if job else DEFAULT_PORT
+
+
+def _error(code: str, name: str, message: str, help_: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, help_, Location(WORLD))])
+
+
+# ---- the process's life ----
+
+
+def end_at_errors(place: Place) -> None:
+    """From now on an exception that nobody catches ends the process at once, and with it, by the launcher, the job.
+
+    At once: without atexit hooks and destructors, some of which wait for peers that wait for us.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stdout.flush()
+        sys.stderr.write(f"[rank {place.rank} of {place.world_size} on {socket.gethostname()}] {text}")
+        sys.stderr.flush()
+        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = hook
+
+
+def start(place: Place, environ: MutableMapping[str, str]) -> None:
+    """torch.distributed over the accelerator's backend, and DeepSpeed upon it; all ranks together."""
+    environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_SIZE=str(place.local_size),
+        MASTER_ADDR=place.master_addr,
+        MASTER_PORT=str(place.master_port),
+    )
+    import deepspeed
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    from dslpar import workarounds
+
+    if "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
+    accelerator = get_accelerator()
+    accelerator.set_device(place.local_rank)
+    workarounds.avoid_compiling()
+    alone = torch.distributed.HashStore() if place.world_size == 1 else None  # one process needs no port
+    backend = accelerator.communication_backend_name()
+    torch.distributed.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def stop() -> None:
+    """The end of a run that went well, once all ranks are there: without it torch sometimes aborts at exit."""
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,93 @@
+"""What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`.
+
+Only rank 0 writes. A folder that holds a run already is refused, never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from dslpar import show, spec
+from dslpar.config import yaml_io
+from dslpar.config.load import Config
+from dslpar.errors import COMMAND_LINE, DslparError, Finding
+from dslpar.job import Job
+
+CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
+
+
+def claim(job: Job, config: Config) -> Path:
+    """Makes the output_dir and writes down what will run.
+
+    Raises:
+        DslparError: another run is there.
+    """
+    folder = Path(job.output_dir)
+    if (folder / METRICS).exists():
+        said = f"{str(folder)!r} holds a run, and would be written over"
+        help_ = "name another folder, train.output_dir=..., or remove that one"
+        place = config.at("train.output_dir")
+        raise DslparError([Finding("CKP101", "output-dir-in-use", "error", said, help_, place, "train.output_dir")])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / METRICS).touch()
+    (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
+    _copy_sources(config, folder / SOURCES)
+    return folder
+
+
+def config_yaml(job: Job, config: Config) -> str:
+    """The author's merged values, and what dslpar made of them; it loads as a config itself."""
+    sections = {field.name for field in fields(spec.Spec)}
+    values = {name: yaml_io.portable(node) for name, node in config.root.value.items() if name in sections}
+    resolved = resolved_of(job)
+    if job.spec.train.dist != spec.Dist():
+        ids = {key: resolved[key] for key in ("auto_pipeline_stage_id", "actual_pipeline_stage_id")}
+        values["train"]["dist"] |= ids
+    if job.spec.data.files is not None:  # relative to the author's config, which may stand elsewhere
+        folder = os.path.dirname(job.path)
+        values["data"]["files"] = [os.path.abspath(os.path.join(folder, name)) for name in job.spec.data.files]
+    return yaml_io.dump_plain(values | {"resolved": resolved})
+
+
+def resolved_of(job: Job) -> dict[str, Any]:
+    """What dslpar decided, and with which versions: for information."""
+    shown: Any = show.as_record(job)
+    return {
+        "world_size": shown["world_size"],
+        "parallel": shown["parallel"],
+        "batch": shown["batch"],
+        "auto_pipeline_stage_id": shown["stages"]["auto_pipeline_stage_id"],
+        "actual_pipeline_stage_id": shown["stages"]["actual_pipeline_stage_id"],
+        "versions": {name: version(name) for name in ("dslpar", "torch", "deepspeed")}
+        | {"python": platform.python_version()},
+    }
+
+
+def write_line(file: TextIO, record: Mapping[str, Any]) -> None:
+    """One line of metrics.jsonl, on disk when this returns; numbers that are not finite become null."""
+    broken = any(isinstance(value, float) and not math.isfinite(value) for value in record.values())
+    values = {key: _finite(value) for key, value in record.items()} | ({"skipped": True} if broken else {})
+    file.write(json.dumps(values, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _copy_sources(config: Config, folder: Path) -> None:
+    """The text of each file that was read, at its place relative to the others."""
+    paths = {os.path.abspath(path): text for path, text in config.sources.items() if path != COMMAND_LINE}
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    for path, text in paths.items():
+        copy = folder / os.path.relpath(path, root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")

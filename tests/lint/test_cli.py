@@ -1,0 +1,163 @@
+"""The commands as a person runs them: output, exit status, hostfiles, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli import main
+from dslpar.errors import Finding, Location
+from dslpar.lint import formats
+from tests.lint.helpers import MODEL
+
+FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column", "end_line", "end_column", "key"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "cfg.py"
+    path.write_text(MODEL + "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n")
+    return path
+
+
+def test_lint_of_a_right_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", str(config), "--world-size", "8"]) == 0
+    assert capsys.readouterr().out == "no findings\n"
+
+
+def test_lint_shows_the_line_and_a_caret(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(MODEL + "parallel = dict(tensor=dict(size=6, mode='3d'))\n")
+    assert main(["lint", str(config), "--world-size", "8"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{config}:2:34: TEN103 not-a-cube: size 6, and mode '3d' needs q*q*q ranks",
+        "    2 | parallel = dict(tensor=dict(size=6, mode='3d'))",
+        "      |                                  ^",
+        "help: nearest legal: 1 or 8; or mode 'cuboid' with a shape",
+        "1 error",
+    ]
+
+
+def test_flags_and_overrides_stand_anywhere(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "parallel.pipeline=3", "--world-size", "6", str(config), "train.steps=0"]) == 1
+    out = capsys.readouterr().out
+    assert "<command line>:1:33: CFG103 out-of-range: train.steps is 0" in out
+    assert "    1 | parallel.pipeline=3 train.steps=0" in out
+
+
+def test_lint_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", str(config), "--world-size", "6", "--format", "json"]) == 1
+    (record,) = json.loads(capsys.readouterr().out)
+    assert list(record) == FIELDS
+    assert (record["code"], record["path"], record["line"], record["column"]) == ("PAR101", str(config), 2, 26)
+    assert (record["end_line"], record["end_column"], record["key"]) == (2, 27, "parallel.pipeline")
+
+
+def test_lint_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text(MODEL + "idle = dict(a=1)\n")
+    assert main(["lint", str(path), "--world-size", "8", "--format", "concise"]) == 0
+    assert main(["lint", str(path), "--world-size", "8", "--format", "concise", "--strict"]) == 1
+    assert capsys.readouterr().out.count("CFG106 unused-dict") == 2
+
+
+def test_several_configs(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.py"
+    other.write_text("parallel = dict()\n")
+    assert main(["lint", str(config), str(other), "--world-size", "4", "--format", "concise"]) == 1
+    assert capsys.readouterr().out.startswith(f"{other}:1:1: CFG107 no-model")
+
+
+def test_a_hostfile_gives_the_world(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# two nodes\nnode1 slots=3\nnode2 slots=3\n")
+    assert main(["lint", str(config), "--hostfile", str(hosts), "--format", "concise"]) == 1
+    out = capsys.readouterr().out
+    assert "PAR101" in out
+    assert "PERF101" in out
+    assert main(["show", str(config), "--hostfile", str(hosts)]) == 1
+    hosts.write_text("node1 slots=4\nnode2 slots=4\n")
+    assert main(["show", str(config), "--hostfile", str(hosts), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["lint"],
+        ["lnit", "cfg.py"],
+        ["lint", "a=1"],
+        ["lint", "cfg.py", "--world-size", "0"],
+        ["lint", "cfg.py", "--world-size", "eight"],
+        ["lint", "cfg.py", "--hostfile", "no/such/file"],
+        ["lint", "cfg.py", "--format", "xml"],
+        ["explain", "XYZ999"],
+        ["show", "cfg.py"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(words)
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    assert status == 2
+    captured = capsys.readouterr()
+    assert "usage" in captured.err + captured.out
+
+
+def test_did_you_mean_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lnit"])
+    assert "did you mean 'lint'?" in capsys.readouterr().err
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "ten103"]) == 0
+    by_code = capsys.readouterr().out
+    assert by_code.startswith("TEN103 not-a-cube (error)\n\nMode '3d' with a size that is no cube.")
+    assert main(["explain", "not-a-cube"]) == 0
+    assert capsys.readouterr().out == by_code
+
+
+def test_show_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "pipeline 2 * data 2 * tensor 2 (1d: x 1, y 2, z 1)" in out
+    assert "pipe   [0, 4]  [1, 5]  [2, 6]  [3, 7]" in out
+    assert main(["show", str(config), "--world-size", "64"]) == 0
+    assert "... 24 more ..." in capsys.readouterr().out
+
+
+def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown) == ["world_size", "parallel", "groups", "stages", "batch", "deepspeed"]
+    assert shown["parallel"]["order"] == ["pipe", "data", "tensor"]
+    assert shown["stages"]["counts"] == [4, 4]
+    assert shown["batch"] == {"global_size": 2, "micro_size": 1, "accumulation": 1}
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", "parallel.pipeline=1"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert (stages["auto_pipeline_stage_id"], stages["actual_pipeline_stage_id"]) == (None, None)
+
+
+def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "6"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "PAR101" in captured.err) == ("", True)
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    line = "x = [" + "1, " * 200 + "]"
+    place = Location("f.py", 1, 300, 1, 301)
+    finding = Finding("CFG102", "wrong-type", "error", "said", "fix", place)
+    shown, caret = formats.block(finding, {"f.py": line}).splitlines()[1:3]
+    assert len(shown) < 180
+    assert shown[caret.index("^")] == line[299]
+
+
+def test_a_tab_keeps_the_caret_in_place() -> None:
+    finding = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 3, 1, 4))
+    assert formats.block(finding, {"f.py": "\tx1\n"}).splitlines()[2] == "      | \t ^"

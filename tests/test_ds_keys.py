@@ -1,0 +1,44 @@
+"""Our lists of DeepSpeed's keys, held against the DeepSpeed that is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepspeed.runtime.constants as constants
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+from dslpar import ds_keys
+
+DEPRECATED = {
+    "cpu_offload",
+    "cpu_offload_param",
+    "cpu_offload_use_pin_memory",
+    "stage3_gather_fp16_weights_on_model_save",
+}
+
+
+def names_of(model: type) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}  # type: ignore[attr-defined]
+
+
+def test_zero() -> None:
+    assert set(ds_keys.ZERO) == names_of(DeepSpeedZeroConfig) - DEPRECATED
+
+
+def test_precision() -> None:
+    assert {*ds_keys.BF16, "enabled"} == names_of(DeepSpeedBF16Config)
+    assert {*ds_keys.FP16, "enabled"} == names_of(DeepSpeedFP16Config)
+
+
+def test_top_level_keys_occur_in_deepspeed() -> None:
+    """DeepSpeed keeps no list of its top-level keys; each of ours must at least be a string of its source."""
+    root = Path(constants.__file__).parents[1]
+    source = "\n".join(path.read_text(errors="replace") for path in root.rglob("*.py"))
+    for name in (*ds_keys.TOP, *ds_keys.OURS, *ds_keys.REMOVED, *ds_keys.UNSUPPORTED):
+        assert f'"{name}"' in source or f"'{name}'" in source, name
+
+
+def test_each_key_stands_in_one_list() -> None:
+    lists = [*ds_keys.TOP, *ds_keys.OURS, *ds_keys.REMOVED, *ds_keys.UNSUPPORTED]
+    assert len(lists) == len(set(lists))
