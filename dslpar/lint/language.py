@@ -20,13 +20,10 @@ def syntax_error(cx: Context) -> Iterator[Finding]:
         A config is Python syntax, so that editors, formatters and people know it already.
 
     Example:
-
         parallel = dict(pipeline=2, tensor=dict(size=2)
 
     Use instead:
-
         parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))
-        model = dict(type='GPT', num_layers=2)
     """
     yield from cx.language("CFG001")
 
@@ -42,19 +39,16 @@ def unsupported_syntax(cx: Context) -> Iterator[Finding]:
         Configs are evaluated, never executed: a stranger's config must do no harm, and must always come to an end.
 
     Example:
-
-        model = dict(type='GPT', num_layers=2)
-        layers = 1
-        while layers < 8:
-            layers *= 2
-        model.num_layers = layers
+        steps = 1
+        while steps < 1000:
+            steps *= 2
+        train = dict(steps=steps)
 
     Use instead:
-
-        layers = 1
-        for _ in range(3):
-            layers *= 2
-        model = dict(type='GPT', num_layers=layers)
+        steps = 1
+        for _ in range(10):
+            steps *= 2
+        train = dict(steps=steps)
     """
     yield from cx.language("CFG002")
 
@@ -71,13 +65,11 @@ def unsupported_call(cx: Context) -> Iterator[Finding]:
         same file can be linted where neither torch nor your package is installed.
 
     Example:
-
         from my_package import make_model
 
         model = make_model(num_layers=2)
 
     Use instead:
-
         from dslpar import LazyCall as L
         from my_package import MyModel
 
@@ -98,16 +90,12 @@ def evaluation_error(cx: Context) -> Iterator[Finding]:
         All mistakes of a file are shown at once.
 
     Example:
-
-        num_layers, num_stages = 8, 0
-        model = dict(type='GPT', num_layers=num_layers)
-        layers_per_stage = num_layers // num_stages
+        samples, global_size = 1_000_000, 0
+        train = dict(steps=samples // global_size)
 
     Use instead:
-
-        num_layers, num_stages = 8, 2
-        model = dict(type='GPT', num_layers=num_layers)
-        layers_per_stage = num_layers // num_stages
+        samples, global_size = 1_000_000, 32
+        train = dict(steps=samples // global_size)
     """
     yield from cx.language("CFG004")
 
@@ -123,14 +111,10 @@ def limit_exceeded(cx: Context) -> Iterator[Finding]:
         No file can hang the linter or fill the memory of a login node, whatever it holds.
 
     Example:
-
-        model = dict(type='GPT', num_layers=2)
-        ids = [0] * 10**10
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0] * 10**10))
 
     Use instead:
-
-        model = dict(type='GPT', num_layers=2)
-        ids = [0] * 24 + [1] * 24
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0] * 4 + [1] * 4))
     """
     yield from cx.language("CFG005")
 
@@ -147,12 +131,10 @@ def import_not_found(cx: Context) -> Iterator[Finding]:
         A missing file would otherwise be noticed only where the job starts.
 
     Example:
-
-        from .missing import model
+        from .missing import optimizer
 
     Use instead:
-
-        model = dict(type='GPT', num_layers=2)
+        optimizer = dict(type='AdamW', lr=3e-4)
     """
     yield from cx.language("CFG006")
 
@@ -168,12 +150,10 @@ def import_cycle(cx: Context) -> Iterator[Finding]:
         Each import evaluates a file afresh: a circle has no end.
 
     Example:
-
-        from .cfg import model
+        from .cfg import optimizer
 
     Use instead:
-
-        model = dict(type='GPT', num_layers=2)
+        optimizer = dict(type='AdamW', lr=3e-4)
     """
     yield from cx.language("CFG007")
 
@@ -189,16 +169,14 @@ def star_import(cx: Context) -> Iterator[Finding]:
         With it, neither a reader nor the linter can tell where a name comes from.
 
     Example:
-
         from math import *
 
-        model = dict(type='GPT', num_layers=2, init_std=0.02 / sqrt(2))
+        optimizer = dict(type='AdamW', lr=3e-4 * sqrt(2))
 
     Use instead:
-
         from math import sqrt
 
-        model = dict(type='GPT', num_layers=2, init_std=0.02 / sqrt(2))
+        optimizer = dict(type='AdamW', lr=3e-4 * sqrt(2))
     """
     yield from cx.language("CFG008")
 
@@ -214,14 +192,12 @@ def unreadable_file(cx: Context) -> Iterator[Finding]:
         A config reads other configs by their place beside it, and no other files.
 
     Example:
-
         from dslpar import get_config
 
-        model = get_config("/home/someone/private.py").model
+        optimizer = get_config("/home/someone/private.py").optimizer
 
     Use instead:
-
-        model = dict(type='GPT', num_layers=2)
+        optimizer = dict(type='AdamW', lr=3e-4)
     """
     yield from cx.language("CFG009")
 
@@ -237,14 +213,12 @@ def undefined_name(cx: Context) -> Iterator[Finding]:
         Python would stop with a NameError there.
 
     Example:
-
-        num_layers = 2
-        model = dict(type='GPT', num_layers=num_layer)
+        base_lr = 3e-4
+        optimizer = dict(type='AdamW', lr=2 * base_rl)
 
     Use instead:
-
-        num_layers = 2
-        model = dict(type='GPT', num_layers=num_layers)
+        base_lr = 3e-4
+        optimizer = dict(type='AdamW', lr=2 * base_lr)
     """
     yield from cx.language("CFG010")
 
@@ -256,20 +230,18 @@ def bad_override(cx: Context) -> Iterator[Finding]:
     What it does:
         Reports overrides that are neither `key=value` nor `~key`, that enter a value which is no mapping, that index
         past a list's end, or that delete what is not there. It is about the command line, not about the file, as in
-        `dslpar lint cfg.py parallel.pipeline.size.x=2`.
+        `dslpar lint cfg.py optimizer.lr.value=1e-4`.
 
     Why:
         An override without effect is worse than none.
 
     Example:
-
-        # override: model.num_layers.size=4
-        model = dict(type='GPT', num_layers=2)
+        # override: optimizer.lr.value=1e-4
+        optimizer = dict(type='AdamW', lr=3e-4)
 
     Use instead:
-
-        # override: model.num_layers=4
-        model = dict(type='GPT', num_layers=2)
+        # override: optimizer.lr=1e-4
+        optimizer = dict(type='AdamW', lr=3e-4)
     """
     yield from cx.language("CFG011")
 
@@ -285,12 +257,10 @@ def duplicate_key(cx: Context) -> Iterator[Finding]:
         The earlier value has no effect, and looks as if it had.
 
     Example:
-
-        model = {'type': 'GPT', 'num_layers': 2, 'num_layers': 4}
+        optimizer = {'type': 'AdamW', 'lr': 3e-4, 'lr': 1e-4}
 
     Use instead:
-
-        model = {'type': 'GPT', 'num_layers': 4}
+        optimizer = {'type': 'AdamW', 'lr': 1e-4}
     """
     yield from cx.language("CFG012")
 
@@ -307,14 +277,12 @@ def not_a_value(cx: Context) -> Iterator[Finding]:
         It could neither be checked nor saved to `config.yaml`.
 
     Example:
-
         from dslpar import LazyCall as L
         from my_package import MyModel
 
         model = L(MyModel)
 
     Use instead:
-
         from dslpar import LazyCall as L
         from my_package import MyModel
 

@@ -1,0 +1,166 @@
+"""One layout's run, the reference's, and how far they are apart."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar import spec
+from dslpar.data.order import micro_batches
+from dslpar.schedule import learning_rate
+from tests.invariance.layouts import ACCUMULATION, CLIP, MODEL, ONE, SAMPLES, STEPS, Bound, Layout
+from tests.ranks import on_ranks
+
+TIMEOUT_S = 240
+
+
+class Curve(NamedTuple):
+    """What a run gives: loss and norm of each step, the weights after the last."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]
+
+
+class Noise:
+    """Random tokens; where `ignoring`, about a third of the labels does not count, in some rows all."""
+
+    def __init__(self, ignoring: bool, num_samples: int = 50) -> None:
+        generator = torch.Generator().manual_seed(7)
+        length = MODEL["max_seq_len"]
+        self.num_samples = num_samples
+        self.tokens = torch.randint(0, MODEL["vocab_size"], (num_samples, length + 1), generator=generator)
+        self.labels = self.tokens[:, 1:].clone()
+        if ignoring:
+            share = torch.rand(num_samples, 1, generator=generator) * 1.2
+            self.labels[torch.rand(num_samples, length, generator=generator) < share - 0.2] = -100
+
+    def batch(self, samples: list[int]) -> tuple[Tensor, Tensor]:
+        """ids and labels."""
+        return self.tokens[samples, :-1], self.labels[samples]
+
+
+def run(layout: Layout) -> Curve:
+    """Trains on this layout's ranks, through DeepSpeed."""
+    ranks = on_ranks(layout.world, _rank, layout, init="deepspeed", timeout=TIMEOUT_S)
+    losses, norms, _ = ranks[0]
+    weights: dict[str, Tensor] = {}
+    for other_losses, other_norms, held in ranks:
+        assert (other_losses, other_norms) == (losses, norms), "ranks disagree"
+        for name, weight in held.items():
+            assert torch.equal(weights.setdefault(name, weight), weight), f"copies of {name} differ"
+    return Curve(losses, norms, weights)
+
+
+def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    from dslpar.engine import build
+    from dslpar.groups import Groups
+
+    job = layout.job()
+    engine = build(job, Groups(job.mesh), all_counted=not layout.ignoring)
+    samples, losses, norms = Noise(layout.ignoring), [], []
+    for _ in range(STEPS):
+        batches = micro_batches(
+            samples, job.batch, 1, engine.consumed_samples, job.mesh.data, engine.groups.coord["data"]
+        )
+        losses.append(engine.train_batch(batches))
+        norms.append(engine.grad_norm)
+    return losses, norms, whole_weights(engine)
+
+
+def whole_weights(engine: object) -> dict[str, Tensor]:
+    """The full, unpadded tensors of all parameters of this stage."""
+    import deepspeed
+
+    from dslpar.layers import gather, placement_of
+
+    weights = {}
+    for name, p in engine.named_parameters():  # type: ignore[attr-defined]
+        with deepspeed.zero.GatheredParameters([p]):
+            placement = placement_of(p)
+            weights[name] = (p.detach() if placement is None else gather(p, placement, engine.groups)).clone()  # type: ignore[attr-defined]
+    return weights
+
+
+# ---- the reference: one process, double precision, torch alone ----
+
+
+@lru_cache
+def reference(problem: tuple[bool, bool, bool]) -> Curve:
+    """The same run without DeepSpeed and without any parallelism; every operation in double precision."""
+    curve: Curve = on_ranks(1, _reference, problem, init=None, timeout=TIMEOUT_S)[0]
+    return curve
+
+
+def _reference(problem: tuple[bool, bool, bool]) -> Curve:
+    from dslpar.groups import Groups
+    from dslpar.mesh import Mesh
+    from dslpar.models import GPT, build_module
+
+    tied, ignoring, adam = problem
+    model, groups = GPT(**MODEL, tie_embeddings=tied), Groups(Mesh(), rank=0)
+    module = build_module(model, groups, spec.Train().seed).double()
+    loss_of = model.loss(groups)
+    job = Layout(*ONE)._replace(adam=adam).job()
+    settings = job.spec.optimizer
+    decay = [
+        {"params": [p for p in module.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    if isinstance(settings, spec.SGD):
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(decay, settings.lr, settings.momentum)
+    else:
+        optimizer = torch.optim.AdamW(decay, settings.lr, settings.betas, settings.eps)
+    samples, losses, norms = Noise(ignoring), [], []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(job.spec.lr_scheduler, settings.lr, STEPS, step)
+        whole = job.batch._replace(micro_size=SAMPLES, accumulation=1)
+        ((ids, labels),) = micro_batches(samples, whole, 1, step * SAMPLES, 1, 0)
+        optimizer.zero_grad()
+        loss = loss_of(module(ids), labels)
+        loss.backward()
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
+        for p in module.parameters():
+            p.grad *= min(1.0, CLIP / (norm + 1e-6))
+        optimizer.step()
+        losses.append(float(loss))
+        norms.append(norm)
+    assert job.batch.accumulation == ACCUMULATION
+    assert min(norms) > CLIP
+    return Curve(losses, norms, {name: p.detach() for name, p in module.named_parameters()})
+
+
+# ---- how far apart ----
+
+
+def deviation(layout: Layout, curve: Curve) -> Bound:
+    """The worst of each, relative to the reference; of weights the worst tensor, by max|a - b| / max|b|."""
+    true = reference(layout.problem)
+    assert curve.weights.keys() == true.weights.keys()
+    weights = [
+        _apart(_counted(name, curve.weights[name], layout), _counted(name, true.weights[name], layout))
+        for name in true.weights
+    ]
+    return Bound(_worst(curve.losses, true.losses), _worst(curve.norms, true.norms), max(weights))
+
+
+def _worst(values: list[float], true: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(values, true, strict=True))
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a.double() - b).abs().max() / b.abs().max())
+
+
+def _counted(name: str, weight: Tensor, layout: Layout) -> Tensor:
+    """Without key biases where steps do not shrink with the gradient: their true gradient is 0 (DESIGN, section 1)."""
+    if not (layout.adam and name.endswith("qkv.bias")):
+        return weight
+    query, _, value = weight.chunk(3)
+    return torch.cat([query, value])
