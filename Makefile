@@ -49,7 +49,6 @@ demo: $(STAMP)
 	rm -rf outputs/demo
 	$(IN) DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} \
 		deepspeed --num_gpus 8 train.py --config $(CONFIG) train.output_dir=outputs/demo
-	@$(BIN)/python benchmarks/held_out.py outputs/demo/metrics.jsonl
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -51,4 +51,4 @@ def test_our_hostfiles(path: Path) -> None:
     text = path.read_text()
     cluster = parse(text, str(path))
     assert cluster.world_size == math.prod(int(size) for size in path.name.removesuffix("gpu").split("x"))
-    assert findings(MODEL, hostfile=text) == []
+    assert findings(MODEL, None, hostfile=text) == []

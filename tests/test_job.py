@@ -74,7 +74,7 @@ def test_least_micro_size(tensor: str, least: int) -> None:
         ("size=4, mode='sequence', impl='ulysses'", dict(d=4, y=1, split="sequence", impl="ulysses")),
         (
             "size=6, mode='cuboid', shape=[2, 3, 1]",
-            dict(d=1, q=2, y=3, z=1, residual="hidden", inner="heads", keep="none"),
+            dict(q=2, y=3, z=1, residual="hidden", inner="heads", keep="none"),
         ),
         ("size=4, mode='2d', keep='both'", dict(keep="both")),
     ],

@@ -16,9 +16,8 @@ MESHES = st.builds(
     *[SIZES] * 6,
     st.sampled_from(ORDERS),
 )
-NAMES = st.lists(
-    st.sampled_from(["pipe", "data", "tensor", "x", "d", "q", "y", "z"]), min_size=1, max_size=3, unique=True
-)
+AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
+NAMES = st.lists(st.sampled_from(AXES), min_size=1, max_size=3, unique=True)
 
 
 def table(mesh: Mesh) -> dict[int, dict[str, int]]:

@@ -13,8 +13,11 @@ from typing import Any
 from dslpar.config.codes import UnknownError, finding
 from dslpar.config.expressions import Expressions, Scope
 from dslpar.config.limits import check_items, check_size, in_fixed_order
-from dslpar.config.values import Dict, List, Placed, Tuple, Unknown, adopt, make_tuple, origins_of
+from dslpar.config.values import NO_PLACES, Dict, List, Placed, Tuple, Unknown, adopt, make_tuple, origins_of
 from dslpar.errors import Location
+
+VIEWS = (type({}.values()), type({}.items()))
+ITEMS = type({}.items())
 
 
 class Displays(Expressions):
@@ -126,12 +129,9 @@ class Displays(Expressions):
 
     def comprehend(self, node: Any, element: Callable[[Any], Any]) -> Iterator[Any]:
         """The elements of a comprehension, lazily; its first iterable is evaluated at once, in the outer scope."""
-        first, first_place = self.eval(node.generators[0].iter)
-        if isinstance(first, Unknown):
-            raise UnknownError
+        iterator = self.iterate(node.generators[0].iter)
         scope = Scope(self.scope)
         inner = node if isinstance(node, ast.DictComp) else node.elt
-        iterator = self.iterate(first, first_place)
         return self.in_scope(scope, self.clauses(node.generators, iterator, lambda: element(inner)))
 
     def in_scope(self, scope: Scope, items: Iterator[Any]) -> Iterator[Any]:
@@ -154,24 +154,39 @@ class Displays(Expressions):
             if not all(self.eval(condition)[0] for condition in clause.ifs):
                 continue
             if rest:
-                yield from self.clauses(rest, self.iterate(*self.eval(rest[0].iter)), element)
+                yield from self.clauses(rest, self.iterate(rest[0].iter), element)
             else:
                 yield element()
 
-    def iterate(self, value: Any, place: Location) -> Iterator[Placed]:
-        """Item by item with origins, as the container is at each moment."""
+    def iterate(self, node: Any) -> Iterator[Placed]:
+        """What a `for` loops over, item by item with origins, as the container is at each moment."""
+        value, place = self.eval(node)
         if isinstance(value, Unknown):
             raise UnknownError
         self.check_spoiled(value)
         iterator = iter(in_fixed_order(value))
-        origins = value.origins if isinstance(value, (List, Tuple)) else None
-        return self.placed_items(iterator, origins, place)
+        if isinstance(value, VIEWS) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = self.peek(node.func.value)
+            if isinstance(owner, Dict):
+                return self.view_items(iterator, owner, isinstance(value, ITEMS), place)
+        return self.placed_items(iterator, value.origins if isinstance(value, (List, Tuple)) else None, place)
 
     def placed_items(self, iterator: Iterator[Any], origins: Any, place: Location) -> Iterator[Placed]:
         for index, item in enumerate(iterator):
             self.budget.spend(1)
             known = origins[index] if origins is not None and index < len(origins) else None
             yield adopt(item), known or place
+
+    def view_items(self, iterator: Iterator[Any], owner: Dict, pairs: bool, place: Location) -> Iterator[Placed]:
+        """`mapping.items()` and `mapping.values()`: keys and values bring their places along."""
+        keys = list(owner)
+        for index, item in enumerate(iterator):
+            self.budget.spend(1)
+            value_place, key_place = owner.origins.get(keys[index], NO_PLACES)
+            if pairs:
+                yield make_tuple(item, [key_place or place, value_place or place]), place
+            else:
+                yield item, value_place or place
 
     def assign(self, target: Any, value: Any, place: Location) -> None:
         """Bind a target; see statements.py."""

@@ -185,6 +185,16 @@ class Expressions:
             made = make_tuple(made, origins_of(owner)[part])
         return made, self.place(node)
 
+    def peek(self, node: Any) -> Any:
+        """What a chain of names and keys leads to, without findings."""
+        if isinstance(node, ast.Name):
+            slot = self.scope.find(node.id)
+            return slot.value if slot else None
+        owner = self.peek(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else None
+        if isinstance(owner, Dict) and isinstance(node, ast.Attribute):
+            return owner.get(node.attr)
+        return owner  # of an item of unknown key, the whole
+
     def unary(self, node: ast.UnaryOp) -> Placed:
         value, _ = self.eval(node.operand)
         if isinstance(value, Unknown):

@@ -67,16 +67,6 @@ class Evaluator(Invocations):
         if isinstance(owner, (List, Dict)):
             owner.spoiled = True
 
-    def peek(self, node: Any) -> Any:
-        """What a chain of names and keys leads to, without findings."""
-        if isinstance(node, ast.Name):
-            slot = self.scope.find(node.id)
-            return slot.value if slot else None
-        owner = self.peek(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else None
-        if isinstance(owner, Dict) and isinstance(node, ast.Attribute):
-            return owner.get(node.attr)
-        return owner  # of an item of unknown key, the whole
-
     def bind(self, name: str, value: Any, place: Location, key_place: Location, bound_by: str = "") -> None:
         self.scope.names[name] = Slot(value, place, key_place, bound_by)
 
@@ -266,7 +256,7 @@ class Evaluator(Invocations):
             node = node.orelse[0]
 
     def loop(self, node: ast.For) -> str | None:
-        for value, place in self.iterate(*self.eval(node.iter)):
+        for value, place in self.iterate(node.iter):
             self.assign(node.target, value, place)
             self.loops += 1
             left = self.run(node.body)

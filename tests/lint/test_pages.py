@@ -31,7 +31,7 @@ def lint_example(rule: Rule, example: str) -> list[str]:
         return codes(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example)
     world = None if "dslpar lint FILE\n" in example else 8
     text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
-    return codes(text, world)
+    return codes(text, world, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -184,7 +184,8 @@ def test_an_unknown_model_skips_its_rules() -> None:
     ],
 )
 def test_two_forms(layout: str, expected: list[str]) -> None:
-    assert codes(MODEL + BATCH + layout + "\n") == expected
+    before = "train = dict(dist=dict())\n" if "train." in layout else ""
+    assert codes(MODEL + BATCH + before + layout + "\n") == expected
 
 
 def test_aliases() -> None:
