@@ -49,6 +49,7 @@ demo: $(STAMP)
 	rm -rf outputs/demo
 	$(IN) DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} \
 		deepspeed --num_gpus 8 train.py --config $(CONFIG) train.output_dir=outputs/demo
+	@sed -n 's/.*\(held-out loss before.*after.*\)/\1/p' outputs/demo/log.txt
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

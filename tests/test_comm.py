@@ -70,28 +70,33 @@ PAIRS: dict[str, tuple[Whole, Whole]] = {
 }
 
 
-def apply_pair(name: str, dim: int) -> tuple[Tensor, Tensor, bool]:
-    """Output and input gradient of this rank, and whether the input was left alone."""
+DIMS = (0, 1, -1)
+
+
+def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
+    """For each dim, the output and the input gradient of this rank, and whether the input was left alone."""
     axis = axis_of_all()
-    x = numbers(axis.index, SHAPE).requires_grad_()
-    before = x.detach().clone()
-    y = getattr(comm, name)(x, axis, *([] if name in ("summed", "shared") else [dim]))
-    y.backward(numbers(axis.index, tuple(y.shape), seed=1))
-    assert x.grad is not None
-    return y.detach(), x.grad, torch.equal(x, before)
+    results = []
+    for dim in DIMS:
+        x = numbers(axis.index, SHAPE).requires_grad_()
+        before = x.detach().clone()
+        y = getattr(comm, name)(x, axis, *([] if name in ("summed", "shared") else [dim]))
+        y.backward(numbers(axis.index, tuple(y.shape), seed=1))
+        assert x.grad is not None
+        results.append((y.detach(), x.grad, torch.equal(x, before)))
+    return results
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("name", PAIRS)
-def test_pair(name: str, dim: int) -> None:
+def test_pair(name: str) -> None:
     forward, backward = PAIRS[name]
     xs = [numbers(rank, SHAPE) for rank in range(SIZE)]
-    results = on_ranks(SIZE, apply_pair, name, dim)
-    grads = [numbers(rank, tuple(y.shape), seed=1) for rank, (y, _, _) in enumerate(results)]
-    for rank, (y, x_grad, untouched) in enumerate(results):
-        assert torch.equal(y, forward(xs, rank, dim))
-        assert torch.equal(x_grad, backward(grads, rank, dim))
-        assert untouched
+    for dim, results in zip(DIMS, zip(*on_ranks(SIZE, apply_pair, name), strict=True), strict=True):
+        grads = [numbers(rank, tuple(y.shape), seed=1) for rank, (y, _, _) in enumerate(results)]
+        for rank, (y, x_grad, untouched) in enumerate(results):
+            assert torch.equal(y, forward(xs, rank, dim))
+            assert torch.equal(x_grad, backward(grads, rank, dim))
+            assert untouched
 
 
 @pytest.mark.parametrize("name", PAIRS)

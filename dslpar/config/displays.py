@@ -16,8 +16,8 @@ from dslpar.config.limits import check_items, check_size, in_fixed_order
 from dslpar.config.values import NO_PLACES, Dict, List, Placed, Tuple, Unknown, adopt, make_tuple, origins_of
 from dslpar.errors import Location
 
-VIEWS = (type({}.values()), type({}.items()))
-ITEMS = type({}.items())
+VIEWS: tuple[type, ...] = (type({}.values()), type({}.items()))
+ITEMS: type = type({}.items())
 
 
 class Displays(Expressions):

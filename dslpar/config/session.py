@@ -88,11 +88,10 @@ class Session:
             return self.parsed[key]
         try:
             source = read_source(path)
-        except MistakeError:
-            if self.open and not os.path.lexists(path):
-                failed = MistakeError("CFG006", f"there is no file {path!r}")
+        except MistakeError as failed:
+            missing = self.open and not os.path.lexists(path)
             self.parsed[key] = None
-            self.report(failed, place)
+            self.report(MistakeError("CFG006", f"there is no file {path!r}") if missing else failed, place)
             return None
         return self.parse_text(source, key)
 

@@ -16,7 +16,7 @@ from dslpar.config.codes import MistakeError
 from dslpar.config.limits import MAX_SOURCE_BYTES, MAX_TOKENS, too_much
 from dslpar.errors import Location
 
-TOKEN = re.compile(r"\w+|[^\w\s]")
+TOKEN = r"\w+|[^\w\s]"
 
 
 class Source:
@@ -96,7 +96,7 @@ def check_tokens(source: Source) -> None:
     if len(source.text) > MAX_SOURCE_BYTES:
         raise too_much(f"more than {MAX_SOURCE_BYTES // 1024} KiB of text", "split it, and import the parts")
     if len(source.text) > MAX_TOKENS:
-        count = sum(1 for _ in TOKEN.finditer(source.text))
+        count = sum(1 for _ in re.finditer(TOKEN, source.text))
         if count > MAX_TOKENS:
             raise too_much(f"more than {MAX_TOKENS:,} words and signs", "split the file, and import the parts")
 

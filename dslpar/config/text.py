@@ -15,7 +15,6 @@ from dslpar.config.limits import MAX_TEXT, Budget, check_length, in_fixed_order,
 from dslpar.config.tree import Reference
 from dslpar.config.values import Unknown
 
-NUMBER = re.compile(r"\d+")
 MAX_WIDTH = 1_000
 SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range, Reference)
 CONVERSIONS = {-1: None, 115: str, 114: repr, 97: ascii}
@@ -144,6 +143,6 @@ def _check_sets(value: Any) -> None:
 
 
 def _check_widths(spec: str) -> None:
-    for digits in NUMBER.findall(spec):
+    for digits in re.findall(r"\d+", spec):
         if len(digits) > 9 or int(digits) > MAX_WIDTH:
             raise too_much(f"a width or precision of more than {MAX_WIDTH:,}")
