@@ -3,7 +3,7 @@
 parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))  # data parallel size: inferred
 model = dict(type='GPT', num_layers=4, hidden_size=128, num_heads=8, vocab_size=256, max_seq_len=128)
 optimizer = dict(type='AdamW', lr=3e-3)
-lr_scheduler = dict(type='cosine', warmup_steps=20, min_lr=3e-4)
+lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=3e-4)
 zero = dict(stage=1)
 batch = dict(global_size=16, accumulation=4)
-train = dict(steps=200, clip_grad_norm=1.0, log_interval=10, eval_interval=100)
+train = dict(steps=100, clip_grad_norm=1.0, log_interval=10, eval_interval=50)

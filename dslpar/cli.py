@@ -90,16 +90,16 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.lint.book import RULES, rule_of
+    from dslpar.lint.book import PAGES, RULES, page_of
 
-    rule = rule_of(args.code)
-    if rule is None:
+    page = page_of(args.code)
+    if page is None:
         from dslpar.read import did_you_mean
 
-        codes = [rule.code for rule in RULES]
+        codes = [page.code for page in (*RULES, *PAGES)]
         fix = did_you_mean(args.code, codes) or f"the codes are {', '.join(codes)}"
         parser.error(f"no rule {args.code!r}; {fix}")
-    print(f"{rule.code} {rule.name} ({rule.severity})\n\n{rule.text()}")
+    print(f"{page.code} {page.name} ({page.severity})\n\n{page.text()}")
     return 0
 
 

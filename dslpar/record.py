@@ -1,6 +1,6 @@
 """What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`.
 
-Only rank 0 writes. A folder that holds a run already is refused, never written over.
+Only rank 0 writes. A folder that holds steps of a run already is refused, never written over.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def claim(job: Job, config: Config) -> Path:
         DslparError: another run is there.
     """
     folder = Path(job.output_dir)
-    if (folder / METRICS).exists():
+    metrics = folder / METRICS
+    if metrics.exists() and metrics.stat().st_size:
         said = f"{str(folder)!r} holds a run, and would be written over"
         help_ = "name another folder, train.output_dir=..., or remove that one"
         place = config.at("train.output_dir")
         raise DslparError([Finding("CKP101", "output-dir-in-use", "error", said, help_, place, "train.output_dir")])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / METRICS).touch()
     (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
     _copy_sources(config, folder / SOURCES)
     return folder

@@ -224,7 +224,7 @@ def _introduce(job: Job, engine: Engine) -> None:
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     log.info(
-        "%s: %d ranks = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
+        "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
         *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
     )
     log.info(

@@ -56,7 +56,7 @@ def owned_norm(module: nn.Module, model: Axis) -> float:
     """The 2-norm of all gradients, each element counted once: by the rank that owns it (`p.tensor_model_parallel`)."""
     owned = [p.grad for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
     device = next(module.parameters()).device
-    squares = [torch.linalg.vector_norm(grad).double().square() for grad in owned]
+    squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in owned]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
     return math.sqrt(comm.all_reduce(total, model).item())
 

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must not meet torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+@pytest.fixture(autouse=True)
+def keep_default_dtype() -> Iterator[None]:
+    """A test may compute in float64; the next one starts in float32 again."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)

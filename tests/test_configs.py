@@ -10,9 +10,9 @@ import json
 import re
 from pathlib import Path
 
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # ZeRO imports it, and torch's compiler with it: once
 import pytest
 
-import dslpar.engine  # noqa: F401  # here, so that ranks need not import DeepSpeed each
 from dslpar import cli, flow, hostfile, train
 from tests.ranks import on_ranks
 

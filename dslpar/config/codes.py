@@ -10,6 +10,7 @@ at the expression's place and goes on with `Unknown` (see values.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslpar.errors import Finding, Location, Severity
@@ -66,10 +67,10 @@ def finding(code: str, location: Location, message: str, help: str = "", severit
     return Finding(code, row.name, severity or row.severity, message, help or row.help, location)
 
 
-def did_you_mean(word: object, known: object) -> str:
+def did_you_mean(word: object, known: Iterable[object]) -> str:
     """`; did you mean 'x'?` where one of the known words resembles the word, else nothing."""
     from difflib import get_close_matches  # only needed for a mistake
 
-    words = [item for item in known if isinstance(item, str)] if isinstance(known, (list, tuple, set, dict)) else []
+    words = [item for item in known if isinstance(item, str) and len(item) < 100]
     close = get_close_matches(word, words[:100], 1) if isinstance(word, str) and len(word) < 100 else []
     return f"; did you mean {close[0]!r}?" if close else ""

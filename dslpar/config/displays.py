@@ -71,21 +71,19 @@ class Displays(Expressions):
             if key_node is None:
                 self.merge(made, *self.eval(value_node))
                 continue
-            key, key_place = self.eval(key_node)
-            value, place = self.eval(value_node)
-            self.put(made, key, value, place, key_place, isinstance(key_node, ast.Constant), key_node)
+            key, value = self.eval(key_node), self.eval(value_node)
+            if isinstance(key_node, ast.Constant) and isinstance(key[0], str) and key[0] in made:
+                place = self.place(key_node)
+                self.session.add(finding("CFG012", place, f"the key {key[0]!r} stands twice in this dict"))
+            self.put(made, key, value)
         return made, self.place(node)
 
-    def put(
-        self, made: Dict, key: Any, value: Any, place: Location, key_place: Location, literal: bool, node: Any
-    ) -> None:
-        if isinstance(key, Unknown):
+    def put(self, made: Dict, key: Placed, value: Placed) -> None:
+        if isinstance(key[0], Unknown):
             made.spoiled = True
             return
-        self.budget.weigh_keys(key)
-        if literal and key in made and isinstance(key, str):
-            self.session.add(finding("CFG012", self.place(node), f"the key {key!r} stands twice in this dict"))
-        made.put(key, value, place, key_place)
+        self.budget.weigh_keys(key[0])
+        made.put(key[0], value[0], value[1], key[1])
 
     def merge(self, made: Dict, value: Any, place: Location) -> None:
         """`**value` in a dict display."""
@@ -119,10 +117,9 @@ class Displays(Expressions):
         return made, self.place(node)
 
     def dict_item(self, node: ast.DictComp, made: Dict) -> Placed:
-        key, key_place = self.eval(node.key)
-        value, place = self.eval(node.value)
-        self.put(made, key, value, place, key_place, False, node)
-        return value, place
+        key, value = self.eval(node.key), self.eval(node.value)
+        self.put(made, key, value)
+        return value
 
     def generator(self, node: ast.GeneratorExp) -> Placed:
         return (value for value, _ in self.comprehend(node, self.eval)), self.place(node)

@@ -66,6 +66,8 @@ class Expressions:
         """The value of an expression and its origin; `UNKNOWN` where it fails, with a finding."""
         self.budget.spend(1)
         if hasattr(node, "out"):
+            if isinstance(node, ast.NamedExpr):
+                self.globals.names[node.target.id] = Slot(UNKNOWN, self.place(node), self.place(node))
             return UNKNOWN, self.place(node)
         try:
             handler = self.handlers.get(type(node))
@@ -83,6 +85,8 @@ class Expressions:
         self.session.report(to_failed(error), self.place(node))
 
     def constant(self, node: ast.Constant) -> Placed:
+        if isinstance(node.value, str):
+            self.budget.spend(len(node.value) // 64)
         return check_size(node.value), self.place(node)
 
     def name(self, node: ast.Name) -> Placed:
@@ -251,7 +255,7 @@ class Expressions:
 
 def missing_key(key: Any, owner: dict[Any, Any], place: Location) -> MistakeError:
     """A KeyError, with what the mapping has instead."""
-    keys = ", ".join(str(name) for name in list(owner)[:12] if isinstance(name, (str, int)))
+    keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
     help = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
     return MistakeError("CFG004", f"there is no key {shown} in this mapping{did_you_mean(key, owner)}", help, place)

@@ -61,7 +61,8 @@ def call_lazy(target: LazyTarget, call: Call) -> Dict:
     call.budget.weigh(*call.kwargs.values())
     known: dict[int, Any] = {}
     for name, value in call.kwargs.items():
-        made.put(name, copied(value, known), *call.keyword_places[name])
+        if name != TARGET:  # of a description spread with **: the outer target counts
+            made.put(name, copied(value, known), *call.keyword_places[name])
     return made
 
 
@@ -166,7 +167,7 @@ def _reader(function: Any, any_order: bool = False) -> Function:
         keywords = call.kwargs | ({"key": key} if key else {})
         if len(call.args) == 1 or function is sum:
             call.budget.weigh(*call.args)
-            return function(readable(call.args[0], call, any_order), *call.args[1:], **keywords)
+            return function(readable(call.args[0], call, any_order and key is None), *call.args[1:], **keywords)
         call.budget.weigh(*call.args)
         return function(*call.args, **keywords)
 
@@ -285,14 +286,15 @@ def _get_config(call: Call) -> Any:
 
 SHORT_TYPES = ("dict", "list", "tuple", "set", "int", "float", "str", "bool")
 TYPES: dict[str, type] = {
-    f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, int, float, str, bool, range)
+    **{f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, int, float, str, bool, range)},
+    "omegaconf.DictConfig": dict,
+    "omegaconf.ListConfig": list,
 }
 FLOAT_MATH = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
     floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lgamma log log10 log1p log2 modf nextafter pow
     radians remainder sin sinh sqrt tan tanh trunc ulp"""
 FUNCTIONS: dict[str, Function] = {
-    **{f"builtins.{f.__name__}": _reader(f) for f in (max, min)},
-    **{f"builtins.{f.__name__}": _reader(f, any_order=True) for f in (all, any, sorted)},
+    **{f"builtins.{f.__name__}": _reader(f, any_order=True) for f in (all, any, max, min, sorted)},
     **{f"builtins.{f.__name__}": _simple(f) for f in (abs, bool, divmod, float, int, len, range)},
     **{f"builtins.{f.__name__}": _lazy_iterator(f) for f in (enumerate, reversed, zip)},
     "builtins.dict": _dict,

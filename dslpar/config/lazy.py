@@ -11,7 +11,6 @@ names without running any of this; `instantiate` takes what they give: a `Node`,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,7 +71,7 @@ def settings(value: Any) -> Any:
         return Settings({key: settings(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(settings(item) for item in value)
-    return value if isinstance(value, (Reference, type)) else copy.copy(value)
+    return value
 
 
 def instantiate(description: Any, **extra: Any) -> Any:

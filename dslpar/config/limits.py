@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dslpar.config.codes import BudgetError, MistakeError, UnknownError
+from dslpar.config.codes import BudgetError, MistakeError
 
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_TOKENS = 40_000
@@ -68,12 +68,14 @@ class Budget:
         for value in values:
             if isinstance(value, CONTAINERS):
                 self.spend(_weight(value, {}, 0) // 8)
+            elif isinstance(value, str):
+                self.spend(len(value) // 256)
 
     def weigh_keys(self, *keys: Any) -> None:
         """Pay for hashing; refuse ints whose hashes an author could make collide (CPython's are modulo 2**61 - 1)."""
         for key in keys:
+            self.weigh(key)
             if isinstance(key, tuple):
-                self.weigh(key)
                 self.weigh_keys(*key)
             elif isinstance(key, int) and key.bit_length() > MAX_KEY_BITS:
                 raise too_much(f"an int of more than {MAX_KEY_BITS} bits as a key")
@@ -152,9 +154,6 @@ def check_length(count: int) -> None:
 def in_fixed_order(value: Any) -> Any:
     """The value, unless it is a set whose order Python draws anew in each process: ranks must not differ."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
-        if any(item is None or isinstance(item, (str, tuple)) for item in value):
-            raise MistakeError(
-                "CFG004", "the order of this set differs from process to process", "write sorted(...) around it"
-            )
-        raise UnknownError
+        help = "write sorted(...) around it"
+        raise MistakeError("CFG004", "the order of this set differs from process to process", help)
     return value

@@ -49,6 +49,17 @@ def _plain_text(name: str) -> Method:
     return run
 
 
+def _searched(name: str) -> Method:
+    """Methods that take time in proportion to both strings: CPython's searches from the right, and stripping."""
+    run = _plain_text(name)
+
+    def searched(owner: str, call: Call) -> Any:
+        call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
+        return run(owner, call)
+
+    return searched
+
+
 def _padded(name: str) -> Method:
     run = _plain_text(name)
 
@@ -258,11 +269,13 @@ def _dict_view(name: str) -> Method:
 
 
 PLAIN_TEXT = """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
-    islower isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind rindex
-    rpartition rsplit rstrip split splitlines startswith strip swapcase title upper"""
+    islower isnumeric isprintable isspace istitle isupper lower partition removeprefix removesuffix split splitlines
+    startswith swapcase title upper"""
+SEARCHING = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
 METHODS: dict[type, dict[str, Method]] = {
     str: {
         **{name: _plain_text(name) for name in PLAIN_TEXT.split()},
+        **{name: _searched(name) for name in SEARCHING},
         **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
         "expandtabs": _expandtabs,
         "format": _format,

@@ -16,7 +16,7 @@ from dslpar.config.codes import BudgetError, MistakeError, finding
 from dslpar.config.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, too_much
 from dslpar.config.source import Source, parse, read_source
 from dslpar.config.syntax import Checked, check
-from dslpar.config.values import Slot
+from dslpar.config.values import UNKNOWN, Dict, Slot
 from dslpar.errors import Finding, Location
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -62,7 +62,7 @@ class Session:
 
     def report(self, failed: MistakeError, place: Location) -> None:
         self.budget.spend(100)  # a message costs more than a step
-        self.add(finding(failed.code, failed.place or place, failed.message, failed.help))
+        self.add(finding(failed.code, failed.place or place, failed.message[:500], failed.help[:1000]))
 
     def parse_text(self, source: Source, key: str) -> Parsed | None:
         """Parse and check a text; None if it is not Python, with a finding."""
@@ -124,10 +124,18 @@ class Session:
 
     def open_config(self, name: str, importer: str, place: Location) -> Any:
         """`get_config(name)`: a mapping of that file's names."""
-        from dslpar.config.statements import as_mapping
+        return as_mapping(self.names_of(find_config(name, importer), place))
 
-        names = self.names_of(find_config(name, importer), place)
-        return as_mapping(names)
+
+def as_mapping(names: dict[str, Slot] | None) -> Any:
+    """A config's names as one mapping; unknown if the config could not be evaluated."""
+    if names is None:
+        return UNKNOWN
+    made = Dict()
+    for name, slot in names.items():
+        if slot.bound_by != "module":
+            made.put(name, slot.value, slot.place, slot.key_place)
+    return made
 
 
 def find_config(name: str, importer: str) -> str:

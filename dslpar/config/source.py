@@ -128,6 +128,7 @@ def quiet_parse(text: str, path: str, mode: str = "exec") -> Any:
 def _place_of_error(error: SyntaxError, source: Source) -> Location:
     line = min(max(error.lineno or 1, 1), len(source.lines))
     column = max(error.offset or 1, 1)
-    end_line = error.end_lineno if error.end_lineno and error.end_lineno >= line else line
-    end_column = error.end_offset if error.end_offset and error.end_offset > 0 else column
-    return Location(source.path, line, column, end_line, max(end_column, column) if end_line == line else end_column)
+    end_line, end_column = error.end_lineno or line, error.end_offset or 0
+    if end_line < line or end_column < 1 or (end_line == line and end_column <= column):
+        end_line, end_column = line, column + 1
+    return Location(source.path, line, column, end_line, end_column)

@@ -74,16 +74,14 @@ def check(tree: ast.Module, source: Source) -> Checked:
 
 
 def _is_out(node: Any, source: Source, checked: Checked) -> bool:
-    shown = node
-    constant = isinstance(node, ast.Constant)
-    reason = CONSTANTS.get(type(node.value)) if constant else UNSUPPORTED.get(type(node))
-    if isinstance(node, ast.comprehension) and node.is_async:
-        shown, reason = node.target, ("`async for`", "write `for`")
+    reason = CONSTANTS.get(type(node.value)) if isinstance(node, ast.Constant) else UNSUPPORTED.get(type(node))
+    if any(clause.is_async for clause in getattr(node, "generators", ())):
+        reason = ("`async for`", "write `for`")
     if reason is None:
         return False
-    shown.out = True
+    node.out = True
     what, help = reason
-    checked.findings.append(finding("CFG002", source.place(shown), f"{what} is not part of the config language", help))
+    checked.findings.append(finding("CFG002", source.place(node), f"{what} is not part of the config language", help))
     return True
 
 

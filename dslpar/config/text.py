@@ -41,9 +41,11 @@ def formatted(value: Any, spec: str, budget: Budget) -> str:
 def percent(template: str, values: Any, budget: Budget) -> str:
     """`template % values`."""
     count = _check_conversions(template)
+    budget.spend(count * 2 + len(template) // 64)
     items = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
     longest = 0
     for item in items:
+        budget.spend(2)
         _check_shown(item, budget)
         longest = max(longest, len(item) if isinstance(item, str) else len(to_text(item, budget)))
     if isinstance(values, dict) and count * longest > 10 * MAX_TEXT:  # one item may be named many times
@@ -94,9 +96,8 @@ def _formatter(budget: Budget) -> Any:
         length = 0
 
         def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-            if "." in field_name.partition("[")[0]:
-                raise MistakeError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
-            if re.search(r"\]\s*\.", field_name):
+            budget.spend(10)
+            if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
                 raise MistakeError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
             return super().get_field(field_name, args, kwargs)
 

@@ -24,6 +24,8 @@ from dslpar.errors import Location
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 MAX_DIGITS = 400
+LINE_ENDS = "\x85\u2028\u2029"
+"""Line ends to YAML 1.1 alone: only a double-quoted string keeps them."""
 INT = re.compile(r"[-+]?[0-9]+")
 PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -49,6 +51,8 @@ def dump_plain(values: Mapping[str, Any]) -> str:
 
     def text(dumper: Any, value: str) -> Any:
         style = "'" if not isinstance(scalar(value), str) else None
+        if any(character in value for character in LINE_ENDS):
+            style = '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
@@ -98,8 +102,7 @@ def read_names(source: Source, session: Session) -> dict[str, Slot] | None:
         if not isinstance(value, Dict):
             raise MistakeError("CFG001", "this YAML is not a mapping", "write `section:` and its keys below, indented")
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Location(source.path, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 1) if mark else start
+        place = _place_of_mark(error.problem_mark or error.context_mark, source)
         session.report(MistakeError("CFG001", f"this is not YAML: {error.problem or error.context}"), place)
     except yaml.YAMLError as error:
         session.report(MistakeError("CFG001", f"this is not YAML: {error}", "save the file as UTF-8 text"), start)
@@ -108,6 +111,15 @@ def read_names(source: Source, session: Session) -> dict[str, Slot] | None:
     else:
         return _slots(value, session, start)
     return None
+
+
+def _place_of_mark(mark: Any, source: Source) -> Location:
+    """Where the parser stopped; the end of the text is on its last line."""
+    if mark is None:
+        return Location(source.path)
+    line = min(mark.line + 1, len(source.lines))
+    column = mark.column + 1 if line == mark.line + 1 else max(len(source.lines[-1]), 1)
+    return Location(source.path, line, column, line, column + 1)
 
 
 def _slots(value: Dict, session: Session, start: Location) -> dict[str, Slot]:

@@ -104,7 +104,7 @@ def _asked(job: Job) -> list[File]:
     folder = os.path.dirname(job.path)
     found: list[File] = []
     for name in job.spec.data.files or ():
-        path = os.path.join(folder, name)
+        path = os.path.normpath(os.path.join(folder, name))
         files = [File(os.path.basename(path), path)] if os.path.isfile(path) else list(_walk(path))
         if not files:
             what = "holds no files" if os.path.isdir(path) else "does not exist"
@@ -120,7 +120,7 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):
-                path = os.path.join(folder, name)
+                path = os.path.normpath(os.path.join(folder, name))
                 yield File(os.path.relpath(path, root), path)
 
 

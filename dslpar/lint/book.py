@@ -8,6 +8,7 @@ from dslpar.hostfile import Cluster
 from dslpar.lint import deepspeed, hosts, keys, language, parallel, pipeline, tensor, training
 from dslpar.lint.context import Context
 from dslpar.lint.rule import Rule
+from dslpar.lint.run_time import PAGES, RunTimePage
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -28,7 +29,7 @@ def lint(config: Config, world_size: int | None = None, cluster: Cluster | None 
     return sorted(found, key=lambda finding: (finding.location.path != config.path, *finding.sort_key()))
 
 
-def rule_of(code: str) -> Rule | None:
-    """The rule of a code or of a name, in any case."""
+def page_of(code: str) -> Rule | RunTimePage | None:
+    """The page of a code or of a name, in any case."""
     wanted = code.lower()
-    return next((rule for rule in RULES if wanted in (rule.code.lower(), rule.name)), None)
+    return next((page for page in (*RULES, *PAGES) if wanted in (page.code.lower(), page.name)), None)

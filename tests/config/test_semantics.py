@@ -46,17 +46,72 @@ ATOMS = options(NUMBERS, TEXTS, st.sampled_from(ANY_NAMES), st.sampled_from(["No
 BINARY = st.sampled_from(["+", "-", "*", "/", "//", "%", "&", "|", "^", "<<", ">>"])
 COMPARE = st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "in", "not in"])
 TEXT_METHODS = st.sampled_from(
-    """upper() lower() title() split() split(',') strip() strip('x') replace('a','bc') find('b') count('a') zfill(6)
-    center(9,'*') ljust(5) rjust(7,'-') startswith('a') endswith(('c','o')) partition('b') rpartition(',') isdigit()
-    splitlines() swapcase() casefold() capitalize() index('l') rsplit(None,1) removeprefix('h') isalpha() join('xyz')
-    expandtabs(3) format(1,2) removesuffix('o') rfind('l') istitle() join(['1','2']) translate({97:'Z'})""".split()
+    [
+        "upper()",
+        "lower()",
+        "title()",
+        "split()",
+        "split(',')",
+        "strip()",
+        "strip('x')",
+        "replace('a','bc')",
+        "find('b')",
+        "count('a')",
+        "zfill(6)",
+        "center(9,'*')",
+        "ljust(5)",
+        "rjust(7,'-')",
+        "startswith('a')",
+        "endswith(('c','o'))",
+        "partition('b')",
+        "rpartition(',')",
+        "isdigit()",
+        "splitlines()",
+        "swapcase()",
+        "casefold()",
+        "capitalize()",
+        "index('l')",
+        "rsplit(None,1)",
+        "removeprefix('h')",
+        "isalpha()",
+        "join('xyz')",
+        "expandtabs(3)",
+        "format(1,2)",
+        "removesuffix('o')",
+        "rfind('l')",
+        "istitle()",
+        "join(['1','2'])",
+        "translate({97:'Z'})",
+    ]
 )
 METHODS = st.sampled_from(
     ["copy()", "count(1)", "index(2)", "get('p')", "get('zz',4)", "get('q',[])", "pop()", "pop(0)"]
 )
 FUNCTIONS = st.sampled_from(
-    """len list tuple sorted sum min max bool str int float abs set any all dict round math.floor math.sqrt
-    math.gcd math.isnan math.ceil""".split()
+    [
+        "len",
+        "list",
+        "tuple",
+        "sorted",
+        "sum",
+        "min",
+        "max",
+        "bool",
+        "str",
+        "int",
+        "float",
+        "abs",
+        "set",
+        "any",
+        "all",
+        "dict",
+        "round",
+        "math.floor",
+        "math.sqrt",
+        "math.gcd",
+        "math.isnan",
+        "math.ceil",
+    ]
 )
 SPECS = st.sampled_from(
     ["", ":>8", ":<5", ":^7", ":03", ":.2f", ":,", ":x", ":b", ":e", "!r", "!s:>6", "!a", ":+", ":{i}"]
@@ -201,7 +256,7 @@ def check(text):
     names, line = by_python(text)
     config = load_text(text, "cfg.py")
     errors = [item for item in config.findings if item.severity == "error"]
-    outside = ("the order of this set", "set.")  # what Python does and the language does not
+    outside = ("the order of this set", "set.", "the result is a complex")  # what Python does and the language does not
     if any(item.code in ("CFG005", "CFG013") or item.message.startswith(outside) for item in errors) or line == -1:
         return
     if line is not None:
@@ -214,13 +269,13 @@ def check(text):
             assert shown(mine[name]) == shown(value), name
 
 
-@settings(max_examples=700, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS)
 def test_programs_mean_what_they_mean_in_python(program):
     check(PRELUDE + program)
 
 
-@settings(max_examples=900, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=3))
 def test_expressions_mean_what_they_mean_in_python(expressions):
     check(PRELUDE + "\n".join(f"r{index} = {text}" for index, text in enumerate(expressions)))
@@ -253,20 +308,24 @@ PROGRAMS_BY_HAND = {
     "nested unpacking": "(a, *b), c = [1, 2, 3], 'z'\n[d, [e]] = 1, [2]\nfor x, (y, z) in [(1, (2, 3))]: pass",
     "swap": "a, b = 1, 2\na, b = b, a",
     "targets in order": "i = 0\nx = [0, 0]\ni, x[i] = 1, 2",
-    "for else": "x = []\nfor i in range(3):\n    for j in range(3):\n        if j == i: break\n    else:\n        x.append(i)\nelse:\n    x.append('end')",
+    "for else": "x = []\nfor i in range(3):\n    for j in range(3):\n        if j == i: break\n"
+    "    else:\n        x.append(i)\nelse:\n    x.append('end')",
     "loop over changing dict": "x = dict(a=1)\nfor key in list(x):\n    x[key + 'b'] = 2",
     "loop over changing list": "x = [1, 2, 3, 4]\nfor v in x:\n    x.remove(v)",
     "loop variable stays": "for i in range(3): pass\nx = i",
-    "f-strings": 'w, x = 10, 3.14159\ny = f\'{x:{w}.2f}|{x!r:>12}|{{}}|{w=}|{"a" "b"!s}\'\nz = f\'{[1, "a"]} {None} {{1: 2}}\'',
+    "f-strings": 'w, x = 10, 3.14159\ny = f\'{x:{w}.2f}|{x!r:>12}|{{}}|{w=}|{"a" "b"!s}\'\n'
+    "z = f'{[1, \"a\"]} {None} {{1: 2}}'",
     "concatenation": "x = 'a' f'{1}' 'b'",
     "percent": "x = '%05.1f|%-4s|%x|%%|%r' % (2.25, 'a', 255, 'q')\ny = '%(a)s' % dict(a=1)",
     "format": "x = '{:>4}|{0}'.format\n"
     if False
     else "x = '{:>4}|{}|{k}'.format(1, [2], k=3)\ny = '{0[1]}{1[a]}'.format([1, 2], dict(a=3))",
-    "sort is stable": "x = sorted(['b', 'a', 'cc', 'aa'], key=len)\ny = sorted([3, 1, 2], reverse=True)\nx.sort(key=len, reverse=True)",
+    "sort is stable": "x = sorted(['b', 'a', 'cc', 'aa'], key=len)\n"
+    "y = sorted([3, 1, 2], reverse=True)\nx.sort(key=len, reverse=True)",
     "min and max": "x = min('b', 'a')\ny = max([], default=4)\nz = max(['a', 'bbb'], key=len)",
     "dict methods": "x = dict(a=1)\nx |= dict(b=2)\ny = x | {'a': 9}\nz = x.popitem()\nw = list(reversed(x))",
-    "sets": "x = {3, 1, 2} & {1, 2}\ny = len({1, 1.0, True})\nz = {1} <= {1, 2}\nw = sorted({'a', 'b'} - {'a'})\nx |= {7}",
+    "sets": "x = {3, 1, 2} & {1, 2}\ny = len({1, 1.0, True})\nz = {1} <= {1, 2}\n"
+    "w = sorted({'a', 'b'} - {'a'})\nx |= {7}",
     "set comprehension": "x = sorted({v % 3 for v in range(10)})",
     "negative zero": "x = -0.0\ny = [0.0, -0.0]\nz = 0.0 == -0.0",
     "nan": "x = float('nan')\ny = x == x\nz = [x] == [x]",
@@ -277,8 +336,10 @@ PROGRAMS_BY_HAND = {
     "annotated": "x: int = 1\ny: 'nothing'",
     "pass and semicolons": "x = 1; pass; y = 2",
     "elif": "x = 3\nif x == 1: y = 1\nelif x == 2: y = 2\nelif x == 3: y = 3\nelse: y = 4",
-    "math": "import math\nx = math.ceil(7 / 2)\ny = math.log2(8)\nz = math.prod([2, 3])\nfrom math import sqrt as r, inf\nw = r(2)\nv = inf\ndel math, r, inf",
-    "paths": "import os\nx = os.path.join('a', 'b', '/c', 'd')\nimport os.path as osp\ny = osp.join('a', '')\ndel os, osp",
+    "math": "import math\nx = math.ceil(7 / 2)\ny = math.log2(8)\nz = math.prod([2, 3])\n"
+    "from math import sqrt as r, inf\nw = r(2)\nv = inf\ndel math, r, inf",
+    "paths": "import os\nx = os.path.join('a', 'b', '/c', 'd')\nimport os.path as osp\n"
+    "y = osp.join('a', '')\ndel os, osp",
     "from os": "from os import path\nfrom os.path import join\nx = path.join('a', join('b', 'c'))\ndel path, join",
     "from math pi": "from math import pi\nx = pi * 2\ndel pi",
     "del slices": "x = [1, 2, 3, 4]\ndel x[1:3]\ny = dict(a=1, b=2)\ndel y['a']",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from inspect import cleandoc
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from dslpar.lint.book import RULES, rule_of
+from dslpar.lint.book import PAGES, RULES, page_of
 from dslpar.lint.hosts import RULES as HOST_RULES
 from dslpar.lint.rule import Rule
 from tests.lint.helpers import MODEL, codes
@@ -51,7 +52,19 @@ def test_what_to_use_instead_is_right(rule: Rule) -> None:
 
 def test_codes_and_names_stand_once() -> None:
     for field in ("code", "name"):
-        counts = Counter(getattr(rule, field) for rule in RULES)
+        counts = Counter(getattr(page, field) for page in (*RULES, *PAGES))
         assert [value for value, count in counts.items() if count > 1] == []
-    assert rule_of("par101") is rule_of("world-not-a-multiple")
-    assert rule_of("nothing") is None
+    assert page_of("par101") is page_of("world-not-a-multiple")
+    assert page_of("nothing") is None
+
+
+def test_every_code_in_the_sources_has_a_page() -> None:
+    """Findings are made in many files; each has its page, under the name that it carries."""
+    root = Path(__file__).parents[2]
+    files = [*(root / "dslpar").rglob("*.py"), *(root / "layers").rglob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    used = set(re.findall(rf'"((?:{"|".join(FAMILIES)})\d{{3}})"', source))
+    assert used == {page.code for page in (*RULES, *PAGES)}
+    for page in PAGES:
+        assert f'"{page.code}", "{page.name}"' in source or f'code="{page.code}",\n        name="{page.name}"' in source
+        assert set(re.findall(r"^(\w[\w ]+):$", page.text(), re.MULTILINE)) == {"What it does", "Why", "Use instead"}

@@ -1,0 +1,80 @@
+"""Promise 1: whatever the layout, loss, norm and weights are those of one process; and the test can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from dslpar import spec
+from tests.invariance.layouts import LAYOUTS, Layout, bound_of, pipe, tensor
+from tests.invariance.measure import Samples, deviation, reference, run
+from tests.ranks import on_ranks
+
+ROWS = [pytest.param(name, marks=pytest.mark.prove if row.prove else ()) for name, row in LAYOUTS.items()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_layout_does_not_change_the_maths(name: str) -> None:
+    layout = LAYOUTS[name]
+    off, bound = deviation(layout, run(layout)), bound_of(layout)
+    assert all(value <= most for value, most in zip(off, bound, strict=True)), f"{off} is out of {bound}"
+
+
+def test_the_table_covers_what_it_should() -> None:
+    rows = [row for row in LAYOUTS.values() if row.dtype == "fp32" and not row.adam]
+    jobs = [row.job() for row in rows]
+    assert {job.mesh.pipe for job in jobs} >= {1, 2, 4}
+    assert {job.mesh.data for job in jobs} >= {1, 2, 4}
+    assert {job.mesh.tensor.size for job in jobs if job.mesh.tensor.mode == "1d"} >= {2, 3, 4}
+    assert {job.mesh.tensor.mode for job in jobs} == {None, *("1d", "2d", "2.5d", "3d", "sequence", "cuboid")}
+    assert {job.spec.zero.stage for job in jobs} == {0, 1, 2, 3}
+    assert {row.tied for row in rows} == {row.ignoring for row in rows} == {True, False}
+    assert len({job.mesh.order for job in jobs}) == 2
+
+
+# ---- it can fail ----
+
+_BOTH = pipe(2) | tensor("1d", 2)
+
+
+def _norm_with_flags(layout: Layout, flags: str) -> float:
+    """The norm of the first step, owner flags set on purpose otherwise."""
+    from dslpar.data.order import micro_batches
+    from dslpar.engine import build
+    from dslpar.groups import Groups
+    from dslpar.layers import placement_of
+
+    job = layout.job()
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    for _, p in engine.named_parameters():
+        placement = placement_of(p)
+        if flags == "natural" and placement is not None:  # "this parameter is cut", as Megatron-LM sets them
+            p.tensor_model_parallel = placement.local_shape != placement.padded  # type: ignore[attr-defined]
+        if flags == "tied copies" and getattr(p, "ds_pipe_replicated", False):
+            p.tensor_model_parallel = True  # type: ignore[attr-defined]
+    data_rank = engine.groups.coord["data"]
+    engine.train_batch(micro_batches(Samples(ignoring=False), job.batch, 1, 0, job.mesh.data, data_rank))
+    return engine.grad_norm
+
+
+@pytest.mark.parametrize("flags", ["natural", "tied copies"])
+def test_without_owner_flags_the_norm_is_wrong(flags: str) -> None:
+    layout = Layout(4, _BOTH)
+    norm = on_ranks(4, _norm_with_flags, layout, flags, init="deepspeed", timeout=120)[0]
+    true = reference(layout.problem).norms[0]
+    assert abs(norm - true) > 0.01 * true
+
+
+def test_a_run_with_other_weights_is_seen() -> None:
+    """`deviation` looks at every tensor: one weight of one tensor, moved by a millionth of the largest, is enough."""
+    layout = LAYOUTS["one process"]
+    curve = reference(layout.problem)
+    weights = {name: weight.clone() for name, weight in curve.weights.items()}
+    weights["blocks.2.mlp.down.bias"][3] += 1.1e-6 * weights["blocks.2.mlp.down.bias"].abs().max()
+    assert deviation(layout, curve).weights == 0
+    assert deviation(layout, curve._replace(weights=weights)).weights > bound_of(layout).weights
+
+
+def test_the_reference_learns() -> None:
+    assert isinstance(LAYOUTS["one process"].job().spec.optimizer, spec.SGD)
+    losses = reference((True, False, False)).losses
+    assert losses[-1] < losses[0] - 0.5
