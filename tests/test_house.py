@@ -190,6 +190,13 @@ def test_pyproject_holds_only_what_setup_cfg_cannot() -> None:
     assert all(table == "build-system" or table.startswith("tool.ruff") for table in tables)
 
 
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    shown = re.search(r"```python\n# configs/gpt_3d.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = (ROOT / "configs/gpt_3d.py").read_text().splitlines(keepends=True)
+    assert shown is not None
+    assert shown[1] == "".join(line for line in lines if not line.startswith("#"))
+
+
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "prove", "lint", "bench"])
 def test_make_has(target: str) -> None:
     planned = run("make", "-n", target)

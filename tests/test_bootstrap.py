@@ -1,0 +1,96 @@
+"""Where a process stands, from each launcher's environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dslpar.bootstrap import Place, find, first_host
+from dslpar.errors import DslparError
+
+LAUNCHED = {
+    "nobody": ({}, Place()),
+    "deepspeed": (
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "29501"},
+        Place(5, 8, 1, 4, "n0", 29501),
+    ),
+    "torchrun": (
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(5, 8, 1, 4, "n0", 1),
+    ),
+    "mpirun with an address": (
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "MASTER_ADDR": "n0",
+        },
+        Place(3, 4, 1, 2, "n0", 29500),
+    ),
+    "mpiexec of MPICH": (
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        Place(1, 2, 1, 2, "127.0.0.1", 29500),
+    ),
+    "srun": (
+        {
+            "SLURM_PROCID": "9",
+            "SLURM_STEP_NUM_TASKS": "16",
+            "SLURM_LOCALID": "1",
+            "SLURM_NTASKS_PER_NODE": "8",
+            "SLURM_STEP_NODELIST": "gpu[07-08]",
+        },
+        Place(9, 16, 1, 8, "gpu07", 29500),
+    ),
+    "torchrun inside Slurm": (
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+        | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(3, 4, 1, 4, "n0", 1),
+    ),
+    "a batch script of Slurm, without srun": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, Place()),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_the_place_is_found(launcher: str) -> None:
+    environ, place = LAUNCHED[launcher]
+    assert find(environ) == place
+
+
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+
+
+def test_two_mpi_jobs_on_one_host_meet_at_different_ports() -> None:
+    ports = {find(OMPI | {"PMIX_NAMESPACE": name}).master_port for name in ("prterun-a-1@1", "prterun-a-2@1")}
+    assert len(ports) == 2
+    assert all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_several_hosts_need_an_address() -> None:
+    with pytest.raises(DslparError, match="MASTER_ADDR") as caught:
+        find(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert "-x MASTER_ADDR" in caught.value.findings[0].help
+
+
+def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
+    with pytest.raises(DslparError, match="LOCAL_RANK"):
+        find({"WORLD_SIZE": "4", "RANK": "1"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("n1,n2", "n1"), ("gpu[3,5-9]", "gpu3"), ("gpu[007-100],a", "gpu007")]
+)
+def test_the_first_node_of_slurm_s_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_nobody_imports_torch_or_mpi_to_find_out() -> None:
+    code = "import sys, dslpar.train; assert not {'torch', 'deepspeed', 'mpi4py', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

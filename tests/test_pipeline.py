@@ -1,0 +1,85 @@
+"""Stages of DeepSpeed's PipelineModule: where they begin, what they build, how parameters are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dslpar import spec
+from dslpar.job import Job, resolve
+from dslpar.mesh import LEGACY_ORDER, STANDARD_ORDER, Mesh
+from dslpar.mesh import Tensor as Cuboid
+from tests.ranks import on_ranks
+
+
+def job(world: int, **parallel: Any) -> Job:
+    model = spec.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=30, max_seq_len=8)
+    return resolve(spec.Spec(model=model, parallel=spec.Parallel(**parallel)), world, "cfg.py")
+
+
+@pytest.mark.parametrize("order", [STANDARD_ORDER, LEGACY_ORDER])
+def test_deepspeed_sees_the_mesh_as_we_do(order: tuple[str, str, str]) -> None:
+    from dslpar.pipeline import topology
+
+    mesh = Mesh(pipe=2, data=3, tensor=Cuboid(q=2, y=2, mode="2d"), order=order)
+    theirs = topology(mesh)
+    for rank in range(mesh.world_size):
+        coord, tensor = theirs.get_coord(rank), mesh.index(rank, "tensor")
+        assert (coord.pipe, coord.data, coord.model) == (mesh.coord(rank)["pipe"], mesh.coord(rank)["data"], tensor)
+
+
+@pytest.mark.parametrize(
+    ("counts", "parts"), [([4], [0, 8]), ([1, 3], [0, 3, 8]), ([1, 1, 1, 1], [0, 3, 4, 5, 8]), ([3, 1], [0, 5, 8])]
+)
+def test_embeddings_go_with_the_first_stage_norm_and_head_with_the_last(counts: list[int], parts: list[int]) -> None:
+    from dslpar.pipeline import parts_of
+
+    names = ["embedding.tokens", "embedding.positions", *(f"blocks.{i}" for i in range(4)), "norm", "head"]
+    assert parts_of(names, counts) == parts
+
+
+def _names(made: Job) -> tuple[list[str], list[str]]:
+    """All global names of this rank, and those of parameters that it owns."""
+    from dslpar.groups import Groups
+    from dslpar.models import GPT
+    from dslpar.pipeline import named_parameters, pipeline_module
+
+    groups = Groups(made.mesh)
+    model = GPT(**vars(made.spec.model))
+    assert made.stages.counts is not None
+    module = pipeline_module(model.layers(groups), made.stages.counts, groups, 1, model.loss(groups))
+    named = list(named_parameters(module))
+    assert all(p.requires_grad for _, p in named)
+    return [name for name, _ in named], [name for name, p in named if p.tensor_model_parallel]  # type: ignore[attr-defined]
+
+
+def test_each_stage_builds_its_own_layers_under_their_global_names() -> None:
+    from dslpar.groups import Groups
+    from dslpar.models import GPT, build_module
+
+    made = job(2, pipeline=spec.PipelineParallel(size=2, counts=(1, 3)))
+    (first, _), (last, owned) = on_ranks(2, _names, made, init="deepspeed")
+    whole = build_module(GPT(**vars(made.spec.model)), Groups(Mesh(), rank=0), 1)
+    tied = {"embedding.tokens.weight"}
+    assert set(first) | set(last) == {name for name, _ in whole.named_parameters()}
+    assert set(first) & set(last) == tied
+    assert {name.split(".")[1] for name in last if name.startswith("blocks")} == {"1", "2", "3"}
+    assert set(last) - set(owned) == tied, "the tied copy of the last stage owns nothing"
+
+
+def test_the_rank_that_holds_copy_0_owns() -> None:
+    tensor = spec.TensorParallel(size=2, mode="1d")
+    ranks = on_ranks(4, _names, job(4, pipeline=spec.PipelineParallel(size=2), tensor=tensor), init="deepspeed")
+    for (names, owned), (_, owned_by_other) in (ranks[:2], ranks[2:]):
+        tied = {"embedding.tokens.weight"} - set(owned)
+        assert set(owned) == set(names) - tied
+        assert not any(name.endswith(("norm1.weight", "norm2.bias", "norm.bias")) for name in owned_by_other)
+        assert any(name.endswith("qkv.weight") for name in owned_by_other)
+
+
+def test_a_user_s_pipeline_of_unknown_layers_is_not_cut_by_guess() -> None:
+    from dslpar.pipeline import parts_of
+
+    with pytest.raises(AssertionError, match="blocks"):
+        parts_of(["model"], [1, 1])

@@ -1,0 +1,182 @@
+"""train.py as a program: what it writes, what it refuses, and that two layouts write the same curve."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslpar import flow, record
+from dslpar.train import main
+from tests.runs import CONFIG, Finished, deepspeed, metrics, start, write_config
+
+PYTHON = sys.executable
+FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s"]
+
+
+def train(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> Finished:
+    """Runs train.py on a config in `folder`, into `folder`/out."""
+    path = write_config(folder, config)
+    return start([*launcher, "train.py", "--config", str(path), f"train.output_dir={folder / 'out'}", *words])
+
+
+# ---- what a run leaves ----
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A run with evaluation: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    config = CONFIG + "train.update(steps=5, eval_interval=2, eval_steps=2)\nlr_scheduler = dict(type='linear')\n"
+    (folder / "base.py").write_text("zero = dict(stage=1)\n")
+    done = train(folder, "train.log_interval=5", config="from .base import zero\n" + config)
+    assert done.status == 0, done.output
+    return folder / "out", done
+
+
+def test_metrics_have_a_line_a_step(finished: tuple[Path, Finished]) -> None:
+    lines = metrics(finished[0])
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    evaluated = {2, 4, 5}
+    for line in lines:
+        assert list(line) == FIELDS + ["eval_loss"] * (line["step"] in evaluated)
+        assert line["tokens"] == line["step"] * 4 * 16
+        assert line["tokens_per_s"] == pytest.approx(4 * 16 / line["step_s"])
+        assert 0 < line["loss"] < 6
+        assert line["grad_norm"] > 0
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
+    assert repr(lines[0]["loss"]) in (finished[0] / "metrics.jsonl").read_text(), "full precision"
+
+
+def test_held_out_loss_is_told_before_and_after(finished: tuple[Path, Finished]) -> None:
+    out, done = finished
+    last = metrics(out)[-1]["eval_loss"]
+    (before,) = [line for line in done.output.splitlines() if line.startswith("held-out loss before") and "," not in line]
+    assert f"{before}, after: {last:.4f}" in done.output
+    assert done.output.count("step 5/5") == 1
+    assert "step 1/5" not in done.output, "log_interval"
+
+
+def test_the_log_holds_our_lines_and_deepspeed_s(finished: tuple[Path, Finished]) -> None:
+    out, done = finished
+    log = (out / "log.txt").read_text()
+    assert "held-out loss before" in log
+    assert "DeepSpeed INFO" in log
+    assert "DeepSpeed INFO" not in done.output
+
+
+def test_what_was_resolved_stands_in_config_yaml(finished: tuple[Path, Finished]) -> None:
+    config = flow.load(str(finished[0] / "config.yaml"))
+    plain: dict[str, Any] = config.root.plain()
+    resolved = plain["resolved"]
+    assert resolved["batch"] == {"global_size": 4, "micro_size": 4, "accumulation": 1}
+    assert resolved["parallel"]["data"] == resolved["world_size"] == 1
+    assert set(resolved["versions"]) == {"dslpar", "torch", "deepspeed", "python"}
+    assert plain["zero"] == {"stage": 1}
+
+
+def test_config_yaml_loads_as_a_config_of_the_same_job(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    assert flow.lint(flow.load(str(out / "config.yaml")), 1) == []
+    again = flow.job_of(str(out / "config.yaml"), 1)
+    assert again.spec.data.files == (str(out.parent / "text.txt"),), "found from wherever the record stands"
+    assert again.spec.train.steps == 5
+
+
+def test_the_sources_are_beside_it(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    copies = sorted(path.name for path in (out / "sources").iterdir())
+    assert copies == ["base.py", "cfg.py"]
+    assert (out / "sources" / "cfg.py").read_text() == (out.parent / "cfg.py").read_text()
+
+
+def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    before = (out / "metrics.jsonl").read_bytes()
+    again = start([PYTHON, "train.py", "--config", str(out.parent / "cfg.py"), f"train.output_dir={out}"])
+    assert again.status == 1
+    assert "CKP101" in again.output
+    assert "train.output_dir=" in again.output
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
+    text = CONFIG + "train.update(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1]))\n"
+    config = flow.load(str(write_config(tmp_path, text)))
+    (tmp_path / "config.yaml").write_text(record.config_yaml(flow.job_of(config, 2), config))
+    again = flow.load(str(tmp_path / "config.yaml"))
+    plain: Any = again.root.plain()
+    assert plain["train"]["dist"]["actual_pipeline_stage_id"] == [0, 1]
+    assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
+    assert flow.lint(again, 2) == []
+    assert flow.job_of(again, 4).mesh.data == 2, "not bound to the world that it ran in"
+
+
+# ---- two layouts, one curve ----
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ("parallel = dict(pipeline=2)\nbatch['accumulation'] = 2\nzero = 1\n", 2),
+        pytest.param(
+            "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\nbatch['accumulation'] = 2\nzero = 1\n",
+            8,
+            marks=pytest.mark.prove,
+        ),
+    ],
+)
+def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: str, ranks: int) -> None:
+    curves = []
+    for name, more, launcher in (("one", "", (PYTHON,)), ("many", parallel, deepspeed("--num_gpus", str(ranks)))):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = train(folder, "train.steps=8", "train.eval_interval=4", config=CONFIG + more, launcher=tuple(launcher))
+        assert done.status == 0, done.output
+        curves.append(metrics(folder / "out"))
+    for one, many in itertools.zip_longest(*curves):
+        for field in {"loss", "grad_norm", "lr", "tokens", "eval_loss"} & set(one):
+            assert many[field] == pytest.approx(one[field], rel=1e-6), (one["step"], field)
+
+
+# ---- what is refused, in this process ----
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 2, "--config"),
+        (["--config", "no_such.py"], 1, "no_such.py"),
+        (["--config", "CFG", "train.stepz=3"], 1, "did you mean 'steps'"),
+        (["--config", "CFG", "--resume"], 2, "--resume"),
+        (["train.steps=0", "--local_rank=0", "--config", "CFG"], 1, "train.steps"),
+        (["--config", "CFG", "data.files=['gone.txt']"], 1, "BAT201"),
+        (["--config", "CFG", "data.seq_len=16", "data.eval_fraction=0.0", "train.eval_interval=1"], 1, "BAT203"),
+    ],
+)
+def test_what_cannot_run_is_told_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    said: str,
+) -> None:
+    config = str(write_config(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.chdir(tmp_path)
+    assert main([config if word == "CFG" else word for word in words]) == status
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    file = StringIO()
+    record.write_line(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
+    assert json.loads(file.getvalue()) == {"step": 3, "loss": None, "grad_norm": None, "lr": 0.1, "skipped": True}
