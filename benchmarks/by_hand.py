@@ -80,7 +80,8 @@ class Block(nn.Module):
         q, k, v = qkv.transpose(1, 3).unbind(2)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, sequence, hidden))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        up: Tensor = self.up(self.norm2(x))
+        return torch.add(x, self.down(functional.gelu(up)))
 
 
 class GPT(nn.Module):

@@ -152,7 +152,7 @@ def serve(rank: int, world: int, folder: Path, build_step: Callable[[int], Step]
     """One rank of a side: builds, warms up, then answers each number of steps with its CPU seconds."""
     warnings.simplefilter("ignore")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world))
-    store = dist.FileStore(str(folder / "store"), world)
+    store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     start_deepspeed()
     step, batches = build_step(world), batches_of_step()

@@ -69,7 +69,7 @@ def _lint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lint(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.lint import book, formats
+    from dslpar.linter import book, formats
 
     findings: list[Finding] = []
     sources: dict[str, str] = {}
@@ -90,14 +90,13 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.lint.book import PAGES, RULES, page_of
+    from dslpar.linter.book import codes, page_of
 
     page = page_of(args.code)
     if page is None:
         from dslpar.read import did_you_mean
 
-        codes = [page.code for page in (*RULES, *PAGES)]
-        fix = did_you_mean(args.code, codes) or f"the codes are {', '.join(codes)}"
+        fix = did_you_mean(args.code, codes()) or f"the codes are {', '.join(codes())}"
         parser.error(f"no rule {args.code!r}; {fix}")
     print(f"{page.code} {page.name} ({page.severity})\n\n{page.text()}")
     return 0
@@ -115,7 +114,7 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from dslpar import flow, show
     from dslpar.errors import DslparError
-    from dslpar.lint import book, formats
+    from dslpar.linter import book, formats
 
     sources: dict[str, str] = {}
     cluster = _cluster(args, parser, sources)

@@ -16,7 +16,7 @@ from dslpar.config.load import load_text as evaluate_text
 from dslpar.errors import DslparError, Finding, has_errors
 from dslpar.hostfile import Cluster
 from dslpar.job import Job, resolve
-from dslpar.lint import book
+from dslpar.linter import book
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> Config:

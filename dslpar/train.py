@@ -25,7 +25,7 @@ from dslpar import bootstrap, flow
 from dslpar.bootstrap import Place
 from dslpar.errors import DslparError, Finding, has_errors
 from dslpar.job import Job
-from dslpar.lint import formats
+from dslpar.linter import formats
 
 if TYPE_CHECKING:
     from dslpar.config.load import Config
@@ -289,3 +289,7 @@ def _set_aside(folder: Path | None) -> Iterator[None]:
 
     with open(folder / LOG if folder else os.devnull, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

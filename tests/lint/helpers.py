@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dslpar.errors import Finding
 from dslpar.flow import load_text
 from dslpar.hostfile import parse
-from dslpar.lint.book import lint
+from dslpar.linter.book import lint
 
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"
 BATCH = "batch = dict(micro_size=16)\n"

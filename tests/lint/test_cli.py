@@ -9,7 +9,7 @@ import pytest
 
 from dslpar.cli import main
 from dslpar.errors import Finding, Location
-from dslpar.lint import formats
+from dslpar.linter import formats
 from tests.lint.helpers import MODEL
 
 FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column", "end_line", "end_column", "key"]

@@ -10,7 +10,7 @@ import pytest
 
 from dslpar.errors import has_errors
 from dslpar.flow import job_of, load_text
-from dslpar.lint.book import lint
+from dslpar.linter.book import lint
 from dslpar.plan.stages import libai
 from dslpar.show import AXES, as_record
 from tests.lint.helpers import BATCH, MODEL, PATH

@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from dslpar.lint.book import PAGES, RULES, page_of
-from dslpar.lint.hosts import RULES as HOST_RULES
-from dslpar.lint.rule import Rule
+from dslpar.linter.book import PAGES, RULES, page_of
+from dslpar.linter.hosts import RULES as HOST_RULES
+from dslpar.linter.rule import Rule
 from tests.lint.helpers import MODEL, codes
 
 SECTIONS = ("What it does", "Why", "Example", "Use instead")

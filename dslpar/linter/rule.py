@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslpar.errors import Finding, Location, Severity
 
 if TYPE_CHECKING:
-    from dslpar.lint.context import Context
+    from dslpar.linter.context import Context
 
 
 class UnknownValueError(Exception):

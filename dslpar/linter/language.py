@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.errors import Finding
-from dslpar.lint.context import Context
-from dslpar.lint.rule import rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import rule
 
 
 @rule("CFG001", "syntax-error")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.errors import WORLD, Location
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
 
 
 @rule("CFG101", "unknown-key")

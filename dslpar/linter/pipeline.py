@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from dslpar import spec
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, UnknownValueError, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, UnknownValueError, rule
 from dslpar.plan.stages import LAYER_CLASSES
 from dslpar.read import did_you_mean
 

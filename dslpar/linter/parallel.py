@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
 
 
 @rule("PAR101", "world-not-a-multiple")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dslpar.errors import Location
 from dslpar.hostfile import Cluster
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, UnknownValueError, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, UnknownValueError, rule
 
 _GRAMMAR = "one host a line: NAME slots=N"
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from dslpar.job import MODES
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
 from dslpar.read import did_you_mean
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.job import least_micro_size
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Problem, rule
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
 
 
 @rule("BAT101", "batch-does-not-fit")

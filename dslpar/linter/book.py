@@ -5,10 +5,10 @@ from __future__ import annotations
 from dslpar.config.load import Config
 from dslpar.errors import Finding
 from dslpar.hostfile import Cluster
-from dslpar.lint import deepspeed, hosts, keys, language, parallel, pipeline, tensor, training
-from dslpar.lint.context import Context
-from dslpar.lint.rule import Rule
-from dslpar.lint.run_time import PAGES, RunTimePage
+from dslpar.linter import deepspeed, hosts, keys, language, parallel, pipeline, tensor, training
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Rule
+from dslpar.linter.run_time import PAGES, RunTimePage
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -32,4 +32,10 @@ def lint(config: Config, world_size: int | None = None, cluster: Cluster | None 
 def page_of(code: str) -> Rule | RunTimePage | None:
     """The page of a code or of a name, in any case."""
     wanted = code.lower()
-    return next((page for page in (*RULES, *PAGES) if wanted in (page.code.lower(), page.name)), None)
+    pages: list[Rule | RunTimePage] = [*RULES, *PAGES]
+    return next((page for page in pages if wanted in (page.code.lower(), page.name)), None)
+
+
+def codes() -> list[str]:
+    """Every code that has a page."""
+    return [rule.code for rule in RULES] + [page.code for page in PAGES]

@@ -16,7 +16,7 @@ from dslpar.config.load import Config
 from dslpar.errors import Finding, Location
 from dslpar.hostfile import Cluster
 from dslpar.job import MODES, Batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
-from dslpar.lint.rule import Problem, UnknownValueError
+from dslpar.linter.rule import Problem, UnknownValueError
 from dslpar.read import Reading, read
 
 
