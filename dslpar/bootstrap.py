@@ -64,7 +64,9 @@ LAUNCHERS = (
     ),
     Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_JOBID"),
     # of a step that srun started; in a batch script by itself, Slurm's variables are of one process
-    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NTASKS_PER_NODE",), "SLURM_JOB_ID"),
+    Launcher(
+        "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NTASKS_PER_NODE",), "SLURM_JOB_ID"
+    ),
 )
 """In the order in which they are asked: who starts ranks inside an allocation comes before who made that."""
 
@@ -137,8 +139,8 @@ def end_at_errors(place: Place) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         text = "".join(traceback.format_exception(kind, error, trace))
         sys.stdout.flush()
-        sys.stderr.write(f"[rank {place.rank} of {place.world_size} on {socket.gethostname()}] {text}")
-        sys.stderr.flush()
+        # Not by sys.stderr: torch.distributed puts a buffer in its place while this runs, to print it afterwards.
+        os.write(2, f"[rank {place.rank} of {place.world_size} on {socket.gethostname()}] {text}".encode())
         os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook
@@ -156,6 +158,7 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
     )
     import deepspeed
     import torch
+    import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
     from dslpar import workarounds
@@ -165,15 +168,15 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
     accelerator = get_accelerator()
     accelerator.set_device(place.local_rank)
     workarounds.avoid_compiling()
-    alone = torch.distributed.HashStore() if place.world_size == 1 else None  # one process needs no port
+    alone = dist.HashStore() if place.world_size == 1 else None  # one process needs no port
     backend = accelerator.communication_backend_name()
-    torch.distributed.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
+    dist.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
 def stop() -> None:
     """The end of a run that went well, once all ranks are there: without it torch sometimes aborts at exit."""
-    import torch
+    import torch.distributed as dist
 
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -32,16 +32,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="dslpar",
         description="Lint, show and explain how a model is spread over a cluster.",
         epilog="commands:\n" + "".join(f"  {name:10}{command.help}\n" for name, command in COMMANDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         usage="dslpar COMMAND ... (dslpar COMMAND --help says more)",
     )
     top.add_argument("--version", action="store_true", help="print the version and stop")
     if not words or words[0] not in COMMANDS:
         return _no_command(top, words)
     command = COMMANDS[words[0]]
-    parser = argparse.ArgumentParser(prog=f"dslpar {words[0]}", description=command.help)
+    parser = argparse.ArgumentParser(prog=f"dslpar {words[0]}", description=command.help, formatter_class=_formatter)
     command.arguments(parser)
     return command.run(parser.parse_intermixed_args(words[1:]), parser)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Of a fixed width: to ask the terminal, argparse would load every compression of the standard library."""
+    return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
 def _no_command(top: argparse.ArgumentParser, words: list[str]) -> int:

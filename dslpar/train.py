@@ -171,7 +171,7 @@ class _Run:
         began = time.perf_counter()
         loss = engine.train_batch(self._batches(self.samples, engine.consumed_samples))
         step_s = time.perf_counter() - began
-        record = {
+        record: dict[str, Any] = {
             "step": engine.step,
             "loss": loss,
             "grad_norm": engine.grad_norm,

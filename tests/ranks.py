@@ -52,7 +52,9 @@ def on_ranks(
     `timeout`, in seconds, is for everything. RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are set, and `env`.
     """
     if init == "deepspeed":
-        import deepspeed  # noqa: F401  # once, here, and not in every rank
+        # Once, here, and not in every rank: with ZeRO on, the second one brings torch's compiler with it.
+        import deepspeed
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     with tempfile.TemporaryDirectory(prefix="dslpar_ranks_") as folder:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,11 +13,25 @@ from dslpar.errors import DslparError
 LAUNCHED = {
     "nobody": ({}, Place()),
     "deepspeed": (
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "29501"},
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_SIZE": "4",
+            "MASTER_ADDR": "n0",
+            "MASTER_PORT": "29501",
+        },
         Place(5, 8, 1, 4, "n0", 29501),
     ),
     "torchrun": (
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "n0",
+            "MASTER_PORT": "1",
+        },
         Place(5, 8, 1, 4, "n0", 1),
     ),
     "mpirun with an address": (
@@ -49,7 +63,10 @@ LAUNCHED = {
         | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
         Place(3, 4, 1, 4, "n0", 1),
     ),
-    "a batch script of Slurm, without srun": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, Place()),
+    "a batch script of Slurm, without srun": (
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
+        Place(),
+    ),
 }
 
 

@@ -32,7 +32,10 @@ def batches(made: Job, data_rank: int, step: int = 0, ignored: int = 0) -> list[
     ids, labels = tokens[:, :-1], tokens[:, 1:].clone()
     labels = labels.flatten().index_fill(0, torch.arange(ignored), -100).view_as(ids)
     micro, data = made.batch.micro_size, made.mesh.data
-    rows = [slice((a * data + data_rank) * micro, (a * data + data_rank + 1) * micro) for a in range(made.batch.accumulation)]
+    rows = [
+        slice((a * data + data_rank) * micro, (a * data + data_rank + 1) * micro)
+        for a in range(made.batch.accumulation)
+    ]
     return [(ids[row], labels[row]) for row in rows]
 
 
@@ -61,9 +64,7 @@ def _steps(made: Job) -> list[tuple[float, float, float, int]]:
 PIPE = spec.Parallel(pipeline=spec.PipelineParallel(size=2))
 
 
-@pytest.mark.parametrize(
-    "parallel", [spec.Parallel(), PIPE], ids=["data 2", "pipe 2"]
-)
+@pytest.mark.parametrize("parallel", [spec.Parallel(), PIPE], ids=["data 2", "pipe 2"])
 def test_it_reports_the_lr_it_used_and_where_it_stands(parallel: spec.Parallel) -> None:
     made = job(
         2,

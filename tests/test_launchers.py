@@ -98,7 +98,9 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, launcher: str) -> None:
     config = write_config(tmp_path, PIPED + CONFIG)
     (tmp_path / "failing.py").write_text(FAILING)
     begin = deepspeed("--num_gpus", "2") if launcher == "deepspeed" else [*mpirun(2), PYTHON]
-    done = start([*begin, str(tmp_path / "failing.py"), "--config", str(config), f"train.output_dir={tmp_path / 'out'}"])
+    done = start(
+        [*begin, str(tmp_path / "failing.py"), "--config", str(config), f"train.output_dir={tmp_path / 'out'}"]
+    )
     assert done.status != 0
     assert "rank 1 broke" in done.output
     assert "[rank 1 of 2 on " in done.output

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,5 +67,5 @@ def test_rates_rise_then_fall_between_bounds(curve: str, warmup: int, num_steps:
     assert all(rate <= LR * (1 + 1e-12) for rate in used)
     rising, falling = used[:warmup], used[max(warmup - 1, 0) :]
     assert rising == sorted(rising)
-    assert all(a >= b - 1e-18 for a, b in zip(falling, falling[1:], strict=False))
+    assert all(a >= b - 1e-18 for a, b in pairwise(falling))
     assert all(rate >= min_lr * (1 - 1e-12) for rate in falling)

@@ -63,7 +63,8 @@ def split(files: Sequence[File], fraction: float) -> Corpus:
     """A share of the files held out, at least one if any, and never all; of a single file, the end of it."""
     pieces = {file.path: Piece(file.path, 0, os.path.getsize(file.path)) for file in files}
     if len(pieces) == 1:
-        return _cut(*pieces.values(), fraction)
+        (whole,) = pieces.values()
+        return _cut(whole, fraction)
     count = min(max(round(len(pieces) * fraction), 1), len(pieces) - 1) if fraction else 0
     by_hash = sorted(files, key=lambda file: (_hash(file.name), file.path))
     held_out = {file.path for file in by_hash[:count]}

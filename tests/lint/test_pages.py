@@ -10,10 +10,11 @@ from textwrap import dedent
 
 import pytest
 
+from dslpar.errors import Finding
 from dslpar.linter.book import PAGES, RULES, page_of
 from dslpar.linter.hosts import RULES as HOST_RULES
 from dslpar.linter.rule import Rule
-from tests.lint.helpers import MODEL, codes
+from tests.lint.helpers import MODEL, findings
 
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
 FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "PERF", "DEAD")
@@ -27,12 +28,19 @@ def sections(rule: Rule) -> dict[str, str]:
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:
+    """The codes of what lint says of an example."""
+    found = _findings(rule, example)
+    assert all(finding.help for finding in found if finding.severity == "error"), found
+    return [finding.code for finding in found]
+
+
+def _findings(rule: Rule, example: str) -> list[Finding]:
     """An example is a hostfile in the rules about hosts, and else a config; a model is added where none is said."""
     if rule in HOST_RULES:
-        return codes(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example)
+        return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example)
     world = None if "dslpar lint FILE\n" in example else 8
     text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
-    return codes(text, world, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
+    return findings(text, world, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
