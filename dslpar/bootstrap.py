@@ -12,6 +12,7 @@ of one. Nothing here initializes MPI: mpi4py's exit would wait for the peers of 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import socket
@@ -156,6 +157,7 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
         MASTER_ADDR=place.master_addr,
         MASTER_PORT=str(place.master_port),
     )
+    logging.disable(logging.WARNING)  # each rank would say which accelerator it found
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -163,12 +165,13 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
 
     from dslpar import workarounds
 
+    logging.disable(logging.NOTSET)
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
     accelerator = get_accelerator()
     accelerator.set_device(place.local_rank)
     workarounds.avoid_compiling()
-    alone = dist.HashStore() if place.world_size == 1 else None  # one process needs no port
+    alone = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
     dist.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

@@ -19,11 +19,13 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dslpar import comm, pipeline, workarounds
 from dslpar.ds_config import ds_config
+from dslpar.errors import DslparError, Finding, Location
 from dslpar.foreign import model_of
 from dslpar.groups import Groups, Mpu
 from dslpar.job import Job
@@ -158,7 +160,11 @@ def build(job: Job, groups: Groups, *, all_counted: bool = False) -> Engine:
     """The model, its optimizer and its schedule, in DeepSpeed's hands. All ranks must call it together.
 
     torch.distributed must run, also where one process trains by itself.
+
+    Raises:
+        DslparError: the model's class is not there or no model, or the device does not compute in `precision`.
     """
+    _check_precision(job)
     workarounds.avoid_compiling()
     workarounds.forgive_old_names()
     workarounds.let_ranks_count_nothing()
@@ -187,6 +193,18 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     decay: dict[str, Any] = {"params": [p for p in parameters if p.dim() >= 2]}
     rest = {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
     return [group for group in (decay, rest) if group["params"]]
+
+
+def _check_precision(job: Job) -> None:
+    """What no linter can know: what this machine's accelerator computes in."""
+    dtype, accelerator = job.spec.precision.dtype, get_accelerator()
+    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+    if dtype in supported and not supported[dtype]():
+        said = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
+        help_ = "choose another precision: 'fp32', 'bf16' or 'fp16'"
+        raise DslparError(
+            [Finding("PRE201", "no-such-precision-here", "error", said, help_, Location(job.path), "precision")]
+        )
 
 
 def _module(job: Job, model: LayeredModel, groups: Groups) -> nn.Module:

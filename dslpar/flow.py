@@ -1,8 +1,8 @@
 """load -> lint -> resolve: the flow as functions, and all of it without torch.
 
-    config = dslpar.load("configs/gpt_3d.py", ["train.steps=10"])
-    findings = dslpar.lint(config, world_size=8)
-    job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint finds an error
+config = dslpar.load("configs/gpt_3d.py", ["train.steps=10"])
+findings = dslpar.lint(config, world_size=8)
+job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint finds an error
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ def lint(
     return book.lint(loaded, world_size, cluster)
 
 
-def job_of(
-    config: Config | str, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None
-) -> Job:
+def job_of(config: Config | str, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None) -> Job:
     """The Job of a config in a world of `world_size` ranks.
 
     Raises:

@@ -1,8 +1,8 @@
 """Clusters: hostfiles in DeepSpeed's syntax, one `NAME slots=N` a line; empty lines and `#` comments may stand between.
 
-    >>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
-    >>> cluster.world_size, cluster.hosts[1].name
-    (8, 'node2')
+>>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
+>>> cluster.world_size, cluster.hosts[1].name
+(8, 'node2')
 """
 
 from __future__ import annotations

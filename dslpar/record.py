@@ -36,7 +36,7 @@ def claim(job: Job, config: Config) -> Path:
         said = f"{str(folder)!r} holds a run, and would be written over"
         help_ = "name another folder, train.output_dir=..., or remove that one"
         place = config.at("train.output_dir")
-        raise DslparError([Finding("CKP101", "output-dir-in-use", "error", said, help_, place, "train.output_dir")])
+        raise DslparError([Finding("CKP201", "output-dir-in-use", "error", said, help_, place, "train.output_dir")])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
     _copy_sources(config, folder / SOURCES)

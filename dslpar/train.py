@@ -49,14 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     bootstrap.end_at_errors(place)
     with _voice(place):
         status, ready = _prepare(place, sys.argv[1:] if argv is None else argv)
-    if ready is None:
-        if place.rank:
-            time.sleep(_PATIENCE_S)
-        return status
-    job, corpus, folder = ready
+    if ready is not None:
+        status = _run(place, *ready)
+    if status and place.rank:
+        time.sleep(_PATIENCE_S)
+    return status
+
+
+def _run(place: Place, job: Job, corpus: Corpus, folder: Path | None) -> int:
+    """The run itself; its exit status."""
     bootstrap.start(place, os.environ)
     with _logging(folder):
-        _train(job, corpus, folder)
+        try:
+            _train(job, corpus, folder)
+        except DslparError as error:  # what the machine alone could tell, and tells every rank
+            log.error("%s", formats.text(error.findings, {}).rstrip())
+            return 1
     bootstrap.stop()
     return 0
 
@@ -128,7 +136,7 @@ def _train(job: Job, corpus: Corpus, folder: Path | None) -> None:
     with _set_aside(folder):
         engine = engines.build(job, Groups(job.mesh), all_counted=Text.all_counted)
     _introduce(job, engine)
-    run = _Run(job, engine, corpus, folder)
+    run = _Steps(job, engine, corpus, folder)
     before = run.held_out_loss()
     if before is not None:
         log.info("held-out loss before: %.4f", before)
@@ -137,7 +145,7 @@ def _train(job: Job, corpus: Corpus, folder: Path | None) -> None:
         log.info("held-out loss before: %.4f, after: %.4f", before, after)
 
 
-class _Run:
+class _Steps:
     """The steps of a run: samples in, metrics out; it holds no more than the position of the engine."""
 
     def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None) -> None:
@@ -248,8 +256,7 @@ def _logging(folder: Path | None) -> Iterator[None]:
     logging.captureWarnings(True)
     log.propagate = False
     if folder is None:
-        log.setLevel(logging.ERROR)
-        for logger in theirs:
+        for logger in (log, *theirs):
             logger.addHandler(logging.NullHandler())
         yield
         return

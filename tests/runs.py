@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -40,23 +43,29 @@ def write_config(folder: Path, text: str = CONFIG) -> Path:
 
 
 def start(command: list[str], timeout_s: float = 120, **env: str) -> Finished:
-    """Runs a command in the repository's root. At the time-out it and its children are killed, and the test fails."""
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    """Runs a command in the repository's root. At the time-out it and all below it are killed, and the test fails.
+
+    Output goes to a file: a pipe stays open for as long as any process below lives.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
         try:
-            output, _ = process.communicate(timeout=timeout_s)
+            status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            raise AssertionError(f"no end after {timeout_s} s:\n{output[-5000:]}") from None
-    return Finished(process.returncode, output)
+            _kill(process)
+            output.seek(0)
+            raise AssertionError(f"no end after {timeout_s} s:\n{output.read()[-5000:]}") from None
+        output.seek(0)
+        return Finished(status, output.read())
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """The process and all its descendants: torchrun's ranks, for one, lead sessions of their own."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
 
 
 def deepspeed(*more: str) -> list[str]:

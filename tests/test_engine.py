@@ -1,4 +1,4 @@
-"""The engine beyond invariance: what it reports, what it averages, what it must not do; and DeepSpeed's bugs, watched."""
+"""The engine beyond invariance: what it reports, averages and refuses; and DeepSpeed's bugs, watched."""
 
 from __future__ import annotations
 

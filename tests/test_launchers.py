@@ -10,7 +10,7 @@ import pytest
 from tests.runs import BIN, CONFIG, ROOT, deepspeed, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
-TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--master_port", "0", "--nproc_per_node"]
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 HOSTFILE = ["--hostfile", "hostfiles/8gpu", "--no_ssh_check", "--master_addr", "127.0.0.1"]
 PROGRAM = ["train.py", "--config"]
 

@@ -14,7 +14,7 @@ import pytest
 
 from dslpar import flow, record
 from dslpar.train import main
-from tests.runs import CONFIG, Finished, deepspeed, metrics, start, write_config
+from tests.runs import CONFIG, Finished, deepspeed, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
 FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s"]
@@ -102,7 +102,7 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
     before = (out / "metrics.jsonl").read_bytes()
     again = start([PYTHON, "train.py", "--config", str(out.parent / "cfg.py"), f"train.output_dir={out}"])
     assert again.status == 1
-    assert "CKP101" in again.output
+    assert "CKP201" in again.output
     assert "train.output_dir=" in again.output
     assert (out / "metrics.jsonl").read_bytes() == before
 
@@ -175,6 +175,13 @@ def test_what_cannot_run_is_told_before_anything_starts(
     assert main([config if word == "CFG" else word for word in words]) == status
     assert said in capsys.readouterr().err
     assert not (tmp_path / "outputs").exists()
+
+
+def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
+    done = train(tmp_path, "model={'type': 'math.sqrt'}", "data.seq_len=8", launcher=(*mpirun(2), PYTHON))
+    assert done.status == 1
+    assert done.output.count("CFG201") == 1
+    assert "Traceback" not in done.output
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:

@@ -89,6 +89,22 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CKP201",
+        "output-dir-in-use",
+        """
+The output_dir holds steps of another run.
+
+What it does:
+    Looks for lines in its metrics.jsonl before anything is written.
+
+Why:
+    Nothing is lost: a run is never written over.
+
+Use instead:
+    train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
+""",
+    ),
+    RunTimePage(
         "HST201",
         "half-a-place",
         """
@@ -118,6 +134,22 @@ Why:
 
 Use instead:
     mpirun -x MASTER_ADDR=node1 ... train.py --config FILE
+""",
+    ),
+    RunTimePage(
+        "PRE201",
+        "no-such-precision-here",
+        """
+DeepSpeed does not run this precision on the machine's accelerator.
+
+What it does:
+    Asks DeepSpeed's accelerator before the model is built: many CPUs have no fp16.
+
+Why:
+    The linter does not know the machine.
+
+Use instead:
+    precision = 'bf16'
 """,
     ),
     RunTimePage(

@@ -123,7 +123,7 @@ LAYOUTS: dict[str, Layout] = {
     "bf16, data 2, ZeRO 2": Layout(2, {}, zero=2, dtype="bf16"),
     "bf16, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, dtype="bf16"),
     "bf16, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, dtype="bf16", prove=False),
-    "bf16, pipe 2, data 2, 2d 2x2, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, dtype="bf16"),
+    "bf16, pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, dtype="bf16"),
 }
 
 
