@@ -1,6 +1,6 @@
 """What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`.
 
-Only rank 0 writes. A folder that holds steps of a run already is refused, never written over.
+Only rank 0 writes. A folder that holds steps of a run is set aside under a new name, never written over.
 """
 
 from __future__ import annotations
@@ -9,38 +9,41 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
 from dslpar import show, spec
 from dslpar.config import yaml_io
 from dslpar.config.load import Config
-from dslpar.errors import COMMAND_LINE, DslparError, Finding
+from dslpar.errors import COMMAND_LINE
 from dslpar.job import Job
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
 
 
 def claim(job: Job, config: Config) -> Path:
-    """Makes the output_dir and writes down what will run.
+    """Makes the output_dir and writes down what will run; a run that was there is set aside, whole.
 
-    Raises:
-        DslparError: another run is there.
+    Call it when every rank has read the config, which may be the config.yaml of the run that is set aside.
     """
     folder = Path(job.output_dir)
     metrics = folder / METRICS
     if metrics.exists() and metrics.stat().st_size:
-        said = f"{str(folder)!r} holds a run, and would be written over"
-        help_ = "name another folder, train.output_dir=..., or remove that one"
-        place = config.at("train.output_dir")
-        raise DslparError([Finding("CKP201", "output-dir-in-use", "error", said, help_, place, "train.output_dir")])
+        aside = next(path for path in map(folder.with_name, _numbered(folder.name)) if not path.exists())
+        folder.rename(aside)
+        print(f"the run that was in {folder} is in {aside} now", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
     _copy_sources(config, folder / SOURCES)
     return folder
+
+
+def _numbered(name: str) -> Iterator[str]:
+    return (f"{name}.{number}" for number in count(1))
 
 
 def config_yaml(job: Job, config: Config) -> str:

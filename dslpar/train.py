@@ -56,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(place: Place, job: Job, corpus: Corpus, folder: Path | None) -> int:
+def _run(place: Place, job: Job, corpus: Corpus, config: Config) -> int:
     """The run itself; its exit status."""
-    bootstrap.start(place, os.environ)
+    bootstrap.start(place, os.environ)  # from here on, every rank has read the config
+    folder = _claim(place, job, config)
     with _logging(folder):
         try:
             _train(job, corpus, folder)
@@ -71,8 +72,8 @@ def _run(place: Place, job: Job, corpus: Corpus, folder: Path | None) -> int:
 
 # ---- before anything starts ----
 
-Ready = tuple[Job, "Corpus", Path | None]
-"""What will run, on what text, and, on rank 0, where it writes."""
+Ready = tuple[Job, "Corpus", "Config"]
+"""What will run, on what text, and what says so."""
 
 
 def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
@@ -88,7 +89,7 @@ def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
         if has_errors(findings):
             return 1, None
         job = flow.job_of(config, place.world_size)
-        return 0, (job, corpus_of(job), _claim(place, job, config))
+        return 0, (job, corpus_of(job), config)
     except DslparError as error:
         _say(error.findings, config.sources if config else {})
         return 1, None

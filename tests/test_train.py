@@ -99,12 +99,17 @@ def test_the_sources_are_beside_it(finished: tuple[Path, Finished]) -> None:
 
 def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]) -> None:
     out, _ = finished
+    config = str(out.parent / "cfg.py")
+    out = out.with_name("again")
+    command = [PYTHON, "train.py", "--config", config, f"train.output_dir={out}", "train.steps=1"]
+    assert start(command).status == 0
     before = (out / "metrics.jsonl").read_bytes()
-    again = start([PYTHON, "train.py", "--config", str(out.parent / "cfg.py"), f"train.output_dir={out}"])
-    assert again.status == 1
-    assert "CKP201" in again.output
-    assert "train.output_dir=" in again.output
-    assert (out / "metrics.jsonl").read_bytes() == before
+    # from its own record, which moves while the run starts
+    again = start([PYTHON, "train.py", "--config", str(out / "config.yaml")])
+    assert again.status == 0
+    assert f"the run that was in {out} is in {out}.1 now" in again.output
+    assert (out.with_name("again.1") / "metrics.jsonl").read_bytes() == before
+    assert json.loads((out / "metrics.jsonl").read_text())["loss"] == json.loads(before)["loss"]
 
 
 def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:

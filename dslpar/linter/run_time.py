@@ -89,22 +89,6 @@ Use instead:
 """,
     ),
     RunTimePage(
-        "CKP201",
-        "output-dir-in-use",
-        """
-The output_dir holds steps of another run.
-
-What it does:
-    Looks for lines in its metrics.jsonl before anything is written.
-
-Why:
-    Nothing is lost: a run is never written over.
-
-Use instead:
-    train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
-""",
-    ),
-    RunTimePage(
         "HST201",
         "half-a-place",
         """
