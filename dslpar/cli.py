@@ -82,6 +82,7 @@ def _lint(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for config in _configs(args, parser):
         findings += book.lint(config, args.world_size, cluster)
         sources |= config.sources
+    findings = list(dict.fromkeys(findings))  # what is true of the world is true of each config
     sys.stdout.write(formats.FORMATS[args.format](findings, sources))
     bad = ("error", "warning") if args.strict else ("error",)
     return int(any(finding.severity in bad for finding in findings))
@@ -178,7 +179,7 @@ def _cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sources:
     from dslpar import hostfile
 
     try:
-        with open(args.hostfile, encoding="utf-8") as file:
+        with open(args.hostfile, encoding="utf-8-sig") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"cannot read the hostfile {args.hostfile}: {error}")

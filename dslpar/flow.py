@@ -7,6 +7,7 @@ job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from dslpar import read
@@ -18,10 +19,12 @@ from dslpar.hostfile import Cluster
 from dslpar.job import Job, resolve
 from dslpar.linter import book
 
+Path = str | os.PathLike[str]
 
-def load(path: str, overrides: Sequence[str] = ()) -> Config:
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result."""
-    return evaluate_file(path, overrides, read.SHORTHANDS)
+    return evaluate_file(os.fspath(path), overrides, read.SHORTHANDS)
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
@@ -30,21 +33,35 @@ def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def lint(
-    config: Config | str, world_size: int | None = None, overrides: Sequence[str] = (), cluster: Cluster | None = None
+    config: Config | Path, world_size: int | None = None, overrides: Sequence[str] = (), cluster: Cluster | None = None
 ) -> list[Finding]:
-    """All findings of a config (or of the file at a path) for a world, in file order."""
-    loaded = load(config, overrides) if isinstance(config, str) else config
-    return book.lint(loaded, world_size, cluster)
+    """All findings of a config (or of the file at a path) for a world, in file order.
+
+    Raises:
+        TypeError: overrides for a Config, which is loaded already.
+    """
+    return book.lint(_loaded(config, overrides), world_size, cluster)
 
 
-def job_of(config: Config | str, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None) -> Job:
+def job_of(
+    config: Config | Path, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None
+) -> Job:
     """The Job of a config in a world of `world_size` ranks.
 
     Raises:
         DslparError: lint finds an error; it holds all findings.
+        TypeError: overrides for a Config, which is loaded already.
     """
-    loaded = load(config, overrides) if isinstance(config, str) else config
+    loaded = _loaded(config, overrides)
     findings = book.lint(loaded, world_size, cluster)
     if has_errors(findings):
         raise DslparError(findings)
     return resolve(read.read(loaded).spec, world_size, loaded.path)
+
+
+def _loaded(config: Config | Path, overrides: Sequence[str]) -> Config:
+    if not isinstance(config, Config):
+        return load(config, overrides)
+    if overrides:
+        raise TypeError("overrides go to dslpar.load, which applies them")
+    return config

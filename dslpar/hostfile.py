@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dslpar.errors import Location
 
-_LINE = re.compile(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?$", re.ASCII)
+_LINE = re.compile(r"\s*(\S+)\s+slots=(\d{1,9})\s*(?:#.*)?$", re.ASCII)
 
 
 class Host(NamedTuple):
@@ -49,7 +49,7 @@ class Cluster(NamedTuple):
 def parse(text: str, path: str) -> Cluster:
     """Read a hostfile's text; never raises."""
     hosts, bad = [], []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _LINE.match(line)
@@ -58,5 +58,5 @@ def parse(text: str, path: str) -> Cluster:
             bad.append(BadLine(place, line.strip()))
         else:
             slots = place._replace(column=match.start(2) + 1, end_column=match.end(2) + 1)
-            hosts.append(Host(match[1], int(match[2][:9]), place, slots))
+            hosts.append(Host(match[1], int(match[2]), place, slots))
     return Cluster(path, tuple(hosts), tuple(bad))

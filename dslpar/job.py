@@ -115,7 +115,7 @@ def _cube(tensor: Any) -> Axes | None:
 
 
 def _shaped(tensor: Any) -> Axes | None:
-    shape = tensor.shape or (0, 0, 0)
+    shape = tensor.shape or ((1, 1, 1) if tensor.size == 1 else (0, 0, 0))
     return (1, *shape) if math.prod(shape) == tensor.size else None
 
 
@@ -226,5 +226,6 @@ def seq_len_of(spec_: Any) -> int:
 
 
 def default_output_dir(path: str) -> str:
-    """outputs/<config name>, below where the run starts."""
-    return "outputs/" + path.replace("\\", "/").rpartition("/")[2].rpartition(".")[0]
+    """outputs/<config name>, below where the run starts; of the config.yaml of a run, that run's own folder."""
+    folder, _, name = path.replace("\\", "/").rpartition("/")
+    return folder if folder and name == "config.yaml" else "outputs/" + name.rpartition(".")[0]

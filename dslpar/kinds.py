@@ -5,7 +5,6 @@ The annotations of `dslpar.spec` name these kinds; `True` is no whole number, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,15 +30,16 @@ def _choice(*names: str) -> Kind:
     return Kind((str,), lambda value: value in names, "one of " + ", ".join(map(repr, names)), names)
 
 
-def _finite(low: float, high: float = math.inf, *, open_low: bool = False) -> Callable[[Any], bool]:
+def _finite(low: float, high: float = 1e300, *, open_low: bool = False) -> Callable[[Any], bool]:
     return lambda value: (low < value if open_low else low <= value) and value < high
 
 
 SEQUENCE = (list, tuple)
 _NUMBER = (int, float)
 KINDS: Mapping[str, Kind] = {
-    "Count": Kind((int,), lambda value: value >= 1, "a whole number, at least 1"),
-    "Index": Kind((int,), lambda value: value >= 0, "a whole number, at least 0"),
+    "Count": Kind((int,), lambda value: 1 <= value < 2**31, "a whole number, at least 1 (and below 2**31)"),
+    "Layers": Kind((int,), lambda value: 1 <= value <= 10_000, "a whole number, at least 1 and at most 10,000"),
+    "Index": Kind((int,), lambda value: 0 <= value < 2**63, "a whole number, at least 0 (and below 2**63)"),
     "Positive": Kind(_NUMBER, _finite(0, open_low=True), "a number above 0"),
     "Rate": Kind(_NUMBER, _finite(0), "a number, at least 0"),
     "Fraction": Kind(_NUMBER, _finite(0, 1), "a number, at least 0 and below 1"),

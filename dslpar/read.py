@@ -80,8 +80,8 @@ class _Reader:
 
     def reading(self) -> Reading:
         top = {entry.name: entry.node for entry in _entries(self.config.root, "") if entry.node.value is not None}
-        self._refuse_strangers()
         values = {name: self._top(name, top[name]) for name in SECTIONS if name in top}
+        self._refuse_strangers()
         self.invalid |= self.config.unknown
         if "model" not in values and "model" not in self.invalid and self.config.complete:
             self._fail("CFG107", Location(self.config.path), "there is no model", _MODEL_HELP, "model")
@@ -118,6 +118,8 @@ class _Reader:
         values: dict[str, Any] = {}
         for entry in _inlined(cls, entries):
             field = known.get(getattr(cls, "ALIASES", {}).get(entry.name, entry.name))
+            if field is None and entry.node.value is None and entry.wrote in spec.LATER:
+                continue
             if field is None:
                 self._unknown(entry.name, entry.wrote, [*known, *getattr(cls, "ALIASES", ())])
             elif entry.node.value is not None:
@@ -147,7 +149,7 @@ class _Reader:
             values[name] = _PLACEHOLDER
             if not {f"{key}.{name}", f"{wrote}.{name}"} & (self.invalid | self.config.unknown):
                 said = f"{wrote} has no {name}"
-                self._fail("CFG104", node.location, said, _like(cls, wrote), wrote, f"{key}.{name}")
+                self._fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, f"{key}.{name}")
         return cls(**values)
 
     def _scalar(self, kind_name: str, node: Node, key: str, wrote: str) -> Any:
@@ -205,7 +207,7 @@ class _Reader:
     def _bad_type(self, key: str, name: str, place: Location, table: Mapping[str, type]) -> None:
         help_ = did_you_mean(name, table) or f"the types of {key} are {_listed(table)}"
         if key == "model":
-            help_ += ", or any class by its full name, such as 'my_package.my_module.MyModel'"
+            help_ += " (a class of your own goes by its full name, such as 'my_package.my_module.MyModel')"
         self._fail("CFG108", place, f"{key} has no type {name!r}", help_, f"{key}.type", key)
 
     def _precision(self, node: Node) -> Any:
@@ -232,12 +234,17 @@ class _Reader:
 
     def _refuse_strangers(self) -> None:
         """Top-level names: an author's own variables may stand, misspelt sections and idle dicts may not."""
+        for name in (name for name in self.config.modules if name in SECTIONS):
+            said = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
+            help_ = f"import a config file by its position, as in `from .common.train import {name}`"
+            self._fail("CFG102", self.config.modules[name], said, help_, name)
         for name, node, _ in _entries(self.config.root, ""):
             if name in SECTIONS or name == "resolved":
                 continue
             place = self.config.key_at(name)
             if name in spec.LATER:
-                self._unknown(name, name, SECTIONS)
+                if node.value is not None:
+                    self._unknown(name, name, SECTIONS)
                 continue
             if place.path == COMMAND_LINE or not place.path.endswith(".py"):
                 self._unknown(name, name, SECTIONS)
@@ -262,7 +269,7 @@ class _Reader:
         names = list(known)
         section = wrote.rpartition(".")[0]
         said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
-        help_ = did_you_mean(name, names) or f"the keys are {_listed(names)}"
+        help_ = did_you_mean(name, names) or f"the {'keys' if section else 'sections'} are {_listed(names)}"
         self._fail("CFG101", self.config.key_at(wrote), said, help_, wrote)
 
     def _twice(self, wrote: str, other: str) -> None:

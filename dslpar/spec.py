@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 from dslpar.value import value
 
 Count: TypeAlias = int
+Layers: TypeAlias = int
 Index: TypeAlias = int
 Positive: TypeAlias = float
 Rate: TypeAlias = float
@@ -118,7 +119,7 @@ class GPT:
         "initializer_range": "init_std",
     }
 
-    num_layers: Count
+    num_layers: Layers
     """Transformer blocks."""
     hidden_size: Count
     """Features of the residual stream."""

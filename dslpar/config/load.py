@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dslpar.config.codes import BudgetError, MistakeError, finding
@@ -39,6 +40,8 @@ class Config(NamedTuple):
     """Top-level names that some expression of the file reads."""
     imported: frozenset[str] = frozenset()
     """Top-level names whose value came from another config."""
+    modules: Mapping[str, Location] = MappingProxyType({})
+    """Top-level names bound by an absolute import, and where: references, not in `root`."""
     unknown: frozenset[str] = frozenset()
     """Dotted paths that could not be evaluated (a finding says why): not missing, only not known."""
     complete: bool = True
@@ -110,6 +113,7 @@ def _load(source: Source, overrides: Sequence[str], shorthands: Mapping[str, str
         session.sources,
         frozenset(parsed.checked.used) if parsed else frozenset(),
         frozenset(name for name, slot in (names or {}).items() if slot.bound_by == "config"),
+        {name: slot.place for name, slot in (names or {}).items() if slot.bound_by == "module"},
         frozenset(exporter.unknown if exporter else ()),
         complete,
     )

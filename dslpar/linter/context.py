@@ -47,7 +47,9 @@ class Context:
         self.reading = read(config)
         self.spec: Any = Guarded(self.reading.spec, "", self.reading)
         self.cluster = cluster
-        self.world_size = cluster.world_size if world_size is None and cluster is not None else world_size
+        self.world_size = world_size
+        if world_size is None and cluster is not None and not cluster.bad_lines and cluster.world_size:
+            self.world_size = cluster.world_size
         self.asked_world_size = world_size
 
     # Places --------------------------------------------------------------------------------------------------

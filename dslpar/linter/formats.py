@@ -65,10 +65,10 @@ def summary(findings: Sequence[Finding]) -> str:
 def _excerpt(finding: Finding, sources: Sources) -> list[str]:
     """The line of the finding and carets below it; nothing where the source is not known."""
     place = finding.location
-    lines = sources.get(place.path, "").splitlines()
+    lines = sources.get(place.path, "").split("\n")  # as Python counts lines, not as `splitlines` does
     if not 1 <= place.line <= len(lines):
         return []
-    line = lines[place.line - 1]
+    line = lines[place.line - 1].rstrip("\r")
     last = place.end_column if place.end_line == place.line else len(line) + 1
     start = max(0, place.column - _WIDTH // 2) if len(line) > _WIDTH else 0
     shown, column = line[start : start + _WIDTH], place.column - start

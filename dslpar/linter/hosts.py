@@ -8,19 +8,20 @@ from dslpar.errors import Location
 from dslpar.hostfile import Cluster
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.tensor import divisors
 
 _GRAMMAR = "one host a line: NAME slots=N"
 
 
 @rule("HST101", "bad-hostfile-line")
 def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
-    """A line of the hostfile that DeepSpeed does not read.
+    """A line of the hostfile that is not `NAME slots=N`.
 
     What it does:
         Checks each line against `NAME slots=N`; empty lines and comments may stand between.
 
     Why:
-        DeepSpeed stops at such a line when the job starts.
+        DeepSpeed stops at such a line when the job starts, or reads a part of it.
 
     Example:
         localhost slots=8
@@ -154,7 +155,7 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         said = f"tensor groups of {size} ranks on hosts of {slots} slots: some groups cross hosts"
-        fits = [divisor for divisor in range(1, slots + 1) if slots % divisor == 0]
+        fits = divisors(slots)
         yield cx.problem(cx.tensor_key, said, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
 
 

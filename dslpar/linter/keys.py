@@ -239,7 +239,7 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
     Use instead:
         parallel = dict(pipeline=2)  # dslpar lint FILE --world-size 8
     """
-    if cx.world_size is None:
+    if cx.world_size is None and cx.cluster is None:
         said = "no world size is given: rules that need it are skipped"
         yield Problem(Location(WORLD), said, "--world-size N, or --hostfile FILE")
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from dslpar import spec
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
-from dslpar.plan.stages import LAYER_CLASSES
+from dslpar.plan.stages import LAYER_CLASSES, PATTERN
 from dslpar.read import did_you_mean
 
 _CUTS = ("stage_ids", "counts", "method")
@@ -133,8 +133,8 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
     """
     pipeline = cx.pipeline
-    if cx.stages == 1:
-        return
+    if cx.stages == 1 or cx.stages > cx.gpt.num_layers:
+        return  # PIP101 says it better
     if pipeline.stage_ids is not None:
         used, key = set(pipeline.stage_ids), cx.ids_key
         if len(pipeline.stage_ids) != cx.gpt.num_layers or not used <= set(range(cx.stages)):
@@ -232,8 +232,8 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
     """The method of the automatic cut is none that dslpar knows.
 
     What it does:
-        Compares parallel.pipeline.method with the list of methods; after 'type:' comes a regular expression that some
-        layer's class matches.
+        Compares parallel.pipeline.method with the list of methods; after 'type:' come names of layers' classes, with
+        '|' between them, and '^', '$' and '.' as in regular expressions.
 
     Why:
         There is no cut to follow.
@@ -251,7 +251,12 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
     if not method.startswith("type:"):
         fix = did_you_mean(method, spec.METHODS) or f"the methods are {', '.join(spec.METHODS)} and 'type:REGEX'"
         yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
-    elif not _matches(method.removeprefix("type:")):
+        return
+    pattern = method.removeprefix("type:")
+    if PATTERN.fullmatch(pattern) is None:
+        said = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
+        yield cx.problem("parallel.pipeline.method", said, "such as 'type:Block' or 'type:^Embedding|Head$'")
+    elif not any(re.search(pattern, name, re.IGNORECASE) for name in LAYER_CLASSES):
         said = f"{method!r} matches no class of layers"
         yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(LAYER_CLASSES)}")
 
@@ -313,13 +318,6 @@ def _ids(cx: Context) -> tuple[int, ...]:
         raise UnknownValueError("stage ids")
     ids: tuple[int, ...] = pipeline.stage_ids
     return ids
-
-
-def _matches(pattern: str) -> bool:
-    try:
-        return any(re.search(pattern, name, re.IGNORECASE) for name in LAYER_CLASSES)
-    except re.error:
-        return False
 
 
 RULES = (

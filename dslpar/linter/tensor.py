@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 from dslpar.job import MODES
 from dslpar.linter.context import Context
@@ -189,12 +190,13 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))
     """
     tensor = cx.spec.parallel.tensor
-    if tensor is None or tensor.mode not in MODES:
+    if tensor is None or (tensor.mode is None and tensor.size > 1) or tensor.mode not in (None, *MODES):
         return
+    meant = MODES[tensor.mode].options if tensor.mode else ()
     for option in _OPTIONS:
-        if option not in MODES[tensor.mode].options and getattr(tensor, option) is not None:
+        if option not in meant and getattr(tensor, option) is not None:
             modes = " or ".join(repr(mode) for mode, row in MODES.items() if option in row.options)
-            said = f"{option} has no meaning in mode {tensor.mode!r}"
+            said = f"{option} has no meaning " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
             yield cx.problem(f"parallel.tensor.{option}", said, f"leave it out; {option} belongs to mode {modes}")
 
 
@@ -223,7 +225,16 @@ def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
         by, words = cuboid.y * cuboid.z, f"y * z = {cuboid.y * cuboid.z}"
     if cuboid.split == "sequence" and cuboid.impl == "ulysses":
         by, words = cuboid.y * cuboid.x, f"x = {cuboid.x} (Ulysses)"
-    yield from _divides(cx, "num_heads", cx.gpt.num_heads, by, words)
+    heads, hidden = cx.gpt.num_heads, cx.gpt.hidden_size
+    if heads % by:
+        said = f"num_heads {heads} does not divide by {words} of mode {cx.cuboid.mode!r}"
+        legal = [count for count in divisors(hidden) if count % by == 0]
+        fix = (
+            _two_nearest(heads, legal)
+            if legal
+            else f"a hidden_size that is a multiple of {by}, or a smaller tensor size"
+        )
+        yield cx.problem("model.num_heads", said, fix)
 
 
 @rule("TEN202", "hidden-does-not-divide")
@@ -247,11 +258,12 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=8, mode='3d'))
         batch = dict(micro_size=4)
     """
-    cuboid = cx.cuboid
-    by = math.lcm(cuboid.z * cuboid.q, _inner_divisor(cx))
-    if cuboid.residual == "hidden":
-        by = math.lcm(by, cuboid.z * cuboid.y)
-    yield from _divides(cx, "hidden_size", cx.gpt.hidden_size, by, f"the cuboid's {by}")
+    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
+    cuts = {name: size for name, size in _hidden_cuts(cx).items() if hidden % size}
+    if cuts:
+        words = " and by ".join(f"{name} = {size}" for name, size in cuts.items())
+        said = f"hidden_size {hidden} does not divide by {words} of mode {cx.cuboid.mode!r}"
+        yield cx.problem("model.hidden_size", said, _nearest(hidden, math.lcm(heads, *_hidden_cuts(cx).values())))
 
 
 @rule("TEN203", "ffn-does-not-divide")
@@ -274,9 +286,11 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
                      ffn_hidden_size=96)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    if cx.given("model.ffn_hidden_size"):
-        by = _inner_divisor(cx)
-        yield from _divides(cx, "ffn_hidden_size", cx.gpt.ffn_size, by, f"the cuboid's {by}")
+    ffn, by = cx.gpt.ffn_hidden_size, math.lcm(*_inner_cuts(cx).values())
+    if ffn is not None and ffn % by:
+        words = " and by ".join(f"{name} = {size}" for name, size in _inner_cuts(cx).items() if ffn % size)
+        said = f"ffn_hidden_size {ffn} does not divide by {words} of mode {cx.cuboid.mode!r}"
+        yield cx.problem("model.ffn_hidden_size", said, _nearest(ffn, by))
 
 
 @rule("TEN204", "sequence-does-not-divide")
@@ -306,7 +320,8 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     length = cx.spec.data.seq_len or cx.gpt.max_seq_len
     if length % by:
         said = f"sequences of {length} tokens do not divide over {by} ranks"
-        yield cx.problem(keys, said, _nearest(length, by))
+        longest = cx.gpt.max_seq_len if cx.spec.data.seq_len else length + by
+        yield cx.problem(keys, said, _two_nearest(length, range(by, max(longest, by) + 1, by)))
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
@@ -331,20 +346,34 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.hidden_size", said, _nearest(hidden, heads))
 
 
-def _inner_divisor(cx: Context) -> int:
+def _inner_cuts(cx: Context) -> dict[str, int]:
+    """What inner features are cut by."""
     cuboid = cx.cuboid
-    return math.lcm(cuboid.y * cuboid.q, cuboid.y * cuboid.z if cuboid.inner == "heads" else 1)
+    cuts = {"y * q": cuboid.y * cuboid.q}
+    return cuts | {"y * z": cuboid.y * cuboid.z} if cuboid.inner == "heads" else cuts
 
 
-def _divides(cx: Context, name: str, value: int, by: int, words: str) -> Iterator[Problem]:
-    if value % by:
-        said = f"{name} {value} does not divide by {words} of mode {cx.cuboid.mode!r}"
-        yield cx.problem(f"model.{name}", said, _nearest(value, by))
+def _hidden_cuts(cx: Context) -> dict[str, int]:
+    """What hidden_size is cut by: the features of the residual stream, and those of attention."""
+    cuboid = cx.cuboid
+    cuts = {"z * q": cuboid.z * cuboid.q} | _inner_cuts(cx)
+    return cuts | {"z * y": cuboid.z * cuboid.y} if cuboid.residual == "hidden" else cuts
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in order."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def _two_nearest(value: int, legal: Sequence[int]) -> str:
+    """The legal sizes next to `value`; `legal` is in order and not empty."""
+    at = bisect_left(legal, value)
+    return "nearest legal: " + " or ".join(map(str, legal[max(0, at - 1) : at + 1]))
 
 
 def _nearest(value: int, by: int) -> str:
-    below = value // by * by
-    return f"nearest legal: {below} or {below + by}" if below else f"nearest legal: {by}"
+    return _two_nearest(value, range(by, value + by + 1, by))
 
 
 def _roots(value: float, power: int) -> tuple[int, int]:

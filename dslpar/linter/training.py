@@ -27,15 +27,31 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     """
     whole, micro, accumulation = cx.batch
     data, asked = cx.data_size, cx.spec.batch
-    if micro * accumulation * data == whole:
-        return
-    shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
-    step = (asked.micro_size or least_micro_size(cx.cuboid)) * (asked.accumulation or 1) * data
-    repairs = [f"global_size={size}" for size in (whole // step * step, -(-whole // step) * step) if size]
-    if asked.micro_size and whole % (asked.micro_size * data) == 0:
-        repairs.append(f"accumulation={whole // (asked.micro_size * data)}")
-    said = f"global_size {whole} is not {shown}"
-    yield cx.problem("batch.global_size", said, "or ".join(f"{repair} " for repair in repairs) + "fits")
+    if micro * accumulation * data != whole:
+        shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
+        yield cx.problem(
+            "batch.global_size", f"global_size {whole} is not {shown}", " or ".join(_repairs(cx)) + " fits"
+        )
+
+
+def _repairs(cx: Context) -> list[str]:
+    """What to write for one of the sizes so that the product fits."""
+    asked, data, least = cx.spec.batch, cx.data_size, least_micro_size(cx.cuboid)
+    whole, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
+    step = (micro or least) * (accumulation or 1) * data
+    if not (micro and accumulation):
+        return [f"global_size={size}" for size in _around(whole, step)]
+    repairs = [f"global_size={step}"]
+    if whole % (micro * data) == 0:
+        repairs.append(f"accumulation={whole // (micro * data)}")
+    if whole % (accumulation * data * least) == 0:
+        repairs.append(f"micro_size={whole // (accumulation * data)}")
+    return repairs
+
+
+def _around(value: int, step: int) -> list[int]:
+    """The multiples of `step` next to `value`, at least one of it."""
+    return sorted({max(step, value // step * step), -(-value // step) * step})
 
 
 @rule("BAT102", "micro-size-does-not-divide")
@@ -56,12 +72,19 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='2d'))
         batch = dict(micro_size=4)
     """
-    least, micro = least_micro_size(cx.cuboid), cx.batch.micro_size
-    if micro % least:
-        said = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
-        nearest = sorted({max(least, micro // least * least), -(-micro // least) * least})
-        keys = ("batch.micro_size", "batch.global_size")
-        yield cx.problem(keys, said, f"nearest legal: {' or '.join(map(str, nearest))}")
+    least, asked = least_micro_size(cx.cuboid), cx.spec.batch
+    micro = asked.micro_size or cx.batch.micro_size
+    if micro % least == 0:
+        return
+    said = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
+    if asked.micro_size is None:
+        sizes = [size * (asked.accumulation or 1) * cx.data_size for size in _around(micro, least)]
+        yield cx.problem("batch.global_size", said, f"global_size={' or '.join(map(str, sizes))}")
+        return
+    whole, others = asked.global_size, asked.accumulation or 1
+    nearest = [str(size) for size in _around(micro, least) if whole is None or whole % (size * others) == 0]
+    fix = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
+    yield cx.problem("batch.micro_size", said, fix)
 
 
 @rule("BAT103", "sequence-too-long")

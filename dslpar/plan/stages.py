@@ -1,8 +1,8 @@
 """The cut of transformer layers over pipeline stages: counts of layers, stage 0 first.
 
 `libai` repeats LiBai's automatic assignment (facts/stage_ids.json was observed by running it), `uniform` is DeepSpeed's
-even cut, `cost` and `parameters` are the contiguous cut with the smallest largest stage, the classic linear partition,
-by work and by parameters. No stage is ever empty. Letters: L layers, P stages, P <= L.
+even cut, `cost` and `parameters` are the contiguous cut with the smallest largest stage, by work
+and by parameters. No stage is ever empty. Letters: L layers, P stages, P <= L.
 
     >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], 2)
     ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1))
@@ -11,9 +11,8 @@ by work and by parameters. No stage is ever empty. Letters: L layers, P stages, 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from heapq import heapify, heapreplace
 
 from dslpar.spec import GPT
 
@@ -42,14 +41,20 @@ def uniform(num_layers: int, stages: int) -> Parts:
 
 
 def balanced(first: int, layer: int, last: int, num_layers: int, stages: int) -> Parts:
-    """The contiguous cut whose largest stage is smallest, and among those the evenest.
+    """The contiguous cut whose largest stage is smallest, and among those the evenest; then late stages take more.
 
-    Every layer weighs `layer`; the first stage bears `first` besides, and the last one `last`.
+    Every layer weighs `layer`; the first stage bears `first` besides, and the last one `last`. Since all layers weigh
+    the same, giving each next one to the lightest stage is best.
     """
-    weights = [layer] * num_layers
-    weights[0] += first
-    weights[-1] += last
-    return _split([0, *accumulate(weights)], stages)
+    loads = [layer] * stages
+    loads[0] += first
+    loads[-1] += last
+    lightest = [(load, 1, -stage) for stage, load in enumerate(loads)]
+    heapify(lightest)
+    for _ in range(num_layers - stages):
+        load, count, stage = lightest[0]
+        heapreplace(lightest, (load + layer, count + 1, stage))
+    return tuple(count for _, count, _ in sorted(lightest, key=lambda item: -item[2]))
 
 
 def by_cost(model: GPT, stages: int, seq_len: int) -> Parts:
@@ -67,11 +72,16 @@ def by_parameters(model: GPT, stages: int) -> Parts:
     return balanced(table + hidden * model.max_seq_len, layer, table + 2 * hidden, model.num_layers, stages)
 
 
+PATTERN = re.compile(r"[\w|^$.]+", re.ASCII)
+"""What may follow 'type:': names, `|` between them, `^` `$` and `.` as in regular expressions."""
 LAYER_CLASSES = ("Embedding", "PositionEmbedding", "Block", "LayerNorm", "Head")
 
 
 def by_type(pattern: str, num_layers: int, stages: int) -> Parts:
-    """Balanced by the number of layers whose class name matches; as DeepSpeed's 'type:', case does not count."""
+    """Balanced by the number of layers whose class name matches; as DeepSpeed's 'type:', case does not count.
+
+    `pattern` is of PATTERN's form: without groups and repetitions no match takes long.
+    """
     token, position, block, norm, head = (
         int(re.search(pattern, name, re.IGNORECASE) is not None) for name in LAYER_CLASSES
     )
@@ -86,42 +96,3 @@ def counts_of(stage_ids: Sequence[int], stages: int) -> Parts:
 def ids_of(counts: Sequence[int]) -> Parts:
     """The stage of each layer, from the layers on each stage."""
     return tuple(stage for stage, count in enumerate(counts) for _ in range(count))
-
-
-def _split(sums: Sequence[int], stages: int) -> Parts:
-    """Counts of the best cut, from prefix sums of the layers' weights."""
-    low, high = -(-sums[-1] // stages), sums[-1]
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _fits(sums, stages, middle) else (middle + 1, high)
-    return _evenest(sums, stages, low)
-
-
-def _fits(sums: Sequence[int], stages: int, bound: int) -> bool:
-    """Whether `stages` non-empty runs of layers, none heavier than `bound`, hold all layers."""
-    start, layers = 0, len(sums) - 1
-    for after in reversed(range(stages)):
-        end = min(bisect_right(sums, sums[start] + bound) - 1, layers - after)
-        if end <= start:
-            return False
-        start = end
-    return start == layers
-
-
-def _evenest(sums: Sequence[int], stages: int, bound: int) -> Parts:
-    """Of the cuts with no stage over `bound`, the one with the least sum of squares; equal ones favour late stages."""
-    layers = len(sums) - 1
-    best: dict[int, tuple[int, Parts]] = {0: (0, ())}
-    for stage in range(stages):
-        after: dict[int, tuple[int, Parts]] = {}
-        for end in range(stage + 1, layers - stages + stage + 2):
-            first = max(stage, bisect_left(sums, sums[end] - bound))
-            cuts = [
-                (best[start][0] + (sums[end] - sums[start]) ** 2, (*best[start][1], end - start))
-                for start in range(first, end)
-                if start in best
-            ]
-            if cuts:
-                after[end] = min(cuts)
-        best = after
-    return best[layers][1]
