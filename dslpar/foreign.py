@@ -30,7 +30,10 @@ def model_of(job: Job) -> LayeredModel:
     if isinstance(model, spec.GPT):
         return GPT(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
     made, args = _class(model.target, job.path), instantiate(model.args)
-    return made(**args) if issubclass(made, LayeredModel) else Foreign(made, args)
+    if issubclass(made, LayeredModel):
+        return made(**args)
+    _refuse_copies(job, model.target)
+    return Foreign(made, args)
 
 
 class Foreign(LayeredModel):
@@ -52,6 +55,15 @@ def _cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
     labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
     flat = logits.flatten(0, -2).float()
     return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
+
+
+def _refuse_copies(job: Job, target: str) -> None:
+    """A module that knows nothing of tensor groups would stand on each of their ranks, whole."""
+    size = job.mesh.tensor.size
+    if size > 1:
+        said = f"{target!r} is a plain module: {size} tensor ranks would each hold all of it"
+        help_ = "tensor=1, or a dslpar.models.LayeredModel over dslpar.layers"
+        raise DslparError([Finding("TEN111", "model-not-parallel", "error", said, help_, Location(job.path), "model")])
 
 
 def _class(target: str, path: str) -> type[Any]:

@@ -198,6 +198,14 @@ def test_what_is_no_model_is_refused(target: str, code: str) -> None:
         model_of(job(1, model=foreign(target)))
 
 
+def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
+    from dslpar.foreign import model_of
+
+    parallel = spec.Parallel(tensor=spec.TensorParallel(size=2, mode="1d"))
+    with pytest.raises(DslparError, match="TEN111"):
+        model_of(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
+
+
 # ---- DeepSpeed's bugs: when one of these fails, its workaround can go (dslpar/workarounds.py) ----
 
 

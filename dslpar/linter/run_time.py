@@ -152,4 +152,20 @@ Use instead:
     Linear(groups, 256, 1024, role='inward')  # right in every mode
 """,
     ),
+    RunTimePage(
+        "TEN111",
+        "model-not-parallel",
+        """
+Tensor parallelism over a model that is a plain torch.nn.Module.
+
+What it does:
+    Checks, where the tensor size is over 1, that the class is a dslpar.models.LayeredModel.
+
+Why:
+    Each tensor rank would hold the whole model, and train it on the same samples.
+
+Use instead:
+    parallel = dict(tensor=1)
+""",
+    ),
 )
