@@ -1,4 +1,5 @@
 """DeepSpeed's own keys, by section, as DeepSpeed 0.19 reads them; plain names, so that no DeepSpeed is needed to lint.
+The kinds are those of dslpar.kinds.
 
 DeepSpeed itself accepts any unknown top-level key in silence (its issues 653, 774 and 1809). tests/test_ds_keys.py
 holds these lists against the DeepSpeed that is installed.
@@ -13,22 +14,34 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-ZERO = _names("""
-    stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions
-    allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights elastic_checkpoint offload_param
-    offload_optimizer zenflow sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold
-    stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance
-    stage3_gather_16bit_weights_on_model_save stage3_module_granularity_threshold
+def _kinds(**names: str) -> Mapping[str, str]:
+    """Name -> kind, from the names of each kind."""
+    return {name: kind for kind, text in names.items() for name in _names(text)}
+
+
+ZERO = _kinds(
+    ZeroStage="stage",
+    Flag="""
+    contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm
+    compute_grad_norm load_from_fp32_weights elastic_checkpoint stage3_gather_16bit_weights_on_model_save
     stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters legacy_stage1
-    round_robin_gradients parameter_alignment zero_hpz_partition_size zero_quantized_weights
-    zero_quantized_nontrainable_weights zero_quantized_gradients memory_efficient_linear pipeline_loading_checkpoint
-    override_module_apply log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory leaf_module
-""")
-BF16 = _names("immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states")
-FP16 = _names("""
-    auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis min_loss_scale
-    fp16_master_weights_and_grads
-""")
+    round_robin_gradients parameter_alignment zero_quantized_weights zero_quantized_nontrainable_weights
+    zero_quantized_gradients memory_efficient_linear pipeline_loading_checkpoint override_module_apply
+    log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory
+    """,
+    Size="""
+    reduce_bucket_size allgather_bucket_size sub_group_size stage3_prefetch_bucket_size
+    stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_module_granularity_threshold zero_hpz_partition_size
+    """,
+    Table="offload_param offload_optimizer zenflow leaf_module",
+)
+BF16 = _kinds(Flag="immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states")
+FP16 = _kinds(
+    Flag="auto_cast consecutive_hysteresis fp16_master_weights_and_grads",
+    Rate="loss_scale",
+    Size="initial_scale_power loss_scale_window hysteresis min_loss_scale",
+)
 TOP = _names("""
     steps_per_print dump_state disable_python_gc disable_allgather wall_clock_breakdown memory_breakdown log_level
     dataloader_drop_last vocabulary_size communication_data_type seq_parallel_communication_data_type

@@ -212,10 +212,10 @@ class _Reader:
 
     def _precision(self, node: Node) -> Any:
         dtype = node.value.get("dtype", node) if node.is_mapping else node
-        known = {"bf16": ds_keys.BF16, "fp16": ds_keys.FP16}.get(str(dtype.value), ())
+        known = {"bf16": ds_keys.BF16, "fp16": ds_keys.FP16}.get(str(dtype.value), {})
         return self._with_extra(spec.Precision, "dtype", known, node, "precision")
 
-    def _with_extra(self, cls: type, main: str, known: Iterable[str], node: Node, key: str) -> Any:
+    def _with_extra(self, cls: type, main: str, known: Mapping[str, str], node: Node, key: str) -> Any:
         """A section of one field of ours and DeepSpeed's own keys, which pass through by name."""
         if not node.is_mapping:
             return self._section(cls, node, key, key)
@@ -227,7 +227,11 @@ class _Reader:
             if entry.name != main and entry.name not in extra:
                 self._unknown(entry.name, entry.wrote, [main, *known])
         made = self._fields(cls, [entry for entry in entries if entry.name == main], node, key, key)
-        plain = {name: entry.node.plain() for name, entry in extra.items()}
+        plain = {
+            name: self._scalar(known[name], entry.node, entry.wrote, entry.wrote)
+            for name, entry in extra.items()
+            if entry.node.value is not None
+        }
         return None if made is None else cls(**{main: getattr(made, main), "extra": plain})
 
     # Names that no section has -------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import deepspeed.runtime.constants as constants
+import pytest
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -24,6 +26,25 @@ def names_of(model: type) -> set[str]:
 
 def test_zero() -> None:
     assert set(ds_keys.ZERO) == names_of(DeepSpeedZeroConfig) - DEPRECATED
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [(DeepSpeedZeroConfig, ds_keys.ZERO), (DeepSpeedBF16Config, ds_keys.BF16), (DeepSpeedFP16Config, ds_keys.FP16)],
+)
+def test_types(model: type, kinds: Mapping[str, str]) -> None:
+    """A kind of ours for each type of theirs."""
+    types = {
+        "Flag": ("bool",),
+        "Size": ("int",),
+        "Rate": ("float",),
+        "Table": ("Config",),
+        "ZeroStage": ("ZeroStageEnum",),
+    }
+    for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+        key = field.alias or name
+        if key in kinds:
+            assert any(word in str(field.annotation) for word in types[kinds[key]]), key
 
 
 def test_precision() -> None:
