@@ -49,7 +49,8 @@ demo: $(STAMP)
 	rm -rf outputs/demo
 	$(IN) DS_ACCELERATOR=$${DS_ACCELERATOR:-cpu} \
 		deepspeed --num_gpus 8 train.py --config $(CONFIG) train.output_dir=outputs/demo
-	@sed -n 's/.*\(held-out loss before.*after.*\)/\1/p' outputs/demo/log.txt
+	@awk '/held-out loss before.*after/ { line = $$0; fell = $$(NF-2) - $$NF } \
+		END { sub(/.*held-out/, "held-out", line); print line; exit !(fell >= 1.0) }' outputs/demo/log.txt
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -45,9 +45,8 @@ FP16 = _kinds(
 TOP = _names("""
     steps_per_print dump_state disable_python_gc disable_allgather wall_clock_breakdown memory_breakdown log_level
     dataloader_drop_last vocabulary_size communication_data_type seq_parallel_communication_data_type
-    prescale_gradients gradient_predivide_factor gradient_allreduce_op zero_allow_untested_optimizer
-    zero_force_ds_cpu_optimizer torch_autocast data_types pipeline activation_checkpointing comms_logger
-    flops_profiler tensorboard csv_monitor wandb comet aio timers compile hybrid_engine autotuning data_efficiency
+    prescale_gradients gradient_predivide_factor zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
+    activation_checkpointing comms_logger flops_profiler tensorboard csv_monitor wandb comet aio timers
 """)
 
 OURS: Mapping[str, str] = {
@@ -64,6 +63,8 @@ OURS: Mapping[str, str] = {
     "tensor_parallel": "parallel.tensor",
     "sequence_parallel_size": "parallel.tensor",
     "data_parallel_size": "parallel.data",
+    "pipeline": "parallel.pipeline",
+    "data_types": "precision",
 }
 """Keys that a section of dslpar's own decides, and which."""
 REMOVED = _names("""
@@ -73,6 +74,8 @@ REMOVED = _names("""
 """Keys that DeepSpeed 0.19 raises on."""
 UNSUPPORTED = _names("""
     expert_parallel use_data_before_expert_parallelism weight_quantization managed_gradient_accumulation checkpoint
-    datastates_ckpt
+    datastates_ckpt gradient_allreduce_op torch_autocast hybrid_engine compile autotuning
+    data_efficiency
 """)
-"""Keys that DeepSpeed has and that do not go with how dslpar runs it."""
+"""Keys that DeepSpeed has and that do not go with how dslpar runs it: some would change the maths in silence
+(`gradient_allreduce_op`), others fail at build."""

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import count
@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from dslpar import show, spec
 from dslpar.config import yaml_io
 from dslpar.config.load import Config
-from dslpar.errors import COMMAND_LINE
+from dslpar.errors import COMMAND_LINE, DslparError, Finding
 from dslpar.job import Job
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
@@ -31,19 +31,29 @@ def claim(job: Job, config: Config) -> Path:
     Call it when every rank has read the config, which may be the config.yaml of the run that is set aside.
     """
     folder = Path(job.output_dir)
-    metrics = folder / METRICS
-    if metrics.exists() and metrics.stat().st_size:
-        aside = next(path for path in map(folder.with_name, _numbered(folder.name)) if not path.exists())
-        folder.rename(aside)
-        print(f"the run that was in {folder} is in {aside} now", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
-    _copy_sources(config, folder / SOURCES)
+    try:
+        _set_aside(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
+        _copy_sources(config, folder / SOURCES)
+    except OSError as error:
+        key, said = "train.output_dir", f"cannot write to {str(folder)!r}: {error}"
+        help_ = f"name another folder, {key}=..."
+        raise DslparError([Finding("CKP201", "no-output-dir", "error", said, help_, config.at(key), key)]) from None
     return folder
 
 
-def _numbered(name: str) -> Iterator[str]:
-    return (f"{name}.{number}" for number in count(1))
+def _set_aside(folder: Path) -> None:
+    """Moves what a run left in `folder`, and nothing else, to earlier/1 below it, or 2, and so on."""
+    metrics = folder / METRICS
+    if not (metrics.exists() and metrics.stat().st_size):
+        return
+    aside = next(path for path in (folder / "earlier" / str(number) for number in count(1)) if not path.exists())
+    aside.mkdir(parents=True)
+    for name in (CONFIG, METRICS, LOG, SOURCES):
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+    print(f"the run that was in {folder} is in {aside} now", flush=True)
 
 
 def config_yaml(job: Job, config: Config) -> str:
@@ -69,9 +79,14 @@ def resolved_of(job: Job) -> dict[str, Any]:
         "batch": shown["batch"],
         "auto_pipeline_stage_id": shown["stages"]["auto_pipeline_stage_id"],
         "actual_pipeline_stage_id": shown["stages"]["actual_pipeline_stage_id"],
-        "versions": {name: version(name) for name in ("dslpar", "torch", "deepspeed")}
-        | {"python": platform.python_version()},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what a run depends on."""
+    packages = {name: version(name) for name in ("dslpar", "torch", "deepspeed")}
+    return packages | {"python": platform.python_version()}
 
 
 def write_line(file: TextIO, record: Mapping[str, Any]) -> None:

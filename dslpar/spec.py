@@ -328,5 +328,9 @@ LATER = {
     "zero.offload_optimizer": "offload",
     "zero.offload_param": "offload",
     "deepspeed.activation_checkpointing": "activation checkpointing",
+    "deepspeed.csv_monitor": "DeepSpeed's monitors",
+    "deepspeed.tensorboard": "DeepSpeed's monitors",
+    "deepspeed.wandb": "DeepSpeed's monitors",
+    "deepspeed.comet": "DeepSpeed's monitors",
 }
 """Keys that the language has and this version does not act on: refused, never ignored."""

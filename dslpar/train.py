@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import hashlib
 import io
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from dslpar import bootstrap, flow
 from dslpar.bootstrap import Place
-from dslpar.errors import DslparError, Finding, has_errors
+from dslpar.errors import WORLD, DslparError, Finding, Location, has_errors
 from dslpar.job import Job
 from dslpar.linter import formats
 
@@ -47,19 +50,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(formats.text(error.findings, {}))
         return 1
     bootstrap.end_at_errors(place)
-    with _voice(place):
+    with _voice(place) as unsaid:
         status, ready = _prepare(place, sys.argv[1:] if argv is None else argv)
     if ready is not None:
-        status = _run(place, *ready)
+        return _run(place, *ready)
     if status and place.rank:
-        time.sleep(_PATIENCE_S)
+        time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
+        sys.stderr.write(f"rank {place.rank} on {socket.gethostname()} cannot run:\n{unsaid.getvalue()}")
     return status
 
 
 def _run(place: Place, job: Job, corpus: Corpus, config: Config) -> int:
     """The run itself; its exit status."""
-    bootstrap.start(place, os.environ)  # from here on, every rank has read the config
-    folder = _claim(place, job, config)
+    bootstrap.start(place, os.environ)
+    try:
+        _agree(place, job, corpus)  # so from here on, every rank has read the config
+        folder = _claim(place, job, config)
+    except DslparError as error:
+        if place.rank == 0:
+            _say(error.findings, config.sources)
+        return 1
     with _logging(folder):
         try:
             _train(job, corpus, folder)
@@ -117,13 +127,47 @@ def _say(findings: Sequence[Finding], sources: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _voice(place: Place) -> Iterator[None]:
-    """Rank 0 speaks: what other ranks print here, they print as well."""
+def _voice(place: Place) -> Iterator[io.StringIO]:
+    """Rank 0 speaks, since the others say the same; what they would have said is kept."""
+    unsaid = io.StringIO()
     if place.rank == 0:
-        yield
+        yield unsaid
         return
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        yield
+    with contextlib.redirect_stderr(unsaid), contextlib.redirect_stdout(unsaid):
+        yield unsaid
+
+
+def _agree(place: Place, job: Job, corpus: Corpus) -> None:
+    """All ranks together: they have the same job, text and versions, on whatever host they are.
+
+    Raises:
+        DslparError: on every rank, if one differs from rank 0.
+    """
+    from dslpar import comm
+
+    world = comm.Axis(place.world_size, place.rank, tuple(range(place.world_size)))
+    seen = comm.gather_objects((socket.gethostname(), _identity(job, corpus)), world)
+    differ = [
+        f"rank {rank} on {host} has another {', another '.join(what for what in mine if mine[what] != first[what])}"
+        for first in (seen[0][1],)
+        for rank, (host, mine) in enumerate(seen)
+        if mine != first
+    ]
+    if differ:
+        said = "; ".join(differ[:4]) + (f"; and {len(differ) - 4} more" if len(differ) > 4 else "")
+        help_ = f"give every host the config, text and packages of rank 0, on {seen[0][0]}"
+        raise DslparError([Finding("HST203", "ranks-differ", "error", said, help_, Location(WORLD))])
+
+
+def _identity(job: Job, corpus: Corpus) -> dict[str, str]:
+    """What must be the same on all ranks; where files lie may differ."""
+    from dslpar import record
+
+    text = [(os.path.basename(piece.path), piece.num_bytes) for piece in (*corpus.train, *corpus.held_out)]
+    return {
+        "config": repr(dataclasses.replace(job, path="", output_dir="")),
+        "text": hashlib.sha256(repr(text).encode()).hexdigest(),
+    } | {f"version of {name}": number for name, number in record.versions().items()}
 
 
 # ---- the run ----

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,14 +44,28 @@ def own_nothing_of_tied_copies(module: nn.Module) -> None:
 def compute_norm_without_zero(engine: Any, model: Axis) -> None:
     """FACTS 9.1: without ZeRO in fp32, DeepSpeed's global norm is None. Computes it, over the ranks of one replica
     (`model`), after gradients are averaged over data and before they are clipped: when `_take_model_step` begins.
+    A step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run.
     """
     take_model_step = engine._take_model_step
 
     def with_norm(lr_kwargs: Any) -> None:
         engine._global_grad_norm = owned_norm(engine.module, model)
-        take_model_step(lr_kwargs)
+        engine.optimizer.overflow = not math.isfinite(engine._global_grad_norm)  # which _take_model_step reads
+        with _resting(engine.optimizer) if engine.optimizer.overflow else nullcontext():
+            take_model_step(lr_kwargs)
 
     engine._take_model_step = with_norm
+
+
+@contextmanager
+def _resting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """While this lasts, the optimizer's step does nothing."""
+    step = optimizer.step
+    optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        optimizer.step = step  # type: ignore[method-assign]
 
 
 def owned_norm(module: nn.Module, model: Axis) -> float:

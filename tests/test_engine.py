@@ -122,11 +122,30 @@ def _overflow(made: Job) -> tuple[bool, float, bool]:
     return engine.skipped, engine.grad_norm, same
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_half_precision_skips_a_step_that_is_not_finite(stage: int) -> None:
-    made = job(1, zero=spec.Zero(stage=stage), precision=spec.Precision(dtype="bf16"))
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_that_is_not_finite_is_skipped(stage: int, dtype: str, clip: float | None) -> None:
+    """At every stage alike: weights stay, momentum and decay do nothing."""
+    sections = {"zero": spec.Zero(stage=stage), "precision": spec.Precision(dtype=dtype)}
+    made = job(1, **sections, train=spec.Train(clip_grad_norm=clip))
     skipped, norm, same = on_ranks(1, _overflow, made, init="deepspeed")[0]
     assert (skipped, math.isfinite(norm), same) == (True, False, True)
+
+
+def _overflow_on_the_first_stage(made: Job) -> tuple[bool, bool]:
+    engine = engine_of(made)
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    next(iter(engine.module.parameters())).register_hook(lambda grad: grad * math.inf)
+    engine.train_batch(batches(made, 0))
+    same = all(torch.equal(a, b) for a, b in zip(before, engine.module.parameters(), strict=True))
+    return engine.skipped, same
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_all_stages_of_a_pipeline_skip_together(clip: float | None) -> None:
+    parallel = spec.Parallel(pipeline=spec.PipelineParallel(size=2))
+    made = job(2, parallel=parallel, train=spec.Train(clip_grad_norm=clip))
+    assert on_ranks(2, _overflow_on_the_first_stage, made, init="deepspeed") == [(True, True)] * 2
 
 
 # ---- decay, dropout, foreign models ----

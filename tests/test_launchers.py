@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import BIN, CONFIG, ROOT, deepspeed, metrics, mpirun, start, write_config
+from tests.runs import BIN, CONFIG, ROOT, Finished, deepspeed, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -105,6 +105,29 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, launcher: str) -> None:
     assert "rank 1 broke" in done.output
     assert "[rank 1 of 2 on " in done.output
     assert len(metrics(tmp_path / "out")) == 1, "what was written before stays"
+
+
+def _two_programs(first: list[str], second: list[str]) -> Finished:
+    """Two ranks of one mpirun job with different command lines, as two hosts with different files would have."""
+    return start([*mpirun(1), sys.executable, *PROGRAM, *first, ":", "-np", "1", sys.executable, *PROGRAM, *second])
+
+
+def test_ranks_that_differ_do_not_start(tmp_path: Path) -> None:
+    command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
+    done = _two_programs(command, [*command, "train.seed=7"])
+    assert done.status == 1, done.output
+    assert "HST203" in done.output
+    assert "rank 1 on" in done.output
+    assert "has another config" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_that_cannot_run_says_so(tmp_path: Path) -> None:
+    command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
+    done = _two_programs(command, [str(tmp_path / "nothing.py"), *command[1:]])
+    assert done.status != 0, done.output
+    assert "rank 1 on" in done.output
+    assert "CFG009" in done.output
 
 
 def test_a_config_that_is_wrong_is_told_once_before_anything_starts(tmp_path: Path) -> None:

@@ -104,11 +104,13 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
     command = [PYTHON, "train.py", "--config", config, f"train.output_dir={out}", "train.steps=1"]
     assert start(command).status == 0
     before = (out / "metrics.jsonl").read_bytes()
+    (out / "mine.txt").write_text("not dslpar's")
     # from its own record, which moves while the run starts
     again = start([PYTHON, "train.py", "--config", str(out / "config.yaml")])
     assert again.status == 0
-    assert f"the run that was in {out} is in {out}.1 now" in again.output
-    assert (out.with_name("again.1") / "metrics.jsonl").read_bytes() == before
+    assert f"the run that was in {out} is in {out}/earlier/1 now" in again.output
+    assert (out / "earlier" / "1" / "metrics.jsonl").read_bytes() == before
+    assert (out / "mine.txt").read_text() == "not dslpar's"
     assert json.loads((out / "metrics.jsonl").read_text())["loss"] == json.loads(before)["loss"]
 
 

@@ -69,7 +69,7 @@ def removed_deepspeed_key(cx: Context) -> Iterator[Problem]:
         deepspeed = dict(curriculum_learning=dict(enabled=True))
 
     Use instead:
-        deepspeed = dict(data_efficiency=dict(enabled=True))
+        deepspeed = dict(steps_per_print=10)
     """
     for name in cx.spec.deepspeed:
         if name in ds_keys.REMOVED:

@@ -89,6 +89,22 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CKP201",
+        "no-output-dir",
+        """
+The output_dir cannot be written to.
+
+What it does:
+    Makes the folder and writes config.yaml before the model is built.
+
+Why:
+    Better now than at the first checkpoint.
+
+Use instead:
+    train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
+""",
+    ),
+    RunTimePage(
         "HST201",
         "half-a-place",
         """
@@ -118,6 +134,23 @@ Why:
 
 Use instead:
     mpirun -x MASTER_ADDR=node1 ... train.py --config FILE
+""",
+    ),
+    RunTimePage(
+        "HST203",
+        "ranks-differ",
+        """
+A rank has another config, another text or other versions than rank 0.
+
+What it does:
+    Compares them over all ranks when the processes have met, before anything is built or written.
+
+Why:
+    Ranks that differ train nonsense, or wait for each other for ever. A config that was not copied to one host is
+    enough, or another Python, whose standard library is another text.
+
+Use instead:
+    deepspeed --hostfile FILE train.py --config FILE  # the same files and packages on every host
 """,
     ),
     RunTimePage(

@@ -205,6 +205,27 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
         yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
 
 
+@rule("ZER102", "no-gradient-norm")
+def no_gradient_norm(cx: Context) -> Iterator[Problem]:
+    """zero.compute_grad_norm is off.
+
+    What it does:
+        Refuses compute_grad_norm=False.
+
+    Why:
+        Clipping needs the norm, and every step reports it.
+
+    Example:
+        zero = dict(stage=1, compute_grad_norm=False)
+
+    Use instead:
+        zero = dict(stage=1)
+    """
+    if cx.spec.zero.extra.get("compute_grad_norm") is False:
+        key = "zero.compute_grad_norm"
+        yield cx.problem(key, "without the gradient's norm nothing can be clipped or reported", "leave it out")
+
+
 @rule("PRE101", "half-precision-needs-zero")
 def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
     """Half precision at ZeRO 0.
@@ -237,5 +258,6 @@ RULES = (
     warm_up_longer_than_the_run,
     min_lr_above_lr,
     zero_with_pipeline,
+    no_gradient_norm,
     half_precision_needs_zero,
 )

@@ -22,7 +22,7 @@ def main(words: list[str]) -> int:
             continue
         began = time.monotonic()
         off, bound = deviation(layout, run(layout)), bound_of(layout)
-        bad = any(value > most for value, most in zip(off, bound, strict=True))
+        bad = not all(value <= most for value, most in zip(off, bound, strict=True))
         wrong += bad
         shown = " ".join(f"{value:8.1e}" for value in off)
         print(f"{name:48} {layout.world:5} {shown} {time.monotonic() - began:5.1f}{'  OUT' * bad}", flush=True)

@@ -1,4 +1,4 @@
-"""The layouts that are proven, as data; `prove` are those that a quick run leaves out."""
+"""The layouts that are proven, as data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class Layout(NamedTuple):
     """Whether a part of the labels does not count, a different number in each micro-batch."""
     dtype: str = "fp32"
     adam: bool = False
-    prove: bool = True
-    """Whether only `make prove` runs it."""
 
     @property
     def problem(self) -> tuple[bool, bool, bool]:
@@ -67,17 +65,17 @@ def tensor(mode: str, size: int, **more: Any) -> dict[str, Any]:
 ONE = Layout(1, {})
 LAYOUTS: dict[str, Layout] = {
     # one axis at a time
-    "one process": ONE._replace(prove=False),
-    "data 2": Layout(2, {}, ignoring=True, prove=False),
+    "one process": ONE,
+    "data 2": Layout(2, {}, ignoring=True),
     "data 4, ZeRO 1": Layout(4, {}, zero=1),
     "pipe 2": Layout(2, pipe(2)),
     "pipe 4, untied, ZeRO 1": Layout(4, pipe(4), zero=1, tied=False),
     "pipe 4": Layout(4, pipe(4)),
-    "1d 2, ZeRO 1": Layout(2, tensor("1d", 2), zero=1, prove=False),
+    "1d 2, ZeRO 1": Layout(2, tensor("1d", 2), zero=1),
     "1d 3, untied": Layout(3, tensor("1d", 3), tied=False),
     "1d 4 sequence": Layout(4, tensor("1d", 4, sequence=True)),
     # pipe and data
-    "pipe 2 (3, 1), data 2": Layout(4, pipe(2, stage_ids=(0, 0, 0, 1)), ignoring=True, prove=False),
+    "pipe 2 (3, 1), data 2": Layout(4, pipe(2, stage_ids=(0, 0, 0, 1)), ignoring=True),
     "pipe 2, data 4, ZeRO 1": Layout(8, pipe(2), zero=1, ignoring=True),
     "pipe 4 (1, 1, 1, 1), data 2": Layout(8, pipe(4, counts=(1, 1, 1, 1))),
     # pipe and tensor
@@ -92,7 +90,7 @@ LAYOUTS: dict[str, Layout] = {
     "data 2, 1d 3, untied": Layout(6, tensor("1d", 3), tied=False, ignoring=True),
     # all three
     "pipe 2, data 2, 1d 2": Layout(8, pipe(2) | tensor("1d", 2), ignoring=True),
-    "pipe 2, data 2, 1d 2, ZeRO 1": Layout(8, pipe(2) | tensor("1d", 2), zero=1, prove=False),
+    "pipe 2, data 2, 1d 2, ZeRO 1": Layout(8, pipe(2) | tensor("1d", 2), zero=1),
     "pipe 2 (1, 3), data 2, 1d 2 sequence, untied": Layout(
         8, pipe(2, stage_ids=(0, 1, 1, 1)) | tensor("1d", 2, sequence=True), tied=False, ignoring=True
     ),
@@ -102,7 +100,7 @@ LAYOUTS: dict[str, Layout] = {
         8, pipe(2) | tensor("1d", 2) | {"order": LEGACY}, zero=1, ignoring=True
     ),
     # the other modes
-    "2d 4": Layout(4, tensor("2d", 4), ignoring=True, prove=False),
+    "2d 4": Layout(4, tensor("2d", 4), ignoring=True),
     "data 2, 2d 4, ZeRO 1": Layout(8, tensor("2d", 4), zero=1),
     "data 2, 2d 4, ZeRO 2": Layout(8, tensor("2d", 4), zero=2, tied=False),
     "pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, ignoring=True),
@@ -116,13 +114,13 @@ LAYOUTS: dict[str, Layout] = {
     "data 2, ulysses 4, ZeRO 2": Layout(8, tensor("sequence", 4, impl="ulysses"), zero=2, ignoring=True),
     # AdamW
     "AdamW, one process": ONE._replace(adam=True),
-    "AdamW, pipe 2, data 2": Layout(4, pipe(2), adam=True, prove=False),
+    "AdamW, pipe 2, data 2": Layout(4, pipe(2), adam=True),
     "AdamW, data 2, 2d 4, ZeRO 2": Layout(8, tensor("2d", 4), zero=2, adam=True),
     # bf16
     "bf16, one process, ZeRO 1": ONE._replace(zero=1, dtype="bf16"),
     "bf16, data 2, ZeRO 2": Layout(2, {}, zero=2, dtype="bf16"),
     "bf16, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, dtype="bf16"),
-    "bf16, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, dtype="bf16", prove=False),
+    "bf16, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, dtype="bf16"),
     "bf16, pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, dtype="bf16"),
 }
 

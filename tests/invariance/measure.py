@@ -153,11 +153,16 @@ def deviation(layout: Layout, curve: Curve) -> Bound:
         _apart(_counted(name, curve.weights[name], layout), _counted(name, true.weights[name], layout))
         for name in true.weights
     ]
-    return Bound(_worst(curve.losses, true.losses), _worst(curve.norms, true.norms), max(weights))
+    return Bound(_worst(curve.losses, true.losses), _worst(curve.norms, true.norms), _largest(weights))
 
 
 def _worst(values: list[float], true: list[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(values, true, strict=True))
+    return _largest([abs(a - b) / abs(b) for a, b in zip(values, true, strict=True)])
+
+
+def _largest(values: list[float]) -> float:
+    """NaN is no small deviation, as `max` has it, but the largest."""
+    return max(math.inf if math.isnan(value) else value for value in values)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dslpar import spec
@@ -9,10 +11,8 @@ from tests.invariance.layouts import LAYOUTS, Layout, bound_of, pipe, tensor
 from tests.invariance.measure import Samples, deviation, reference, run
 from tests.ranks import on_ranks
 
-ROWS = [pytest.param(name, marks=pytest.mark.prove if row.prove else ()) for name, row in LAYOUTS.items()]
 
-
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_layout_does_not_change_the_maths(name: str) -> None:
     layout = LAYOUTS[name]
     off, bound = deviation(layout, run(layout)), bound_of(layout)
@@ -72,6 +72,18 @@ def test_a_run_with_other_weights_is_seen() -> None:
     weights["blocks.2.mlp.down.bias"][3] += 1.1e-6 * weights["blocks.2.mlp.down.bias"].abs().max()
     assert deviation(layout, curve).weights == 0
     assert deviation(layout, curve._replace(weights=weights)).weights > bound_of(layout).weights
+
+
+@pytest.mark.parametrize("what", ["losses", "norms", "weights"])
+def test_a_run_that_breaks_is_seen(what: str) -> None:
+    layout = LAYOUTS["one process"]
+    curve = reference(layout.problem)
+    broken = {
+        "losses": [*curve.losses[:3], *[math.nan] * 7],
+        "norms": [*curve.norms[:3], *[math.nan] * 7],
+        "weights": {name: w if "tokens" in name else w * math.nan for name, w in curve.weights.items()},
+    }
+    assert max(deviation(layout, curve._replace(**{what: broken[what]}))) == math.inf
 
 
 def test_the_reference_learns() -> None:
