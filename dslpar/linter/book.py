@@ -5,7 +5,7 @@ from __future__ import annotations
 from dslpar.config.load import Config
 from dslpar.errors import Finding
 from dslpar.hostfile import Cluster
-from dslpar.linter import deepspeed, hosts, keys, language, parallel, pipeline, tensor, training
+from dslpar.linter import deepspeed, divisors, hosts, keys, language, parallel, pipeline, tensor, training
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Rule
 from dslpar.linter.run_time import PAGES, RunTimePage
@@ -15,6 +15,7 @@ RULES: tuple[Rule, ...] = (
     *keys.RULES,
     *parallel.RULES,
     *tensor.RULES,
+    *divisors.RULES,
     *pipeline.RULES,
     *training.RULES,
     *deepspeed.RULES,
