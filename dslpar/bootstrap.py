@@ -177,9 +177,12 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-def stop() -> None:
-    """The end of a run that went well, once all ranks are there: without it torch sometimes aborts at exit."""
+def stop(*, together: bool = True) -> None:
+    """The end of what `start` began: without it torch sometimes aborts at exit. A run that went well ends `together`;
+    one that is refused does not wait for ranks that may be elsewhere.
+    """
     import torch.distributed as dist
 
-    dist.barrier()
+    if together:
+        dist.barrier()
     dist.destroy_process_group()

@@ -69,12 +69,14 @@ def _run(place: Place, job: Job, corpus: Corpus, config: Config) -> int:
     except DslparError as error:
         if place.rank == 0:
             _say(error.findings, config.sources)
+        bootstrap.stop(together=False)
         return 1
     with _logging(folder):
         try:
             _train(job, corpus, folder)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", formats.text(error.findings, {}).rstrip())
+            bootstrap.stop(together=False)
             return 1
     bootstrap.stop()
     return 0

@@ -65,7 +65,8 @@ def summary(findings: Sequence[Finding]) -> str:
 def _excerpt(finding: Finding, sources: Sources) -> list[str]:
     """The line of the finding and carets below it; nothing where the source is not known."""
     place = finding.location
-    lines = sources.get(place.path, "").split("\n")  # as Python counts lines, not as `splitlines` does
+    text = sources.get(place.path, "")
+    lines = text.split("\n") if text else []  # as Python counts lines, not as `splitlines` does
     if not 1 <= place.line <= len(lines):
         return []
     line = lines[place.line - 1].rstrip("\r")

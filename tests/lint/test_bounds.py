@@ -96,6 +96,14 @@ def test_the_excerpt_is_python_s_line() -> None:
     assert "    3 | zero = 9" in block(found, {PATH: text})
 
 
+def test_no_line_is_shown_where_there_is_none() -> None:
+    from dslpar.linter.formats import block
+
+    (found,) = findings("")
+    assert block(found, {PATH: ""}).splitlines()[1].startswith("help: ")
+    assert block(findings(MODEL, None)[0], {PATH: MODEL}).splitlines()[1].startswith("help: ")
+
+
 @pytest.mark.parametrize("text", ["# nobody\n", "a slots=3\nb 3\n"])
 def test_a_broken_hostfile_is_told_alone(text: str) -> None:
     found = codes(MODEL + "parallel = dict(pipeline=2)\n", None, hostfile=text)
