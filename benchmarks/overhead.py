@@ -25,7 +25,7 @@ from benchmarks import by_hand
 from benchmarks.by_hand import MicroBatch, Sizes
 from benchmarks.measure import Costs, Ratio, in_turns, ratio
 from dslpar import flow
-from dslpar.engine import build
+from dslpar.build import build
 from dslpar.groups import Groups
 from dslpar.job import Job
 from dslpar.mesh import Mesh

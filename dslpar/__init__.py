@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from dslpar.errors import DslparError, Finding, Location
     from dslpar.flow import job_of as resolve
     from dslpar.flow import lint, load
+    from dslpar.foreign import build_pipeline_model, build_pipeline_model_from_cfg
+    from dslpar.gradient import BaseGradientHandler
+    from dslpar.models.sequential import ModelFromConfig, Stage
+    from dslpar.program import Run, initialize, start
+    from dslpar.registry import GRADIENT_HANDLER, LAYERS, MODELS
+    from dslpar.schedules import NonPipelineSchedule, PipelineSchedule
 
 _HOMES = {
     "load": ("dslpar.flow", "load"),
@@ -27,10 +33,25 @@ _HOMES = {
     "DslparError": ("dslpar.errors", "DslparError"),
     "Finding": ("dslpar.errors", "Finding"),
     "Location": ("dslpar.errors", "Location"),
+    "start": ("dslpar.program", "start"),
+    "Run": ("dslpar.program", "Run"),
+    "initialize": ("dslpar.program", "initialize"),
+    "Stage": ("dslpar.models.sequential", "Stage"),
+    "ModelFromConfig": ("dslpar.models.sequential", "ModelFromConfig"),
+    "build_pipeline_model": ("dslpar.foreign", "build_pipeline_model"),
+    "build_pipeline_model_from_cfg": ("dslpar.foreign", "build_pipeline_model_from_cfg"),
+    "MODELS": ("dslpar.registry", "MODELS"),
+    "LAYERS": ("dslpar.registry", "LAYERS"),
+    "GRADIENT_HANDLER": ("dslpar.registry", "GRADIENT_HANDLER"),
+    "BaseGradientHandler": ("dslpar.gradient", "BaseGradientHandler"),
+    "PipelineSchedule": ("dslpar.schedules", "PipelineSchedule"),
+    "NonPipelineSchedule": ("dslpar.schedules", "NonPipelineSchedule"),
 }
 
 __all__ = [
-    "DslparError", "Finding", "L", "LazyCall", "Location", "get_config", "instantiate", "lint", "load", "resolve",
+    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Finding", "L", "LazyCall",
+    "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "Run", "Stage", "build_pipeline_model",
+    "build_pipeline_model_from_cfg", "get_config", "initialize", "instantiate", "lint", "load", "resolve", "start",
 ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Where a process stands in its job, whoever started it; the only file that reads the environment.
 
-    place = bootstrap.find(os.environ)       # rank, world, local rank, rendezvous; no torch
-    bootstrap.end_at_errors(place)           # an exception in one rank ends the job
-    bootstrap.start(place, os.environ)       # process groups: torch.distributed and DeepSpeed
+    place = bootstrap.find(os.environ)           # rank, world, local rank, rendezvous; no torch
+    bootstrap.end_at_errors(place, os.environ)   # an exception in one rank ends the job
+    bootstrap.start(place, os.environ)           # process groups: torch.distributed and DeepSpeed
     bootstrap.stop()
 
 deepspeed and torchrun say it one way, OpenMPI, MPICH and Slurm each another; a process that nobody launched is a world
@@ -16,12 +16,10 @@ import logging
 import os
 import re
 import socket
-import sys
-import traceback
 from collections.abc import Mapping, MutableMapping
-from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
+from dslpar import faults
 from dslpar.errors import WORLD, DslparError, Finding, Location
 
 LOCALHOST = "127.0.0.1"
@@ -131,20 +129,9 @@ def _error(code: str, name: str, message: str, help_: str) -> DslparError:
 # ---- the process's life ----
 
 
-def end_at_errors(place: Place) -> None:
-    """From now on an exception that nobody catches ends the process at once, and with it, by the launcher, the job.
-
-    At once: without atexit hooks and destructors, some of which wait for peers that wait for us.
-    """
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
-        text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stdout.flush()
-        # Not by sys.stderr: torch.distributed puts a buffer in its place while this runs, to print it afterwards.
-        os.write(2, f"[rank {place.rank} of {place.world_size} on {socket.gethostname()}] {text}".encode())
-        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-    sys.excepthook = hook
+def end_at_errors(place: Place, environ: Mapping[str, str]) -> None:
+    """An exception that nobody catches ends this rank from now on, and by the launcher the job; see faults."""
+    faults.end_at_errors(faults.Rank(place.rank, place.world_size, socket.gethostname(), os.getpid()), environ)
 
 
 def start(place: Place, environ: MutableMapping[str, str]) -> None:

@@ -12,11 +12,12 @@ alone), three instead of two messages a ZeRO step. FACTS, sections 0 and 4, has 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dslpar import spec
-from dslpar.job import Job
+from dslpar.job import Job, offloads, run_name
 
 Section = dict[str, Any]
 
@@ -30,12 +31,13 @@ def ds_config(job: Job) -> Section:
         "gradient_clipping": job.spec.train.clip_grad_norm or 0.0,
         # dslpar reports the steps itself; not None, by which DeepSpeed's wall_clock_breakdown would divide.
         "steps_per_print": job.spec.train.steps + 1,
-        "optimizer": _optimizer(job),
+        **_optimizer(job),
         "zero_optimization": _zero(job.spec.zero),
         **_precision(job.spec),
+        **_monitors(job),
     }
-    if job.spec.zero.stage and isinstance(job.spec.optimizer, spec.SGD):
-        config["zero_allow_untested_optimizer"] = True  # SGD acts elementwise, so shards of it are right
+    if job.spec.zero.stage and isinstance(job.spec.optimizer, spec.SGD | spec.OtherOptimizer):
+        config["zero_allow_untested_optimizer"] = True  # they act elementwise (lint), so shards of them are right
     if job.mesh.pipe > 1:
         # True assumes activations replicated over the tensor group, and elsewhere is wrong in silence (FACTS 2.4).
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
@@ -75,9 +77,12 @@ _OWN_PARAMS: Mapping[type, Callable[[Any], Section]] = {
 
 def _optimizer(job: Job) -> Section:
     optimizer = job.spec.optimizer
+    if isinstance(optimizer, spec.OtherOptimizer):
+        # dslpar.optimizers makes it; torch's are offloaded only where this is off.
+        return {"zero_force_ds_cpu_optimizer": False} if offloads(job.spec, "optimizer") else {}
     own = _OWN_PARAMS[type(optimizer)](optimizer)
     params = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay, **own}
-    return {"type": type(optimizer).__name__, "params": params}
+    return {"optimizer": {"type": type(optimizer).__name__, "params": params}}
 
 
 def _zero(zero: spec.Zero) -> Section:
@@ -91,6 +96,26 @@ def _precision(spec_: spec.Spec) -> Section:
     if dtype == "fp32":
         return {}
     section: Section = {dtype: {"enabled": True, **spec_.precision.extra}}
-    if dtype == "bf16" and spec_.zero.stage:
-        section["data_types"] = {"grad_accum_dtype": "fp32"}  # else micro-batches add up in 8 bits of mantissa
+    if spec_.zero.stage:
+        section["data_types"] = {"grad_accum_dtype": "fp32"}  # else micro-batches add up in 8 or 11 bits of mantissa
     return section
+
+
+def _monitors(job: Job) -> Section:
+    """DeepSpeed's sections of the monitors that are on."""
+    monitor, name = job.spec.monitor, run_name(job.path)
+    files = {"csv_monitor": (monitor.csv, "csv"), "tensorboard": (monitor.tensorboard, "tensorboard")}
+    sections: Section = {
+        key: {
+            "enabled": True,
+            "output_path": asked.output_path or os.path.join(job.output_dir, folder),
+            "job_name": asked.job_name or name,
+        }
+        for key, (asked, folder) in files.items()
+        if asked is not None and asked.enabled
+    }
+    if monitor.wandb is not None and monitor.wandb.enabled:
+        given = {"group": monitor.wandb.group, "team": monitor.wandb.team}
+        given = {key: value for key, value in given.items() if value is not None}
+        sections["wandb"] = {"enabled": True, "project": monitor.wandb.project or name, **given}
+    return sections

@@ -34,8 +34,23 @@ ZERO = _kinds(
     stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters
     stage3_max_reuse_distance stage3_module_granularity_threshold zero_hpz_partition_size
     """,
-    Table="offload_param offload_optimizer zenflow leaf_module",
+    Table="zenflow leaf_module",
+    OffloadParam="offload_param",
+    OffloadOptimizer="offload_optimizer",
 )
+OFFLOAD_OPTIMIZER = _kinds(
+    Device="device",
+    Text="nvme_path",
+    Size="buffer_count",
+    Flag="pin_memory pipeline_read pipeline_write fast_init super_offload",
+    Share="ratio cpuadam_cores_perc",
+)
+OFFLOAD_PARAM = _kinds(Device="device", Text="nvme_path", Size="buffer_count buffer_size max_in_cpu", Flag="pin_memory")
+TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "OffloadOptimizer": ("device", OFFLOAD_OPTIMIZER),
+    "OffloadParam": ("device", OFFLOAD_PARAM),
+}
+"""Kinds that are mappings: the key that must be there, for which a bare value stands, and the kinds of all keys."""
 BF16 = _kinds(Flag="immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states")
 FP16 = _kinds(
     Flag="auto_cast consecutive_hysteresis fp16_master_weights_and_grads",
@@ -46,7 +61,7 @@ TOP = _names("""
     steps_per_print dump_state disable_python_gc disable_allgather wall_clock_breakdown memory_breakdown log_level
     dataloader_drop_last vocabulary_size communication_data_type seq_parallel_communication_data_type
     prescale_gradients gradient_predivide_factor zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-    activation_checkpointing comms_logger flops_profiler tensorboard csv_monitor wandb comet aio timers
+    comms_logger flops_profiler aio timers
 """)
 
 OURS: Mapping[str, str] = {
@@ -65,6 +80,10 @@ OURS: Mapping[str, str] = {
     "data_parallel_size": "parallel.data",
     "pipeline": "parallel.pipeline",
     "data_types": "precision",
+    "activation_checkpointing": "activation_checkpoint",
+    "csv_monitor": "monitor",
+    "tensorboard": "monitor",
+    "wandb": "monitor",
 }
 """Keys that a section of dslpar's own decides, and which."""
 REMOVED = _names("""
@@ -75,7 +94,7 @@ REMOVED = _names("""
 UNSUPPORTED = _names("""
     expert_parallel use_data_before_expert_parallelism weight_quantization managed_gradient_accumulation checkpoint
     datastates_ckpt gradient_allreduce_op torch_autocast hybrid_engine compile autotuning
-    data_efficiency
+    data_efficiency comet
 """)
 """Keys that DeepSpeed has and that do not go with how dslpar runs it: some would change the maths in silence
 (`gradient_allreduce_op`), others fail at build."""

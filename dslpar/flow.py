@@ -18,6 +18,7 @@ from dslpar.errors import DslparError, Finding, has_errors
 from dslpar.hostfile import Cluster
 from dslpar.job import Job, resolve
 from dslpar.linter import book
+from dslpar.reading import Registered
 
 Path = str | os.PathLike[str]
 
@@ -33,30 +34,40 @@ def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def lint(
-    config: Config | Path, world_size: int | None = None, overrides: Sequence[str] = (), cluster: Cluster | None = None
+    config: Config | Path,
+    world_size: int | None = None,
+    overrides: Sequence[str] = (),
+    cluster: Cluster | None = None,
+    registered: Registered | None = None,
 ) -> list[Finding]:
     """All findings of a config (or of the file at a path) for a world, in file order.
+
+    `registered` are the names that this process has registered (`dslpar.registry.registered`).
 
     Raises:
         TypeError: overrides for a Config, which is loaded already.
     """
-    return book.lint(_loaded(config, overrides), world_size, cluster)
+    return book.lint(_loaded(config, overrides), world_size, cluster, registered)
 
 
 def job_of(
-    config: Config | Path, world_size: int, overrides: Sequence[str] = (), cluster: Cluster | None = None
+    config: Config | Path,
+    world_size: int,
+    overrides: Sequence[str] = (),
+    cluster: Cluster | None = None,
+    registered: Registered | None = None,
 ) -> Job:
-    """The Job of a config in a world of `world_size` ranks.
+    """The Job of a config in a world of `world_size` ranks; `registered` as in `lint`.
 
     Raises:
         DslparError: lint finds an error; it holds all findings.
         TypeError: overrides for a Config, which is loaded already.
     """
     loaded = _loaded(config, overrides)
-    findings = book.lint(loaded, world_size, cluster)
+    findings = book.lint(loaded, world_size, cluster, registered)
     if has_errors(findings):
         raise DslparError(findings)
-    return resolve(read.read(loaded).spec, world_size, loaded.path)
+    return resolve(read.read(loaded, registered).spec, world_size, loaded.path)
 
 
 def _loaded(config: Config | Path, overrides: Sequence[str]) -> Config:

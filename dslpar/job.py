@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dslpar import mesh, spec
+from dslpar.plan import listed
 from dslpar.plan import stages as cut
 from dslpar.value import value
 
@@ -25,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """The cut of transformer layers over stages; ids are None where there is one stage or layers are not known."""
+    """The cut of layers over stages; ids are None where there is one stage, all where only the built model can tell."""
 
     auto_ids: tuple[int, ...] | None
     actual_ids: tuple[int, ...] | None
@@ -65,7 +66,7 @@ def resolve(spec_: spec.Spec, world_size: int, path: str = "") -> Job:
         spec=spec_,
         mesh=whole,
         stages=stages_of(spec_, pipeline),
-        batch=batch_of(spec_.batch, data, least_micro_size(cuboid)),
+        batch=batch_of(asked_batch(spec_), data, least_micro_size(cuboid)),
         seq_len=seq_len_of(spec_),
         output_dir=spec_.train.output_dir or default_output_dir(path),
     )
@@ -175,7 +176,14 @@ def least_micro_size(cuboid: mesh.Tensor) -> int:
     return cuboid.x * math.lcm(by_residual, by_inner)
 
 
-def batch_of(asked: Any, data: int, least: int) -> Batch:
+def asked_batch(spec_: Any) -> spec.Batch:
+    """The section `batch`; where it says no accumulation, schedule.num_microbatches is one."""
+    asked = spec_.batch
+    accumulation = asked.accumulation or (spec_.schedule.num_microbatches if spec_.schedule is not None else None)
+    return spec.Batch(global_size=asked.global_size, micro_size=asked.micro_size, accumulation=accumulation)
+
+
+def batch_of(asked: spec.Batch, data: int, least: int) -> Batch:
     """The three sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
     global_size, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
     if global_size is None:
@@ -192,23 +200,24 @@ def batch_of(asked: Any, data: int, least: int) -> Batch:
 # Pipeline ---------------------------------------------------------------------------------------------------------
 
 
-def auto_counts(model: spec.GPT, method: str, size: int, seq_len: int) -> tuple[int, ...]:
-    """Layers on each stage by an automatic method."""
+def auto_counts(model: spec.GPT | spec.OtherModel, method: str, size: int, seq_len: int) -> tuple[int, ...] | None:
+    """Layers on each stage by an automatic method; None where that is only known when the model is built."""
+    num_layers = model.num_layers
+    if num_layers is None:
+        return None
+    if method in ("libai", "uniform"):
+        return {"libai": cut.libai, "uniform": cut.uniform}[method](num_layers, size)
+    if isinstance(model, spec.OtherModel):
+        return listed.counts(model, method, size)
     if method.startswith("type:"):
-        return cut.by_type(method.removeprefix("type:"), model.num_layers, size)
-    table: Mapping[str, Callable[[], tuple[int, ...]]] = {
-        "libai": lambda: cut.libai(model.num_layers, size),
-        "uniform": lambda: cut.uniform(model.num_layers, size),
-        "parameters": lambda: cut.by_parameters(model, size),
-        "cost": lambda: cut.by_cost(model, size, seq_len),
-    }
-    return table[method]()
+        return cut.by_type(method.removeprefix("type:"), num_layers, size)
+    return cut.by_parameters(model, size) if method == "parameters" else cut.by_cost(model, size, seq_len)
 
 
 def stages_of(spec_: spec.Spec, pipeline: spec.PipelineParallel | None) -> Stages:
-    """The automatic cut and the one that is used."""
+    """The automatic cut and the one that is used; what only the built model can tell is None."""
     model = spec_.model
-    if not isinstance(model, spec.GPT):
+    if model.num_layers is None:
         return Stages(None, None, None)
     if pipeline is None or pipeline.size == 1:
         return Stages(None, None, (model.num_layers,))
@@ -217,12 +226,23 @@ def stages_of(spec_: spec.Spec, pipeline: spec.PipelineParallel | None) -> Stage
     used = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         used = cut.counts_of(pipeline.stage_ids, pipeline.size)
-    return Stages(cut.ids_of(auto), cut.ids_of(used), tuple(used))
+    return Stages(auto and cut.ids_of(auto), used and cut.ids_of(used), used and tuple(used))
+
+
+def offloads(spec_: Any, what: str) -> bool:
+    """Whether ZeRO keeps `what`, "optimizer" or "param", on the CPU."""
+    device: str | None = spec_.zero.extra.get(f"offload_{what}", {}).get("device")
+    return device not in (None, "none")
 
 
 def seq_len_of(spec_: Any) -> int:
     """Tokens of a sample; 0 where neither the data nor the model says."""
     return int(spec_.data.seq_len or getattr(spec_.model, "max_seq_len", 0))
+
+
+def run_name(path: str) -> str:
+    """The config's name: what a run is called where it has no name of its own."""
+    return default_output_dir(path).rpartition("/")[2]
 
 
 def default_output_dir(path: str) -> str:

@@ -22,21 +22,26 @@ from dslpar import models, workarounds
 from dslpar.groups import Groups
 from dslpar.mesh import STANDARD_ORDER, Mesh
 from dslpar.models.layered import Loss
+from dslpar.models.recompute import run_layers
 
-_BLOCK = "blocks."
 
-
-def parts_of(names: Sequence[str], counts: Sequence[int]) -> list[int]:
+def parts_of(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[int]:
     """Where each stage begins among all layers, and their number: what DeepSpeed calls parts.
 
-    `counts` are blocks a stage; what stands before the first block goes with it, what follows the last one too.
+    `layer_idx` is of each layer (see `LayerSpec`), `counts` are numbers of indices a stage.
 
-        >>> parts_of(["embedding", "blocks.0", "blocks.1", "blocks.2", "norm", "head"], [2, 1])
+        >>> parts_of([None, 0, 1, 2, None, -1], [2, 1])       # embedding, three blocks, norm, head
         [0, 3, 6]
+
+    Raises:
+        ValueError: the indices do not rise, or are not as many as `counts` adds up to.
     """
-    blocks = [index for index, name in enumerate(names) if name.startswith(_BLOCK)]
-    assert sum(counts) == len(blocks), f"{counts} of {len(blocks)} blocks"
-    return [0, *(blocks[0] + before for before in accumulate(counts[:-1])), len(names)]
+    known = [index % sum(counts) if index is not None and index >= -sum(counts) else index for index in layer_idx]
+    placed = [index for index in known if index is not None]
+    if placed != sorted(placed) or sorted(set(placed)) != list(range(sum(counts))):
+        raise ValueError(f"layer_idx {list(layer_idx)} do not rise from 0 to {sum(counts) - 1}")
+    begins = [known.index(before) for before in accumulate(counts[:-1])]
+    return [0, *begins, len(known)]
 
 
 def topology(mesh: Mesh) -> ProcessTopology:
@@ -49,10 +54,13 @@ def topology(mesh: Mesh) -> ProcessTopology:
 
 
 class Pipeline(PipelineModule):  # type: ignore[misc]
-    """This rank's stage of a layered model."""
+    """This rank's stage of a layered model; `interval` as in `models.LayeredModule`."""
 
-    def __init__(self, specs: list[models.LayerSpec], parts: list[int], groups: Groups, seed: int, loss: Loss) -> None:
+    def __init__(
+        self, specs: list[models.LayerSpec], parts: list[int], groups: Groups, seed: int, loss: Loss, interval: int = 0
+    ) -> None:
         self._explicit_parts = parts
+        self._specs, self._interval = specs, interval
         self.layer_names = [spec.name for spec in specs]
         tied = {spec.tied for spec in specs if spec.tied}
         layers = [(_Tied if spec.owner in tied else _Layer)(spec, groups, seed) for spec in specs]
@@ -63,14 +71,29 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         self.parts = self._explicit_parts
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The stage's layers, one after the other; in DeepSpeed's place, which recomputes by ranges of all layers."""
+        begin, end = self.parts[self.stage_id : self.stage_id + 2]
+        return run_layers([self._specs[at].step(self._built(at)) for at in range(begin, end)], x, self._interval)
+
+    def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
+        """What DeepSpeed sums over the stages that hold a tied weight, and over which ranks."""
+        return workarounds.tied_gradients(super().get_tied_weights_and_groups())
+
+    def _built(self, at: int) -> nn.Module:
+        """The module of layer `at`, which DeepSpeed has put under its index, or a tied one under its key."""
+        own = hasattr(self, str(at))
+        built: nn.Module = self.get_submodule(str(at)) if own else self.tied_modules[_key(self._specs[at])]
+        return built
+
 
 def pipeline_module(
-    specs: list[models.LayerSpec], counts: Sequence[int], groups: Groups, seed: int, loss: Loss
+    specs: list[models.LayerSpec], counts: Sequence[int], groups: Groups, seed: int, loss: Loss, interval: int = 0
 ) -> Pipeline:
     """This rank's stage. All ranks must call it together, with equal arguments."""
-    parts = parts_of([spec.name for spec in specs], counts)
+    parts = parts_of([spec.layer_idx for spec in specs], counts)
     with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, which autograd warns of else
-        return Pipeline(specs, parts, groups, seed, loss)
+        return Pipeline(specs, parts, groups, seed, loss, interval)
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -106,11 +129,16 @@ class _Layer(LayerSpec):  # type: ignore[misc]
 
 
 class _Tied(TiedLayerSpec):  # type: ignore[misc]
-    """The same for a layer whose module stands on two stages; its key is the owner's name, without dots."""
+    """The same for a layer whose module stands on two stages; its key is `_key`."""
 
     def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
-        super().__init__(spec.owner.replace(".", "/"), nn.Module, forward_fn=spec.forward, tied_weight_attr=["weight"])
+        super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=["weight"])
         self.ours = (spec, groups, seed)
 
     def build(self, log: bool = False) -> Any:
         return models.build_layer(*self.ours)
+
+
+def _key(spec: models.LayerSpec) -> str:
+    """DeepSpeed's key of a tied module: its owner's name, in which no dot may stand."""
+    return spec.owner.replace(".", "/")

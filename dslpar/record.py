@@ -1,6 +1,8 @@
-"""What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`.
+"""What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`,
+`checkpoints/`, `eval.jsonl`, and what monitors write.
 
-Only rank 0 writes. A folder that holds steps of a run is set aside under a new name, never written over.
+Only rank 0 writes. A folder that holds steps of a run is set aside under a new name, never written over; a run that is
+resumed goes on in its folder, behind the last step that its checkpoint knows of.
 """
 
 from __future__ import annotations
@@ -23,18 +25,22 @@ from dslpar.errors import COMMAND_LINE, DslparError, Finding
 from dslpar.job import Job
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
+CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
+_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tensorboard", "wandb")
 
 
-def claim(job: Job, config: Config) -> Path:
-    """Makes the output_dir and writes down what will run; a run that was there is set aside, whole.
+def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
+    """Makes the output_dir and writes down what will run; a run that was there is set aside, whole, unless it is the
+    one that is `resumed`.
 
     Call it when every rank has read the config, which may be the config.yaml of the run that is set aside.
     """
     folder = Path(job.output_dir)
     try:
-        _set_aside(folder)
+        if not resumed:
+            _set_aside(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(config_yaml(job, config), encoding="utf-8")
+        write_whole(folder / CONFIG, config_yaml(job, config))
         _copy_sources(config, folder / SOURCES)
     except OSError as error:
         key, said = "train.output_dir", f"cannot write to {str(folder)!r}: {error}"
@@ -45,15 +51,34 @@ def claim(job: Job, config: Config) -> Path:
 
 def _set_aside(folder: Path) -> None:
     """Moves what a run left in `folder`, and nothing else, to earlier/1 below it, or 2, and so on."""
-    metrics = folder / METRICS
-    if not (metrics.exists() and metrics.stat().st_size):
+    metrics, checkpoints = folder / METRICS, folder / CHECKPOINTS
+    if not (metrics.exists() and metrics.stat().st_size) and not checkpoints.exists():
         return
     aside = next(path for path in (folder / "earlier" / str(number) for number in count(1)) if not path.exists())
     aside.mkdir(parents=True)
-    for name in (CONFIG, METRICS, LOG, SOURCES):
+    for name in _OF_A_RUN:
         if (folder / name).exists():
             (folder / name).rename(aside / name)
     print(f"the run that was in {folder} is in {aside} now", flush=True)
+
+
+def cut(folder: Path, step: int) -> None:
+    """Takes from metrics.jsonl what was written after `step`, half a last line among it."""
+    metrics = folder / METRICS
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        write_whole(metrics, "".join(kept))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that at each moment, whatever ends the process, either its old or its new text is there."""
+    unready = path.with_name(path.name + ".part")
+    with open(unready, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unready.replace(path)
 
 
 def config_yaml(job: Job, config: Config) -> str:

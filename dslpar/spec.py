@@ -36,6 +36,7 @@ KeepKind: TypeAlias = str
 ImplKind: TypeAlias = str
 DType: TypeAlias = str
 Schedule: TypeAlias = str
+PipelineScheduleKind: TypeAlias = str
 ZeroStage: TypeAlias = int
 
 
@@ -148,12 +149,30 @@ class GPT:
 
 @value
 class OtherModel:
-    """A model whose layers dslpar does not know: a class by name, and its arguments."""
+    """A model of other layers: a class by name, and its arguments.
+
+    With `layers_cfg`, a list of dict(type=..., ...), its layers are known, and a pipeline can be cut before it is
+    built: a class of `dslpar.ModelFromConfig`, or 'Sequential' (torch.nn's).
+    """
 
     target: str
-    """Dotted name of the class."""
+    """Dotted name of the class, a name registered with MODELS, or 'Sequential'."""
     args: Table = field(default_factory=dict)
     """Its keyword arguments."""
+
+    @property
+    def layers(self) -> tuple[Mapping[str, Any], ...] | None:
+        """The layers of `layers_cfg`; None where there is no such list."""
+        layers = self.args.get("layers_cfg")
+        return tuple(layers) if isinstance(layers, (list, tuple)) else None
+
+    @property
+    def num_layers(self) -> int | None:
+        """Layers that a pipeline counts: the listed ones, or as many as their layer_idx count; None: not known."""
+        if self.layers is None:
+            return None
+        placed = [layer["layer_idx"] for layer in self.layers if layer.get("layer_idx") is not None]
+        return max(0, *placed) + 1 if placed else len(self.layers)
 
 
 @value
@@ -202,7 +221,21 @@ class SGD:
     """L2 factor on parameters with two or more dims."""
 
 
-Optimizer: TypeAlias = AdamW | SGD
+@value
+class OtherOptimizer:
+    """An optimizer of torch's or DeepSpeed's by its name there, or a class of your own by its full name."""
+
+    target: str
+    """'RMSprop' and the like, DeepSpeed's 'FusedAdam', 'DeepSpeedCPUAdam', 'Lion', ..., or a dotted name."""
+    lr: Positive = 1e-3
+    """Learning rate at its peak."""
+    weight_decay: Rate = 0.0
+    """Decay of parameters with two or more dims, as that optimizer has it."""
+    args: Table = field(default_factory=dict)
+    """Its other keyword arguments, as written."""
+
+
+Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
 
 
 @value
@@ -215,6 +248,16 @@ class LRScheduler:
     """Steps of linear warm-up."""
     min_lr: Rate = 0.0
     """The learning rate at the last step."""
+
+
+@value
+class OtherSchedule:
+    """A schedule of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
+
+    target: str
+    """Its name."""
+    args: Table = field(default_factory=dict)
+    """Its keyword arguments, but for the optimizer, as written; one step of it is one optimizer step."""
 
 
 @value
@@ -291,8 +334,94 @@ class Train:
     """Global batches of held-out data in one evaluation."""
     output_dir: Text | None = None
     """Where the run writes; left out: outputs/<config name>."""
+    save_interval: Index | None = None
+    """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
     dist: Dist = field(default_factory=Dist)
     """LiBai's form of `parallel`."""
+
+
+@value
+class ActivationCheckpoint:
+    """Activations that are computed again in the backward instead of being stored."""
+
+    SHORTHAND: ClassVar[str] = "interval"
+
+    interval: Count
+    """Layers that go together: of so many in a row only the first one's input is stored; 1: of each layer."""
+
+
+@value
+class Checkpoint:
+    """What is kept of the checkpoints in <output_dir>/checkpoints."""
+
+    keep: Count | None = None
+    """The newest so many; left out: all."""
+
+
+@value
+class FileMonitor:
+    """A monitor that writes files: CSV or TensorBoard."""
+
+    SHORTHAND: ClassVar[str] = "enabled"
+
+    enabled: Flag = True
+    """Whether it writes."""
+    output_path: Text | None = None
+    """Folder that it writes to; left out: `csv` or `tensorboard` in output_dir."""
+    job_name: Text | None = None
+    """Folder of the run below it; left out: the config's name."""
+
+
+@value
+class WandbMonitor:
+    """Weights & Biases."""
+
+    SHORTHAND: ClassVar[str] = "enabled"
+
+    enabled: Flag = True
+    """Whether it writes."""
+    project: Text | None = None
+    """Its project; left out: the config's name."""
+    group: Text | None = None
+    """Its group."""
+    team: Text | None = None
+    """Its team (entity)."""
+    offline: Flag = False
+    """Write below output_dir, without a network; `wandb sync` sends it later."""
+
+
+@value
+class Monitor:
+    """Where the numbers of each step go besides metrics.jsonl, through DeepSpeed's monitors."""
+
+    csv: FileMonitor | None = None
+    """One CSV file a number."""
+    tensorboard: FileMonitor | None = None
+    """TensorBoard event files; needs the package tensorboard."""
+    wandb: WandbMonitor | None = None
+    """Weights & Biases; needs the package wandb."""
+
+
+@value
+class GradientHandler:
+    """What is done to gradients after they are summed over micro-batches and replicas, before norm and clipping."""
+
+    target: str
+    """A name registered with GRADIENT_HANDLER, or the dotted name of a class."""
+    args: Table = field(default_factory=dict)
+    """Its keyword arguments, after model and optimizer."""
+
+
+@value
+class PipelineSchedule:
+    """The order in which a pipeline works off its micro-batches."""
+
+    type: PipelineScheduleKind = "1f1b"
+    """'1f1b': one forward, one backward, as DeepSpeed's pipeline has it."""
+    num_microbatches: Count | None = None
+    """Micro-batches a step; the same number as batch.accumulation."""
+    num_chunks: Count = 1
+    """Runs of layers on each stage; more than 1 would be the interleaved schedule."""
 
 
 @value
@@ -302,12 +431,17 @@ class Spec:
     model: GPT | OtherModel
     parallel: Parallel = field(default_factory=Parallel)
     data: TextData = field(default_factory=TextData)
-    optimizer: AdamW | SGD = field(default_factory=AdamW)
-    lr_scheduler: LRScheduler = field(default_factory=LRScheduler)
+    optimizer: AdamW | SGD | OtherOptimizer = field(default_factory=AdamW)
+    lr_scheduler: LRScheduler | OtherSchedule = field(default_factory=LRScheduler)
     zero: Zero = field(default_factory=Zero)
     precision: Precision = field(default_factory=Precision)
     batch: Batch = field(default_factory=Batch)
     train: Train = field(default_factory=Train)
+    activation_checkpoint: ActivationCheckpoint | None = None
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    monitor: Monitor = field(default_factory=Monitor)
+    gradient_handler: tuple[GradientHandler, ...] = ()
+    schedule: PipelineSchedule | None = None
     deepspeed: Table = field(default_factory=dict)
 
 
@@ -317,20 +451,10 @@ OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}
 SCHEDULES = ("constant", "linear", "cosine")
 MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 METHODS = ("cost", "uniform", "parameters", "libai")
-
-LATER = {
-    "activation_checkpoint": "activation checkpointing",
-    "checkpoint": "saving and resuming",
-    "monitor": "DeepSpeed's monitors",
-    "gradient_handler": "gradient handlers",
-    "schedule": "other schedules",
-    "train.save_interval": "saving and resuming",
-    "zero.offload_optimizer": "offload",
-    "zero.offload_param": "offload",
-    "deepspeed.activation_checkpointing": "activation checkpointing",
-    "deepspeed.csv_monitor": "DeepSpeed's monitors",
-    "deepspeed.tensorboard": "DeepSpeed's monitors",
-    "deepspeed.wandb": "DeepSpeed's monitors",
-    "deepspeed.comet": "DeepSpeed's monitors",
+PIPELINE_SCHEDULES = ("1f1b",)
+OTHER_PIPELINE_SCHEDULES: Mapping[str, str] = {
+    "gpipe": "it holds the activations of all micro-batches, for the same bubble as '1f1b'",
+    "interleaved": "the interleaved schedule is not part of this version of dslpar",
+    "zero-bubble": "zero-bubble schedules are not part of this version of dslpar",
 }
-"""Keys that the language has and this version does not act on: refused, never ignored."""
+"""Schedules that dslpar does not run, and why."""

@@ -1,7 +1,8 @@
 """Where DeepSpeed 0.19 is wrong for us, and what keeps DESIGN's promise 1 all the same: all in this one file.
 
 Each function says what it mends and where that is written down (FACTS, section 7, by number; the upstream issue where
-one is known). tests/test_engine.py holds, for each, a test that fails when DeepSpeed no longer needs it.
+one is known; from B14 on, the text here is all there is). For each there is a test that fails when DeepSpeed no longer
+needs it: in tests/test_engine.py, tests/test_precision.py and tests/test_optimizers.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +41,124 @@ def own_nothing_of_tied_copies(module: nn.Module) -> None:
     for p in module.parameters():
         if getattr(p, "ds_pipe_replicated", False):
             p.tensor_model_parallel = False  # type: ignore[attr-defined]
+
+
+def let_cpus_compute_fp16() -> None:
+    """DeepSpeed has fp16 on a CPU only where oneDNN computes it fast, and refuses the rest. torch computes it on others
+    too, slower: so fp16 runs, and is tested, wherever torch does.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported() and _computes(torch.float16):
+        accelerator.is_fp16_supported = lambda: True
+
+
+def _computes(dtype: torch.dtype) -> bool:
+    """Whether this torch has the products, norms and gradients of that type on a CPU."""
+    x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
+    try:
+        torch.autograd.grad(nn.functional.softmax(nn.functional.layer_norm(x @ x, (2,)), -1).sum(), x)
+    except RuntimeError:  # '"addmm_impl_cpu_" not implemented for 'Half''
+        return False
+    return True
+
+
+def tied_gradients(weights: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """B14: before gradients are averaged over data, a pipeline sums the `.grad` of tied weights over their stages.
+    Where ZeRO 1 adds half-precision gradients up in fp32, it has moved them to `.grad_accum`, and the copies would go
+    apart in silence. There, a stand-in shows that sum as its `.grad`.
+    """
+    sums = [(getattr(weight, "grad_accum", None), weight, group) for weight, group in weights]
+    return [(weight if summed is None else SimpleNamespace(grad=summed), group) for summed, weight, group in sums]
+
+
+def shard_gradients_of_bf16() -> None:
+    """B17: ZeRO 1 in bf16 with fp32 sums gets an optimizer of its own, BF16_Optimizer, which all-reduces whole
+    gradients (3 (N-1)/N parameters a step, where 2 (N-1)/N do), and raises on a rank that owns no parameter (B3). It
+    now gets the one that fp16 and ZeRO 2 get.
+    """
+    from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
+
+    original = DeepSpeedEngine._do_optimizer_sanity_check
+    if getattr(original, "shards_bf16", False):
+        return
+
+    def patched(self: Any, basic_optimizer: Any) -> Any:
+        chosen = original(self, basic_optimizer)
+        return ZERO_OPTIMIZATION if chosen == BFLOAT16 and self.zero_optimization() else chosen
+
+    patched.shards_bf16 = True  # type: ignore[attr-defined]
+    DeepSpeedEngine._do_optimizer_sanity_check = patched
+
+
+def norms_of_all_groups(engine: Any, model: Axis) -> None:
+    """B18: ZeRO 1 reduces the norm of each parameter group by itself over the ranks of one replica (`model`): a stage
+    that has fewer groups, such as matrices alone, leaves the others waiting. It now counts empty groups with them.
+    """
+    zero = engine.optimizer
+    if model.size == 1 or not hasattr(zero, "scaled_global_norm") or not hasattr(zero, "params_in_partition"):
+        return
+    own = len(zero.bit16_groups)
+    most = int(comm.all_reduce(torch.tensor(own, device=engine.device), model, "max").item())
+    if most == own:
+        return
+    scaled_global_norm = zero.scaled_global_norm
+
+    def with_empty_groups(**kwargs: Any) -> Any:
+        for group in range(own, most):
+            zero.bit16_groups.append([])
+            zero.params_in_partition.append([])
+            zero.averaged_gradients[group] = []
+        try:
+            return scaled_global_norm(**kwargs)
+        finally:
+            del zero.bit16_groups[own:], zero.params_in_partition[own:]
+            for group in range(own, most):
+                del zero.averaged_gradients[group]
+
+    zero.scaled_global_norm = with_empty_groups
+
+
+def forget_what_overflowed(engine: Any) -> None:
+    """B16: ZeRO 1 and 2 with the optimizer on the CPU add half-precision gradients up in fp32 buffers, and leave them
+    as they are when a step overflows: infinite for ever, every later step is skipped. Lets go of them with the other
+    buffers of a step.
+    """
+    zero = engine.optimizer
+    if not getattr(zero, "cpu_offload", False) or not hasattr(zero, "reset_cpu_buffers"):
+        return
+    reset = zero.reset_cpu_buffers
+
+    def reset_all() -> None:
+        reset()
+        zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
+
+    zero.reset_cpu_buffers = reset_all
+
+
+def with_lazy_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """B15: ZeRO makes an instance of torch's Adagrad anew over its shards, since its state is there from the beginning:
+    in one group of default settings, of which the schedule knows nothing. This one, with the same groups, it leaves.
+    """
+    return _Adagrad(optimizer) if isinstance(optimizer, torch.optim.Adagrad) else optimizer
+
+
+class _Adagrad(torch.optim.Optimizer):
+    """torch's Adagrad without being its instance; state comes with the first step."""
+
+    step = torch.optim.Adagrad.step
+
+    def __init__(self, eager: torch.optim.Adagrad) -> None:
+        super().__init__(eager.param_groups, eager.defaults)
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> tuple[bool, bool]:
+        for p in group["params"]:
+            if p.grad is not None and not self.state[p]:
+                step = torch.zeros((), device=p.device if group["fused"] else "cpu")
+                self.state[p] = {"step": step, "sum": torch.full_like(p, group["initial_accumulator_value"])}
+        kinds: tuple[bool, bool] = torch.optim.Adagrad._init_group(self, group, *lists)  # type: ignore
+        return kinds
 
 
 def compute_norm_without_zero(engine: Any, model: Axis) -> None:
@@ -75,20 +195,3 @@ def owned_norm(module: nn.Module, model: Axis) -> float:
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in owned]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
     return math.sqrt(comm.all_reduce(total, model).item())
-
-
-def let_ranks_count_nothing() -> None:
-    """B3: BF16_Optimizer's norm raises on a rank that owns no parameter (a replica, a stage with a tied copy alone),
-    while its peers wait for it. Such a rank now counts one zero.
-    """
-    from deepspeed.runtime import bf16_optimizer
-
-    original = bf16_optimizer.get_global_norm_of_tensors
-    if getattr(original, "counts_nothing", False):
-        return
-
-    def patched(input_tensors: Any, **kwargs: Any) -> Any:
-        return original(input_tensors=input_tensors or [torch.zeros(1)], **kwargs)
-
-    patched.counts_nothing = True  # type: ignore[attr-defined]
-    bf16_optimizer.get_global_norm_of_tensors = patched

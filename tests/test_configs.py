@@ -23,7 +23,13 @@ CONFIGS = sorted(
     if "common" not in path.relative_to(ROOT).parts
 )
 HOSTFILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hostfiles").iterdir())
-RUN_BY_DEFAULT = {"configs/gpt_3d.py", "configs/libai/data_tensor_pipeline.py", "configs/libai/load_balanced.py"}
+RUN_BY_DEFAULT = {
+    "configs/gpt_3d.py",
+    "configs/gpt_zero3.py",
+    "configs/layers_cfg.py",
+    "configs/libai/data_tensor_pipeline.py",
+    "configs/libai/load_balanced.py",
+}
 
 WIDTH = {"hidden_size": 32, "max_seq_len": 16, "ffn_hidden_size": 64}
 LIBAI_NAMES = {
@@ -49,9 +55,13 @@ def world_of(config: str) -> int:
 
 
 def scaled_down(config: str) -> list[str]:
-    libai = "cfg" in flow.load(config).root.get("model").value
-    width = [f"model.{LIBAI_NAMES[name] if libai else name}={value}" for name, value in WIDTH.items()]
-    return [*width, "batch={'global_size': 8, 'micro_size': 1}", "train.steps=2", "train.eval_interval=None"]
+    """Small and short, in fp32, its step the same number of samples in any world."""
+    root = flow.load(config).root
+    model = root.get("model").value
+    names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
+    words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
+    words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
+    return [*words, "batch={'global_size': 8, 'micro_size': 1}", "train.steps=2", "train.eval_interval=None"]
 
 
 def losses(config: str, world: int, folder: Path, *overrides: str) -> list[float]:

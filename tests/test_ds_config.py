@@ -13,6 +13,7 @@ from dslpar import ds_keys, spec
 from dslpar.ds_config import ds_config, merged
 from dslpar.job import Job, resolve
 
+CPU = {"device": "cpu"}
 MODEL = spec.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)
 
 
@@ -83,7 +84,40 @@ def test_fp16_keys_are_passed_on() -> None:
     precision = spec.Precision(dtype="fp16", extra={"initial_scale_power": 8})
     made = ds_config(job(zero=spec.Zero(stage=1), precision=precision))
     assert made["fp16"] == {"enabled": True, "initial_scale_power": 8}
-    assert "data_types" not in made
+    assert made["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_an_optimizer_by_name_is_not_in_the_dict() -> None:
+    """dslpar.optimizers makes it, and DeepSpeed is handed what it needs to take it."""
+    rmsprop = spec.OtherOptimizer(target="RMSprop", args={"alpha": 0.9})
+    assert "optimizer" not in ds_config(job(optimizer=rmsprop))
+    sharded = ds_config(job(optimizer=rmsprop, zero=spec.Zero(stage=2)))
+    assert sharded["zero_allow_untested_optimizer"] is True
+    assert "zero_force_ds_cpu_optimizer" not in sharded
+    offloaded = spec.Zero(stage=2, extra={"offload_optimizer": {"device": "cpu"}})
+    made = ds_config(job(optimizer=rmsprop, zero=offloaded))
+    assert made["zero_force_ds_cpu_optimizer"] is False
+    assert made["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+def test_monitors_write_below_the_output_dir() -> None:
+    monitor = spec.Monitor(csv=spec.FileMonitor(), tensorboard=spec.FileMonitor(), wandb=spec.WandbMonitor())
+    made = ds_config(job(monitor=monitor, train=spec.Train(output_dir="runs/a")))
+    assert made["csv_monitor"] == {"enabled": True, "output_path": "runs/a/csv", "job_name": "cfg"}
+    assert made["tensorboard"] == {"enabled": True, "output_path": "runs/a/tensorboard", "job_name": "cfg"}
+    assert made["wandb"] == {"enabled": True, "project": "cfg"}
+
+
+def test_monitors_as_asked() -> None:
+    monitor = spec.Monitor(
+        csv=spec.FileMonitor(enabled=False),
+        tensorboard=spec.FileMonitor(output_path="/logs", job_name="b"),
+        wandb=spec.WandbMonitor(project="p", group="g", team="t"),
+    )
+    made = ds_config(job(monitor=monitor))
+    assert "csv_monitor" not in made
+    assert made["tensorboard"] == {"enabled": True, "output_path": "/logs", "job_name": "b"}
+    assert made["wandb"] == {"enabled": True, "project": "p", "group": "g", "team": "t"}
 
 
 def test_the_raw_section_is_merged_last_and_deep() -> None:
@@ -123,6 +157,9 @@ def test_no_torch_is_needed() -> None:
         {},
         {"zero": spec.Zero(stage=2), "precision": spec.Precision(dtype="bf16")},
         {"zero": spec.Zero(stage=1), "precision": spec.Precision(dtype="fp16"), "optimizer": spec.SGD()},
+        {"zero": spec.Zero(stage=3, extra={"offload_optimizer": CPU, "offload_param": CPU})},
+        {"optimizer": spec.OtherOptimizer(target="RMSprop"), "zero": spec.Zero(stage=2)},
+        {"monitor": spec.Monitor(csv=spec.FileMonitor(), tensorboard=spec.FileMonitor(), wandb=spec.WandbMonitor())},
     ],
 )
 def test_deepspeed_takes_it_as_meant(sections: dict[str, Any]) -> None:
@@ -135,3 +172,6 @@ def test_deepspeed_takes_it_as_meant(sections: dict[str, Any]) -> None:
     assert theirs.bfloat16_config.enabled == (made.spec.precision.dtype == "bf16")
     assert theirs.float16_config.enabled == (made.spec.precision.dtype == "fp16")
     assert theirs.train_batch_size == made.batch.global_size
+    assert theirs.monitor_config.enabled == (made.spec.monitor.csv is not None)
+    for name, device in made.spec.zero.extra.items():
+        assert getattr(theirs.zero_config, name).device == device["device"]

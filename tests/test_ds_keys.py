@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import deepspeed.runtime.constants as constants
 import pytest
+from deepspeed.monitor.config import CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from dslpar import ds_keys
+from dslpar import ds_keys, spec
 
 DEPRECATED = {
     "cpu_offload",
@@ -18,6 +21,12 @@ DEPRECATED = {
     "cpu_offload_use_pin_memory",
     "stage3_gather_fp16_weights_on_model_save",
 }
+
+
+OFFLOAD = [
+    (DeepSpeedZeroOffloadOptimizerConfig, ds_keys.OFFLOAD_OPTIMIZER),
+    (DeepSpeedZeroOffloadParamConfig, ds_keys.OFFLOAD_PARAM),
+]
 
 
 def names_of(model: type) -> set[str]:
@@ -30,7 +39,12 @@ def test_zero() -> None:
 
 @pytest.mark.parametrize(
     ("model", "kinds"),
-    [(DeepSpeedZeroConfig, ds_keys.ZERO), (DeepSpeedBF16Config, ds_keys.BF16), (DeepSpeedFP16Config, ds_keys.FP16)],
+    [
+        (DeepSpeedZeroConfig, ds_keys.ZERO),
+        (DeepSpeedBF16Config, ds_keys.BF16),
+        (DeepSpeedFP16Config, ds_keys.FP16),
+        *OFFLOAD,
+    ],
 )
 def test_types(model: type, kinds: Mapping[str, str]) -> None:
     """A kind of ours for each type of theirs."""
@@ -40,11 +54,31 @@ def test_types(model: type, kinds: Mapping[str, str]) -> None:
         "Rate": ("float",),
         "Table": ("Config",),
         "ZeroStage": ("ZeroStageEnum",),
+        "OffloadParam": ("OffloadParamConfig",),
+        "OffloadOptimizer": ("OffloadOptimizerConfig",),
+        "Device": ("OffloadDeviceEnum",),
+        "Text": ("Path",),
+        "Share": ("float",),
     }
     for name, field in model.model_fields.items():  # type: ignore[attr-defined]
         key = field.alias or name
         if key in kinds:
             assert any(word in str(field.annotation) for word in types[kinds[key]]), key
+
+
+@pytest.mark.parametrize(("model", "kinds"), OFFLOAD)
+def test_offload(model: type, kinds: Mapping[str, str]) -> None:
+    assert set(kinds) == names_of(model)
+    assert model().device == "none", "so a device must be said"
+
+
+@pytest.mark.parametrize(
+    ("model", "ours"),
+    [(CSVConfig, spec.FileMonitor), (TensorBoardConfig, spec.FileMonitor), (WandbConfig, spec.WandbMonitor)],
+)
+def test_monitors(model: type, ours: type) -> None:
+    """Ours are DeepSpeed's, and `offline`, which is W&B's own."""
+    assert {field.name for field in dataclasses.fields(ours)} - {"offline"} == names_of(model)
 
 
 def test_precision() -> None:

@@ -39,7 +39,7 @@ def losses(wanted: Job) -> list[list[float]]:
 
 
 def _train(wanted: Job) -> list[float]:
-    from dslpar.engine import build
+    from dslpar.build import build
     from dslpar.groups import Groups
 
     groups = Groups(wanted.mesh)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dslpar import DslparError, resolve
+from dslpar import DslparError, flow, resolve, spec
 from dslpar.flow import load_text
 from dslpar.job import Batch, Job
 from tests.lint.helpers import MODEL, PATH, codes
@@ -93,6 +93,69 @@ def test_stages_of_both_forms() -> None:
     assert by_hand.counts == (1, 1, 1, 5)
     assert by_hand.actual_ids == (0, 1, 2, 3, 3, 3, 3, 3)
     assert by_hand.auto_ids == (0, 0, 1, 1, 2, 2, 3, 3)
+
+
+def test_microbatches_of_a_schedule_are_the_accumulation() -> None:
+    job = job_of("parallel = dict(pipeline=2)\nschedule = dict(type='1f1b', num_microbatches=4)\n")
+    assert job.batch == Batch(16, 1, 4)
+    both = job_of("schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=4, global_size=64)\n")
+    assert both.batch == Batch(64, 2, 4)
+
+
+LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[dict(type=name) for name in {names}])\n"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "counts"),
+    [
+        ("2", (4, 2)),  # by the layers that have parameters, two on each stage
+        ("dict(size=2, method='uniform')", (3, 3)),
+        ("dict(size=4, method='libai')", (1, 1, 2, 2)),
+        ("dict(size=3, method='type:linear')", (2, 3, 1)),
+        ("dict(size=2, counts=[1, 5])", (1, 5)),
+        ("dict(size=2, stage_ids=[0, 0, 0, 0, 0, 1])", (5, 1)),
+        ("dict(size=2, method='parameters')", None),  # known when they are built
+        ("1", (6,)),
+    ],
+)
+def test_stages_of_listed_layers(pipeline: str, counts: tuple[int, ...] | None) -> None:
+    names = ("Linear", "ReLU", "Linear", "ReLU", "a.MyLayer", "Linear")
+    text = f"{LAYERS.format(names=names)}parallel = dict(pipeline={pipeline})\n"
+    stages = resolve(load_text(text, PATH), 12).stages
+    assert stages.counts == counts
+    assert (stages.actual_ids is None) == (counts is None or pipeline == "1")
+
+
+def test_layer_idx_counts_what_a_pipeline_cuts() -> None:
+    layers = "[dict(type='Linear', layer_idx=index) for index in (None, 0, 0, 1, None, 2, -1)]"
+    text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=3)\n"
+    job = resolve(load_text(text, PATH), 3)
+    assert (job.spec.model.num_layers, job.stages.counts) == (3, (1, 1, 1))
+
+
+def test_layers_that_nothing_lists_are_cut_when_they_are_built() -> None:
+    stages = resolve(load_text("model = dict(type='a.B')\nparallel = dict(pipeline=2)\n", PATH), 2).stages
+    assert stages == (None, None, None)
+
+
+def test_idle_handlers_are_left_out() -> None:
+    names = ("DataParallelGradientHandler", "my.Handler")
+    job = job_of(f"gradient_handler = [dict(type=name) for name in {names}]\n")
+    assert [handler.target for handler in job.spec.gradient_handler] == ["my.Handler"]
+
+
+def test_registered_names_are_known_where_they_are_registered() -> None:
+    text = "model = dict(type='MyNet', layers_cfg=[dict(type='MyLayer')])\ngradient_handler = dict(type='MyHandler')\n"
+    config = load_text(text, PATH)
+    names = {"models": ["MyNet"], "layers": ["MyLayer"], "gradient_handlers": ["MyHandler"]}
+    job = flow.job_of(config, 1, registered=names)
+    assert (job.spec.model, job.spec.gradient_handler) == (
+        spec.OtherModel(target="MyNet", args={"layers_cfg": [{"type": "MyLayer"}]}),
+        (spec.GradientHandler(target="MyHandler"),),
+    )
+    found = flow.lint(config, 1)
+    assert [finding.code for finding in found] == ["CFG108"] * 3
+    assert all("known only in the process that registers it" in finding.help for finding in found)
 
 
 def test_where_a_run_writes() -> None:

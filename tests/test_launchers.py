@@ -1,13 +1,16 @@
-"""train.py under every launcher: the same run, rank 0 alone speaks, and a rank that fails ends the job."""
+"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)"""
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import BIN, CONFIG, ROOT, Finished, deepspeed, metrics, mpirun, start, write_config
+from tests.runs import BIN, CONFIG, ROOT, Finished, deepspeed, free_port, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -41,14 +44,6 @@ def test_deepspeed(tmp_path: Path) -> None:
     assert printed.count("step 3/3") == 1, "rank 0 alone speaks"
 
 
-def test_deepspeed_as_a_module(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    words = ["--config", str(config), f"train.output_dir={tmp_path / 'out'}", "train.steps=1"]
-    done = start([*deepspeed("--num_gpus", "1", "--module"), "dslpar.train", *words])
-    assert done.status == 0, done.output
-    assert len(metrics(tmp_path / "out")) == 1
-
-
 def test_mpirun(tmp_path: Path) -> None:
     assert run(tmp_path, [*mpirun(2), PYTHON], PIPED).count("step 3/3") == 1
 
@@ -75,36 +70,120 @@ def test_mpirun_on_8_ranks(tmp_path: Path) -> None:
     run(tmp_path, [*mpirun(8), PYTHON], ALL_THREE, timeout_s=240)
 
 
-# ---- a rank that fails ----
-
-FAILING = f"""\
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import dslpar.engine as engine
-train_batch = engine.Engine.train_batch
-def failing(self, batches):
-    if self.groups.rank == 1 and self.step == 1:
-        raise RuntimeError("rank 1 broke")
-    return train_batch(self, batches)
-engine.Engine.train_batch = failing
-from dslpar.train import main
-sys.exit(main())
-"""
+# ---- dslpar launch, tools/train.sh ----
 
 
-@pytest.mark.parametrize("launcher", ["deepspeed", "mpirun"])
-def test_a_rank_that_fails_ends_the_job(tmp_path: Path, launcher: str) -> None:
-    """The other rank waits for it in a collective."""
+def launch(config: Path, *words: str) -> list[str]:
+    return [str(BIN / "dslpar"), "launch", str(config), *words, f"train.output_dir={config.parent / 'out'}"]
+
+
+def check(done: Finished, folder: Path) -> None:
+    assert done.status == 0, done.output
+    assert [line["step"] for line in metrics(folder / "out")] == [1, 2, 3]
+    assert done.output.count("step 3/3") == 1
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["deepspeed", *(pytest.param(name, marks=pytest.mark.prove) for name in ("openmpi", "torchrun"))],
+)
+def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
+    """The module form of the program; the command line that it prints is the one that runs."""
     config = write_config(tmp_path, PIPED + CONFIG)
-    (tmp_path / "failing.py").write_text(FAILING)
-    begin = deepspeed("--num_gpus", "2") if launcher == "deepspeed" else [*mpirun(2), PYTHON]
-    done = start(
-        [*begin, str(tmp_path / "failing.py"), "--config", str(config), f"train.output_dir={tmp_path / 'out'}"]
+    done = start(launch(config, "--launcher", launcher, "--world-size", "2"))
+    check(done, tmp_path)
+    line = done.output.splitlines()[0]
+    assert "dslpar.train --config" in line
+    assert "dslpar launch:" not in done.output, "it has nothing to add"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("launcher", ["deepspeed", "openmpi", "torchrun"])
+def test_what_launch_prints_runs_when_it_is_pasted(tmp_path: Path, launcher: str) -> None:
+    config = write_config(tmp_path, PIPED + CONFIG)
+    printed = subprocess.run(
+        launch(config, "--launcher", launcher, "--world-size", "2", "--print"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "out").exists(), "nothing was started"
+    check(start(["bash", "-c", printed]), tmp_path)
+
+
+@pytest.mark.prove
+def test_dslpar_launch_with_a_hostfile(tmp_path: Path) -> None:
+    config = write_config(tmp_path, ALL_THREE + CONFIG)
+    done = start(launch(config, "--hostfile", "hostfiles/8gpu"), 240)
+    check(done, tmp_path)
+    assert "--no_ssh_check --master_addr 127.0.0.1" in done.output
+
+
+@pytest.mark.prove
+def test_dslpar_launch_passes_flags_on(tmp_path: Path) -> None:
+    config = write_config(tmp_path, PIPED + CONFIG)
+    done = start(launch(config, "--world-size", "2", "--dry-run"))
+    assert done.status == 0, done.output
+    assert "--dry-run" in done.output.splitlines()[0]
+    assert "step 1/3" not in done.output
+
+
+SCRIPT = ROOT / "tools" / "train.sh"
+
+
+def test_train_sh(tmp_path: Path) -> None:
+    """As LiBai documents its script; FILE is found in the repository, CONFIG from where it is called."""
+    write_config(tmp_path, PIPED + CONFIG)
+    command = f"cd {shlex.quote(str(tmp_path))} && exec bash {shlex.quote(str(SCRIPT))} train.py cfg.py 2 train.steps=3"
+    check(start(["bash", "-c", command + " train.output_dir=out"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([], {}, "0 of 3 arguments"),
+        (["train.py", "configs/gpt_3d.py"], {}, "2 of 3 arguments"),
+        (["nothing.py", "configs/gpt_3d.py", "2"], {}, "there is no FILE nothing.py"),
+        (["train.py", "configs/nothing.py", "2"], {}, "there is no CONFIG configs/nothing.py"),
+        (["train.py", "configs/gpt_3d.py", "0"], {}, "GPUS is '0'; it is a whole number, at least 1"),
+        (["train.py", "configs/gpt_3d.py", "two"], {}, "GPUS is 'two'"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2", "NODE_RANK": "2"}, "NODE_RANK is 2; of 2 hosts"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"PORT": "70000"}, "PORT is 70000; the last is 65535"),
+    ],
+    ids=["nothing", "no GPUS", "no FILE", "no CONFIG", "no ranks", "no number", "no such host", "no such port"],
+)
+def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, str], said: str) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *words],
+        cwd=tmp_path,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
-    assert done.status != 0
-    assert "rank 1 broke" in done.output
-    assert "[rank 1 of 2 on " in done.output
-    assert len(metrics(tmp_path / "out")) == 1, "what was written before stays"
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: bash tools/train.sh FILE CONFIG GPUS [key=value ...]\n")
+    assert said in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.prove
+def test_train_sh_on_two_nodes(tmp_path: Path) -> None:
+    """Both on this host, each with a rank of one pipeline."""
+    config = write_config(tmp_path, PIPED + CONFIG)
+    words = ["bash", str(SCRIPT), "train.py", str(config), "1", f"train.output_dir={tmp_path / 'out'}"]
+    where = {"NODE": "2", "ADDR": "127.0.0.1", "PORT": str(free_port())}
+    second = subprocess.Popen(words, env=os.environ | where | {"NODE_RANK": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        check(start(words, **where, NODE_RANK="0"), tmp_path)
+        assert second.wait(60) == 0
+    finally:
+        second.terminate()
+
+
+# ---- what does not run ----
 
 
 def _two_programs(first: list[str], second: list[str]) -> Finished:

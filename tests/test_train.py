@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from dslpar import flow, record
+from dslpar import bootstrap, flops, flow, record, spec
+from dslpar.job import Job, resolve
+from dslpar.loop import throughput
 from dslpar.train import main
+from tests.ranks import on_ranks
 from tests.runs import CONFIG, Finished, deepspeed, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
-FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s"]
+FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "tflops_per_s"]
 
 
 def train(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> Finished:
@@ -153,6 +157,48 @@ def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: s
             assert many[field] == pytest.approx(one[field], rel=1e-6), (one["step"], field)
 
 
+# ---- what is counted ----
+
+
+def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
+    from dslpar.build import build
+    from dslpar.groups import Groups
+    from dslpar.loop import device_name, num_parameters, throughput
+
+    engine = build(job, Groups(job.mesh))
+    return num_parameters(engine), throughput(job, device_name(engine), tokens_per_s=1000.0)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> None:
+    model = spec.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
+    made = spec.Spec(model=model, zero=spec.Zero(stage=zero))
+    (((whole, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
+    assert whole == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
+    pipeline = spec.PipelineParallel(size=2) if zero == 1 else None
+    tensor = spec.TensorParallel(size=2, mode="1d") if zero == 3 else None
+    job = resolve(dataclasses.replace(made, parallel=spec.Parallel(pipeline=pipeline, tensor=tensor)), 2)
+    for (everywhere, here), each in on_ranks(2, _counts, job, init="deepspeed"):
+        assert everywhere == whole, "tied copies and vectors on both ranks are one"
+        assert whole // 2 < here < whole
+        assert each == {"tflops_per_s": pytest.approx(one["tflops_per_s"] / 2)}, "of each device; a CPU has no peak"
+    assert one["tflops_per_s"] == pytest.approx(flops.flops_per_token(model, 8).mfu_causal * 1e-9)
+
+
+def test_mfu_is_the_share_of_the_device_s_peak() -> None:
+    model = spec.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+    job = resolve(spec.Spec(model=model, precision=spec.Precision(dtype="bf16")), 8)
+    found = throughput(job, "NVIDIA A100-SXM4-40GB", tokens_per_s=8 * 178_000)  # nanoGPT's order of magnitude
+    assert found["mfu_6n"] == pytest.approx(6 * 123_532_032 * 178_000 / 312e12)
+    assert found["mfu_causal"] == pytest.approx(found["tflops_per_s"] / 312)
+    assert found["mfu_6n"] < found["mfu_causal"] < 0.5
+
+
+def test_a_model_that_is_not_known_has_no_flops() -> None:
+    made = spec.Spec(model=spec.OtherModel(target="torch.nn.Linear"), data=spec.TextData(seq_len=8))
+    assert throughput(resolve(made, 1), "NVIDIA H200", 1000.0) == {}
+
+
 # ---- what is refused, in this process ----
 
 
@@ -162,7 +208,8 @@ def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: s
         ([], 2, "--config"),
         (["--config", "no_such.py"], 1, "no_such.py"),
         (["--config", "CFG", "train.stepz=3"], 1, "did you mean 'steps'"),
-        (["--config", "CFG", "--resume"], 2, "--resume"),
+        (["--config", "CFG", "--resum"], 2, "unrecognized arguments: --resum"),
+        (["train.steps=2", "--eval-only", "--config", "CFG", "data.eval_fraction=0.0"], 1, "BAT203"),
         (["train.steps=0", "--local_rank=0", "--config", "CFG"], 1, "train.steps"),
         (["--config", "CFG", "data.files=['gone.txt']"], 1, "BAT201"),
         (["--config", "CFG", "data.seq_len=16", "data.eval_fraction=0.0", "train.eval_interval=1"], 1, "BAT203"),
@@ -177,7 +224,7 @@ def test_what_cannot_run_is_told_before_anything_starts(
     said: str,
 ) -> None:
     config = str(write_config(tmp_path))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(bootstrap, "end_at_errors", lambda *_: None)  # this process is pytest's
     monkeypatch.chdir(tmp_path)
     assert main([config if word == "CFG" else word for word in words]) == status
     assert said in capsys.readouterr().err

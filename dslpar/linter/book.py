@@ -5,10 +5,24 @@ from __future__ import annotations
 from dslpar.config.load import Config
 from dslpar.errors import Finding
 from dslpar.hostfile import Cluster
-from dslpar.linter import deepspeed, divisors, hosts, keys, language, parallel, pipeline, tensor, training
+from dslpar.linter import (
+    deepspeed,
+    divisors,
+    hosts,
+    keys,
+    language,
+    offload,
+    parallel,
+    pipeline,
+    schedules,
+    tensor,
+    training,
+    zero,
+)
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Rule
 from dslpar.linter.run_time import PAGES, RunTimePage
+from dslpar.reading import Registered
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -18,14 +32,22 @@ RULES: tuple[Rule, ...] = (
     *divisors.RULES,
     *pipeline.RULES,
     *training.RULES,
+    *zero.RULES,
+    *offload.RULES,
+    *schedules.RULES,
     *deepspeed.RULES,
     *hosts.RULES,
 )
 
 
-def lint(config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> list[Finding]:
+def lint(
+    config: Config,
+    world_size: int | None = None,
+    cluster: Cluster | None = None,
+    registered: Registered | None = None,
+) -> list[Finding]:
     """All findings of one config: those of the file first, in file order, then imports, overrides, hosts and world."""
-    cx = Context(config, world_size, cluster)
+    cx = Context(config, world_size, cluster, registered)
     found = {finding for rule in RULES for finding in rule.findings(cx)}
     return sorted(found, key=lambda finding: (finding.location.path != config.path, *finding.sort_key()))
 

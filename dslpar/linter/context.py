@@ -15,9 +15,10 @@ from dslpar import mesh, spec
 from dslpar.config.load import Config
 from dslpar.errors import Finding, Location
 from dslpar.hostfile import Cluster
-from dslpar.job import MODES, Batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
+from dslpar.job import MODES, Batch, asked_batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
 from dslpar.linter.rule import Problem, UnknownValueError
 from dslpar.read import Reading, read
+from dslpar.reading import Registered
 
 
 class Guarded:
@@ -42,9 +43,10 @@ class Context:
         config: Config,
         world_size: int | None = None,
         cluster: Cluster | None = None,
+        registered: Registered | None = None,
     ) -> None:
         self.config = config
-        self.reading = read(config)
+        self.reading = read(config, registered)
         self.spec: Any = Guarded(self.reading.spec, "", self.reading)
         self.cluster = cluster
         self.world_size = world_size
@@ -106,6 +108,43 @@ class Context:
         return self.spec.model
 
     @property
+    def unlisted(self) -> str:
+        """The class of a model whose layers the config does not tell; empty if it does."""
+        model = self.spec.model
+        if "model.layers_cfg" in self.reading.invalid:
+            raise UnknownValueError("model.layers_cfg")
+        return "" if model.num_layers is not None else str(model.target)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that a pipeline cuts, of a model whose layers the config tells."""
+        layers: int | None = None if self.unlisted else self.spec.model.num_layers
+        if layers is None:
+            raise UnknownValueError("layers")
+        return layers
+
+    @property
+    def own_schedule(self) -> Any:
+        """The schedule, if it is dslpar's own."""
+        if "lr_scheduler" in self.reading.invalid or not isinstance(self.reading.spec.lr_scheduler, spec.LRScheduler):
+            raise UnknownValueError("lr_scheduler")
+        return self.spec.lr_scheduler
+
+    @property
+    def other_schedule(self) -> Any:
+        """The schedule, if it is DeepSpeed's or torch's."""
+        if "lr_scheduler" in self.reading.invalid or not isinstance(self.reading.spec.lr_scheduler, spec.OtherSchedule):
+            raise UnknownValueError("lr_scheduler")
+        return self.spec.lr_scheduler
+
+    @property
+    def other_optimizer(self) -> Any:
+        """The optimizer, if it is not one of dslpar's own sections."""
+        if "optimizer" in self.reading.invalid or not isinstance(self.reading.spec.optimizer, spec.OtherOptimizer):
+            raise UnknownValueError("optimizer")
+        return self.spec.optimizer
+
+    @property
     def pipeline(self) -> Any:
         """The PipelineParallel of either form, or None."""
         return pipeline_of(self.spec)
@@ -163,7 +202,12 @@ class Context:
     @cached_property
     def batch(self) -> Batch:
         """The batch; whether its product fits is for BAT101 to say."""
-        return batch_of(self.spec.batch, self.data_size, least_micro_size(self.cuboid))
+        return batch_of(self.asked_batch, self.data_size, least_micro_size(self.cuboid))
+
+    @property
+    def asked_batch(self) -> spec.Batch:
+        """What the config says of the batch."""
+        return asked_batch(self.spec)
 
     @property
     def sources(self) -> Mapping[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslpar import ds_keys, spec
+from dslpar import ds_keys
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
-from dslpar.read import did_you_mean
+from dslpar.reading import did_you_mean
 
 
 @rule("DSC101", "unknown-deepspeed-key")
@@ -95,9 +95,6 @@ def unsupported_deepspeed_key(cx: Context) -> Iterator[Problem]:
     for name in cx.spec.deepspeed:
         if name in ds_keys.UNSUPPORTED:
             yield _problem(cx, name, f"dslpar does not support DeepSpeed's {name!r}", "leave it out")
-        elif f"deepspeed.{name}" in spec.LATER:
-            said = f"{spec.LATER[f'deepspeed.{name}']} is not part of this version of dslpar"
-            yield _problem(cx, name, said, "leave it out")
 
 
 def _problem(cx: Context, name: str, message: str, help_: str) -> Problem:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dslpar import spec
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.plan import listed
 from dslpar.plan.stages import LAYER_CLASSES, PATTERN
-from dslpar.read import did_you_mean
+from dslpar.reading import did_you_mean
 
 _CUTS = ("stage_ids", "counts", "method")
 
@@ -33,7 +34,7 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         parallel = dict(pipeline=4)
     """
-    layers = cx.gpt.num_layers
+    layers = cx.num_layers
     if cx.stages > layers:
         said = f"{cx.stages} stages, and the model has {layers} layers"
         yield cx.problem(cx.pipeline_key, said, f"at most {layers} stages, each with one layer or more")
@@ -57,7 +58,7 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1, 1]))
     """
-    ids, layers = _ids(cx), cx.gpt.num_layers
+    ids, layers = _ids(cx), cx.num_layers
     if len(ids) != layers:
         said = f"{len(ids)} stage ids for {layers} layers"
         yield cx.problem(cx.ids_key, said, f"write {layers} ids, one a transformer layer")
@@ -133,11 +134,11 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
     """
     pipeline = cx.pipeline
-    if cx.stages == 1 or cx.stages > cx.gpt.num_layers:
+    if cx.stages == 1 or cx.stages > cx.num_layers:
         return  # PIP101 says it better
     if pipeline.stage_ids is not None:
         used, key = set(pipeline.stage_ids), cx.ids_key
-        if len(pipeline.stage_ids) != cx.gpt.num_layers or not used <= set(range(cx.stages)):
+        if len(pipeline.stage_ids) != cx.num_layers or not used <= set(range(cx.stages)):
             return  # PIP102 and PIP104 say it better
     elif pipeline.counts is not None and len(pipeline.counts) == cx.stages:
         used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
@@ -195,7 +196,7 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
     pipeline = cx.spec.parallel.pipeline
     if pipeline is None or pipeline.counts is None:
         return
-    key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.gpt.num_layers
+    key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.num_layers
     if len(counts) != cx.stages:
         yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", f"write {cx.stages} numbers, one a stage")
     elif sum(counts) != layers:
@@ -221,7 +222,7 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         train = dict(dist=dict(pipeline_parallel_size=2))
     """
-    said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.gpt.num_layers
+    said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
     if said_layers is not None and said_layers != layers:
         said = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
         yield cx.problem("train.dist.pipeline_num_layers", said, f"write {layers}, or leave it out")
@@ -256,20 +257,23 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
     if PATTERN.fullmatch(pattern) is None:
         said = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
         yield cx.problem("parallel.pipeline.method", said, "such as 'type:Block' or 'type:^Embedding|Head$'")
-    elif not any(re.search(pattern, name, re.IGNORECASE) for name in LAYER_CLASSES):
+        return
+    names = _class_names(cx)
+    if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
         said = f"{method!r} matches no class of layers"
-        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(LAYER_CLASSES)}")
+        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
 
 
-@rule("PIP110", "layers-not-known")
+@rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
-    """A pipeline over a model whose layers dslpar does not know.
+    """A pipeline over a model whose layers are not known before it is built.
 
     What it does:
-        Finds a pipeline of two stages or more over a class that is not dslpar's.
+        Says that stages and cut are checked later, where the model is a class of your own without a layers_cfg.
 
     Why:
-        This version cuts only models whose layers it knows.
+        The class is not imported to lint. It must be a torch.nn.Sequential, a dslpar.models.LayeredModel or a
+        dslpar.ModelFromConfig: another module is one piece, which the run refuses to cut.
 
     Example:
         model = dict(type='my_package.my_module.MyModel')
@@ -279,10 +283,31 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         parallel = dict(pipeline=2)
     """
-    target = getattr(cx.spec.model, "target", None)
-    if target and cx.stages > 1:
-        said = f"dslpar does not know the layers of {target}, so it cannot cut them over {cx.stages} stages"
-        yield cx.problem(cx.pipeline_key, said, "a pipeline of size 1, or a model of dslpar.models")
+    if cx.unlisted and cx.stages > 1:
+        said = f"the layers of {cx.unlisted} are cut over {cx.stages} stages when it is built, and checked then"
+        yield cx.problem(cx.pipeline_key, said, "give the model a layers_cfg, and its layers are known before")
+
+
+@rule("PIP111", "layer-idx-with-gaps")
+def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
+    """Layers of a layers_cfg whose layer_idx do not count up.
+
+    What it does:
+        Checks that each layer_idx is that of the layer before, or the next one, from 0; -1 is the last. A layer without
+        one goes with its neighbour.
+
+    Why:
+        A stage holds neighbouring layers, and each index is one that a stage can begin with.
+
+    Example:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
+                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=2)])
+
+    Use instead:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
+                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=1)])
+    """
+    yield from cx.misreads("PIP111")
 
 
 @rule("DEAD101", "cut-without-stages", "warning")
@@ -311,6 +336,14 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
             yield cx.problem(key, said, "give the pipeline a size, or leave it out")
 
 
+def _class_names(cx: Context) -> Sequence[str]:
+    """The classes of the model's layers; unknown where the config does not list them."""
+    if cx.unlisted:
+        raise UnknownValueError("layers")
+    model = cx.reading.spec.model
+    return listed.class_names(model) if isinstance(model, spec.OtherModel) else LAYER_CLASSES
+
+
 def _ids(cx: Context) -> tuple[int, ...]:
     """The stage ids of a pipeline that has stages; unknown where there are none."""
     pipeline = cx.pipeline
@@ -331,5 +364,6 @@ RULES = (
     layers_differ,
     unknown_method,
     layers_not_known,
+    layer_idx_with_gaps,
     cut_without_stages,
 )

@@ -73,6 +73,102 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "BAT204",
+        "other-micro-batches",
+        """
+The micro-batches of a step are not as many, or not as large, as the job says.
+
+What it does:
+    Counts the micro-batches that the engine is given, and their samples, before anything is sent.
+
+Why:
+    A pipeline sends pieces of one shape, and the loss is a mean of equal shares: another size would hang, or be wrong.
+
+Use instead:
+    batch = dict(micro_size=8, accumulation=2)  # and two micro-batches of 8 samples a step
+""",
+    ),
+    RunTimePage(
+        "BAT205",
+        "not-tensors",
+        """
+A micro-batch holds something that is no tensor.
+
+What it does:
+    Looks at the inputs and labels that the engine is given.
+
+Why:
+    They go to the device, and through a pipeline, as tensors or tuples of tensors.
+
+Use instead:
+    engine.train_batch([(x, y)])  # x and y tensors, or tuples of them
+""",
+    ),
+    RunTimePage(
+        "BAT206",
+        "step-out-of-order",
+        """
+backward() or step() at a moment when it means nothing.
+
+What it does:
+    Checks that each step() follows one backward(loss) or forward_backward(), and each of these the step() before.
+
+Why:
+    A share of the gradient would be lost or counted twice, in silence.
+
+Use instead:
+    engine.backward(engine.criterion(engine(x), y)); engine.step()  # for each micro-batch
+""",
+    ),
+    RunTimePage(
+        "BAT207",
+        "no-pairs",
+        """
+The data set is empty, or its items are no pairs.
+
+What it does:
+    Looks at the first item of a map-style data set.
+
+Why:
+    A micro-batch is made of (input, label) pairs.
+
+Use instead:
+    dslpar.initialize(config, train_data=[(x, y), ...])
+""",
+    ),
+    RunTimePage(
+        "BAT208",
+        "data-ended",
+        """
+The data ended in the middle of a step.
+
+What it does:
+    Counts the micro-batches that a schedule draws from an iterator.
+
+Why:
+    A step takes all of its micro-batches, or none.
+
+Use instead:
+    DataLoader(..., drop_last=True)  # and a multiple of num_microbatches batches
+""",
+    ),
+    RunTimePage(
+        "BAT209",
+        "second-schedule-step",
+        """
+The program steps the schedule of the learning rate.
+
+What it does:
+    Refuses lr_scheduler.step(), which ColossalAI's programs call.
+
+Why:
+    The engine steps the schedule at each optimizer step; a second time, the rate would run down twice as fast.
+
+Use instead:
+    engine.step()  # and no lr_scheduler.step()
+""",
+    ),
+    RunTimePage(
         "CFG201",
         "not-a-model",
         """
@@ -89,6 +185,168 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CFG209",
+        "monitor-not-installed",
+        """
+A monitor is asked for whose package rank 0 does not have.
+
+What it does:
+    Looks for the packages tensorboard, wandb and comet_ml before anything is built, on the host that will write.
+
+Why:
+    DeepSpeed would fail when the engine is built. CSV needs no package.
+
+Use instead:
+    pip install tensorboard wandb
+""",
+    ),
+    RunTimePage(
+        "CFG212",
+        "not-a-schedule",
+        """
+The class that lr_scheduler names is no schedule of steps.
+
+What it does:
+    Imports the class, and checks before it is called that it has step(), state_dict() and load_state_dict(), and that
+    step() needs no argument.
+
+Why:
+    DeepSpeed steps the schedule after each optimizer step that was applied, and tells it nothing: one that watches a
+    loss, as ReduceLROnPlateau does, would be given the batch size in its place.
+
+Use instead:
+    lr_scheduler = dict(type='CosineAnnealingLR', T_max=100)
+""",
+    ),
+    RunTimePage(
+        "CFG221",
+        "not-registered",
+        """
+A name that no registry has.
+
+What it does:
+    Looks up models, layers and gradient handlers among those that the program has registered, layers in torch.nn too.
+
+Why:
+    Names are registered when the module that holds the class is imported.
+
+Use instead:
+    model = dict(type='my_package.my_module.MyModel')  # a full name needs no registry
+""",
+    ),
+    RunTimePage(
+        "CFG222",
+        "registered-twice",
+        """
+Two classes under one name.
+
+What it does:
+    Refuses a second class for a name that a registry has, and says where the first one stands.
+
+Why:
+    The config would mean one or the other, by the order of imports.
+
+Use instead:
+    @MODELS.register_module(name='MyOtherModel')
+""",
+    ),
+    RunTimePage(
+        "CFG223",
+        "wrong-arguments",
+        """
+A model or a layer is given arguments that its class does not take.
+
+What it does:
+    Compares the arguments with the class's signature, on every rank, before any layer is built.
+
+Why:
+    The class would fail on the stage that builds it, and the other ranks wait.
+
+Use instead:
+    dict(type='Linear', in_features=8, out_features=4)
+""",
+    ),
+    RunTimePage(
+        "CFG224",
+        "not-a-handler",
+        """
+The class that gradient_handler names is no gradient handler.
+
+What it does:
+    Imports the class, and checks that it is a dslpar.BaseGradientHandler before it is called.
+
+Why:
+    It is called with the model and the optimizer, and then once a step.
+
+Use instead:
+    class MyHandler(dslpar.BaseGradientHandler): ...  # with handle_gradient(self)
+""",
+    ),
+    RunTimePage(
+        "CFG225",
+        "not-an-optimizer",
+        """
+What a program gives as the optimizer is none, or is not this model's.
+
+What it does:
+    Looks for the model's parameters in the optimizer's groups.
+
+Why:
+    It would step nothing.
+
+Use instead:
+    dslpar.initialize(config, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+""",
+    ),
+    RunTimePage(
+        "CFG226",
+        "scalar-parameter",
+        """
+A parameter without dims.
+
+What it does:
+    Looks at the parameters of the model when it is built.
+
+Why:
+    DeepSpeed sends weights to replicas as bytes, and fails on a tensor that has no dim.
+
+Use instead:
+    self.scale = nn.Parameter(torch.ones(1))
+""",
+    ),
+    RunTimePage(
+        "CFG227",
+        "criterion-with-parameters",
+        """
+A criterion that has parameters of its own.
+
+What it does:
+    Looks at the parameters of a criterion that is a module.
+
+Why:
+    The optimizer, ZeRO and checkpoints know the model's parameters alone.
+
+Use instead:
+    dslpar.initialize(config, model=model, criterion=nn.CrossEntropyLoss())
+""",
+    ),
+    RunTimePage(
+        "CFG228",
+        "statistics-recomputed",
+        """
+Activation checkpointing over a layer that keeps running statistics, such as BatchNorm.
+
+What it does:
+    Looks for such layers where activation_checkpoint is on, when the model is built.
+
+Why:
+    A checkpointed layer runs twice a step, and its statistics would move twice: another model in evaluation.
+
+Use instead:
+    model = dict(type='my_package.MyModel')  # with GroupNorm; or without activation_checkpoint
+""",
+    ),
+    RunTimePage(
         "CKP201",
         "no-output-dir",
         """
@@ -102,6 +360,87 @@ Why:
 
 Use instead:
     train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
+""",
+    ),
+    RunTimePage(
+        "CKP202",
+        "checkpoint-of-another-run",
+        """
+The checkpoint belongs to another layout, model, optimizer, batch, seed or text than the config asks for.
+
+What it does:
+    Compares what the manifest of the newest checkpoint fixes with the config, on every rank, before anything is read.
+
+Why:
+    DeepSpeed's files fit the layout that wrote them, and bring the optimizer's settings with them: a changed key would
+    be wrong, or ignored. train.steps, intervals, monitors, accumulation and recomputation may change.
+
+Use instead:
+    python train.py --config outputs/gpt/config.yaml --resume train.steps=200  # the run's own record, and more steps
+""",
+    ),
+    RunTimePage(
+        "CKP203",
+        "checkpoint-not-everywhere",
+        """
+Rank 0 sees a checkpoint that another host does not see.
+
+What it does:
+    Looks for the checkpoint on every rank, before anything is built.
+
+Why:
+    Each rank reads its own part. A host that began afresh would train another model.
+
+Use instead:
+    train = dict(output_dir='/shared/outputs/gpt')  # a file system that all hosts share
+""",
+    ),
+    RunTimePage(
+        "CKP204",
+        "checkpoint-of-a-later-version",
+        """
+The checkpoint has a format that this dslpar does not know.
+
+What it does:
+    Reads the format's number in checkpoint.json first.
+
+Why:
+    A later dslpar may keep what this one would leave out.
+
+Use instead:
+    pip install --upgrade dslpar
+""",
+    ),
+    RunTimePage(
+        "CKP205",
+        "no-checkpoint",
+        """
+A checkpoint cannot be written, or its folder not be read.
+
+What it does:
+    Makes the folder, and renames it when all ranks have written; rank 0 tells all if one of them fails.
+
+Why:
+    A full disk ends the run with the last whole checkpoint untouched.
+
+Use instead:
+    checkpoint = dict(keep=2)  # or train.output_dir=... where there is room
+""",
+    ),
+    RunTimePage(
+        "CKP206",
+        "nothing-to-evaluate",
+        """
+--eval-only, and output_dir holds no checkpoint.
+
+What it does:
+    Looks for the newest whole checkpoint below train.output_dir.
+
+Why:
+    The loss of initial weights is not what was asked for.
+
+Use instead:
+    python train.py --config outputs/gpt/config.yaml --eval-only  # the record of a run names its folder
 """,
     ),
     RunTimePage(
@@ -154,6 +493,279 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "HST204",
+        "launcher-not-installed",
+        """
+The launcher's program is not on this host.
+
+What it does:
+    Looks for deepspeed, mpirun, srun or torchrun beside this Python, then in PATH.
+
+Why:
+    Nothing would start.
+
+Use instead:
+    dslpar launch CFG --launcher torchrun  # comes with torch
+""",
+    ),
+    RunTimePage(
+        "HST205",
+        "mpi-of-another-kind",
+        """
+The mpirun of this host is not of the MPI that was asked for.
+
+What it does:
+    Asks `mpirun --version` whose it is.
+
+Why:
+    OpenMPI and MPICH take different flags, and ignore or misread each other's.
+
+Use instead:
+    dslpar launch CFG --launcher openmpi
+""",
+    ),
+    RunTimePage(
+        "HST206",
+        "too-few-accelerators",
+        """
+More ranks on this host than it has accelerators.
+
+What it does:
+    Compares the ranks of this host with its NVIDIA devices, or those that CUDA_VISIBLE_DEVICES leaves.
+
+Why:
+    Two ranks would share a device, or wait for one that is not there.
+
+Use instead:
+    dslpar launch CFG --world-size 4  # or DS_ACCELERATOR=cpu
+""",
+    ),
+    RunTimePage(
+        "HST207",
+        "localhost-among-hosts",
+        """
+A hostfile with several hosts, and one of them is localhost.
+
+What it does:
+    Checks the names of the hosts where there is more than one.
+
+Why:
+    localhost is another machine on each host: the ranks could not meet.
+
+Use instead:
+    node1 slots=8
+""",
+    ),
+    RunTimePage(
+        "HST208",
+        "devices-by-name",
+        """
+CUDA_VISIBLE_DEVICES names devices by their UUID, and the launcher is DeepSpeed's.
+
+What it does:
+    Checks that the visible devices are numbers.
+
+Why:
+    DeepSpeed's launcher takes numbers, and would give its ranks the first devices instead.
+
+Use instead:
+    CUDA_VISIBLE_DEVICES=2,3 dslpar launch CFG
+""",
+    ),
+    RunTimePage(
+        "HST209",
+        "environment-stays-here",
+        """
+The other hosts get little of this host's environment.
+
+What it does:
+    Says so where DeepSpeed's launcher starts ranks on other hosts.
+
+Why:
+    DeepSpeed passes on PYTHON*, NCCL*, UCX* and a few more. Without GLOO_SOCKET_IFNAME gloo may publish 127.0.0.1.
+
+Use instead:
+    echo GLOO_SOCKET_IFNAME=eth0 > .deepspeed_env
+""",
+        "info",
+    ),
+    RunTimePage(
+        "HST210",
+        "other-hosts",
+        """
+dslpar launch was asked to start ranks on other hosts.
+
+What it does:
+    Prints command lines for several hosts, and starts jobs on this host alone.
+
+Why:
+    A job that is spread over hosts needs its end watched on each of them.
+
+Use instead:
+    dslpar launch CFG --hostfile FILE --print  # and run what it prints
+""",
+    ),
+    RunTimePage(
+        "HST221",
+        "weights-differ",
+        """
+Ranks have built the same modules with other weights.
+
+What it does:
+    Compares sums of the weights of an nn.Sequential, which every rank of a pipeline builds whole.
+
+Why:
+    Each stage comes from another rank: the model would be none that a seed gives.
+
+Use instead:
+    torch.manual_seed(0)  # before the model is built, on every rank
+""",
+    ),
+    RunTimePage(
+        "PIP201",
+        "stages-exceed-layers",
+        """
+The pipeline has more stages than the model has layers.
+
+What it does:
+    Counts the layers when the model is there.
+
+Why:
+    A stage without parameters fails on its ranks alone, and the others hang (DeepSpeed's issue 1522).
+
+Use instead:
+    parallel = dict(pipeline=2)  # over two layers or more
+""",
+    ),
+    RunTimePage(
+        "PIP202",
+        "cut-does-not-fit",
+        """
+The cut that the config asks for does not fit the model's layers.
+
+What it does:
+    Compares stage_ids, counts, method and layer_idx with the layers, once they are known.
+
+Why:
+    Each layer stands on one stage, each stage has one layer or more, and they run in order.
+
+Use instead:
+    parallel = dict(pipeline=dict(size=2, counts=[3, 2]))  # for a model of 5 layers
+""",
+    ),
+    RunTimePage(
+        "PIP203",
+        "nothing-to-train",
+        """
+A stage has no parameter that is trained.
+
+What it does:
+    Looks for a parameter with requires_grad on each stage, and tells every rank.
+
+Why:
+    DeepSpeed makes an optimizer on each stage, and fails there alone; the others would hang.
+
+Use instead:
+    parallel = dict(pipeline=dict(size=2, method='parameters'))
+""",
+    ),
+    RunTimePage(
+        "PIP204",
+        "one-module",
+        """
+A pipeline over a model that is one module.
+
+What it does:
+    Refuses to cut a torch.nn.Module that is no list of layers.
+
+Why:
+    What runs between its parts is in its forward, which nothing can cut.
+
+Use instead:
+    dslpar.initialize(run, model=dslpar.Stage(part))  # each rank its own part, by run.stage
+""",
+    ),
+    RunTimePage(
+        "PIP205",
+        "shared-over-stages",
+        """
+One parameter of two modules that would stand on two stages.
+
+What it does:
+    Compares the parameters of an nn.Sequential's modules after the cut.
+
+Why:
+    Each stage would train a copy of its own.
+
+Use instead:
+    parallel = dict(pipeline=dict(size=2, counts=[1, 4]))  # both on one stage
+""",
+    ),
+    RunTimePage(
+        "PIP206",
+        "single-pass-in-a-pipeline",
+        """
+engine(x) or engine.backward(loss) in a pipeline.
+
+What it does:
+    Refuses single passes where there are two stages or more.
+
+Why:
+    A pipeline's schedule moves all micro-batches of a step at once, forward and backward in turns.
+
+Use instead:
+    PipelineSchedule(num_microbatches=4).forward_backward_step(engine, data_iter)
+""",
+    ),
+    RunTimePage(
+        "PIP207",
+        "other-num-microbatches",
+        """
+The schedule's num_microbatches is not the job's accumulation.
+
+What it does:
+    Compares the two before a step.
+
+Why:
+    They are the same number: the micro-batches of one optimizer step.
+
+Use instead:
+    batch = dict(accumulation=4)  # for PipelineSchedule(num_microbatches=4)
+""",
+    ),
+    RunTimePage(
+        "PIP208",
+        "no-such-layer",
+        """
+The stage of a layer that is not there, or not known yet.
+
+What it does:
+    Looks up the layer in the cut, or in the stage_ids or counts of the config.
+
+Why:
+    How a model of the program's own is cut is known when it is there.
+
+Use instead:
+    run.get_layer_stage_id(-1)  # with parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1]))
+""",
+    ),
+    RunTimePage(
+        "PIP209",
+        "no-chunks",
+        """
+More than one chunk of the model on each stage.
+
+What it does:
+    Refuses num_chunks over 1.
+
+Why:
+    The interleaved schedule, which runs several chunks a stage, is not there yet.
+
+Use instead:
+    build_pipeline_model_from_cfg(cfg)  # num_chunks=1
+""",
+    ),
+    RunTimePage(
         "PRE201",
         "no-such-precision-here",
         """
@@ -199,6 +811,22 @@ Why:
 
 Use instead:
     parallel = dict(tensor=1)
+""",
+    ),
+    RunTimePage(
+        "ZER201",
+        "optimizer-not-for-shards",
+        """
+ZeRO over an optimizer of which it is not known that it acts elementwise.
+
+What it does:
+    Looks up the class of an optimizer that a program gives.
+
+Why:
+    ZeRO gives each rank a piece of a tensor: an optimizer that looks at whole tensors would compute something else.
+
+Use instead:
+    deepspeed = dict(zero_allow_untested_optimizer=True)  # if it does act elementwise
 """,
     ),
 )

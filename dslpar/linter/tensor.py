@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dslpar.job import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
-from dslpar.read import did_you_mean
+from dslpar.reading import did_you_mean
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
 

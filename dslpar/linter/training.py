@@ -1,9 +1,10 @@
-"""BAT, ZER, PRE: what one step holds, what ZeRO shards, what it computes in."""
+"""BAT101 and on: the samples of one step, the tokens of a sample, the learning rate over the run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslpar import spec
 from dslpar.job import least_micro_size
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
@@ -26,7 +27,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
         batch = dict(global_size=16, micro_size=1)  # a world of 8
     """
     whole, micro, accumulation = cx.batch
-    data, asked = cx.data_size, cx.spec.batch
+    data, asked = cx.data_size, cx.asked_batch
     if micro * accumulation * data != whole:
         shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
         yield cx.problem(
@@ -36,14 +37,16 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
 
 def _repairs(cx: Context) -> list[str]:
     """What to write for one of the sizes so that the product fits."""
-    asked, data, least = cx.spec.batch, cx.data_size, least_micro_size(cx.cuboid)
+    asked, data, least = cx.asked_batch, cx.data_size, least_micro_size(cx.cuboid)
     whole, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
+    assert whole is not None, "without a global_size the product fits"
     step = (micro or least) * (accumulation or 1) * data
     if not (micro and accumulation):
         return [f"global_size={size}" for size in _around(whole, step)]
     repairs = [f"global_size={step}"]
     if whole % (micro * data) == 0:
-        repairs.append(f"accumulation={whole // (micro * data)}")
+        name = "accumulation" if cx.given("batch.accumulation") else "num_microbatches"
+        repairs.append(f"{name}={whole // (micro * data)}")
     if whole % (accumulation * data * least) == 0:
         repairs.append(f"micro_size={whole // (accumulation * data)}")
     return repairs
@@ -72,7 +75,7 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='2d'))
         batch = dict(micro_size=4)
     """
-    least, asked = least_micro_size(cx.cuboid), cx.spec.batch
+    least, asked = least_micro_size(cx.cuboid), cx.asked_batch
     micro = asked.micro_size or cx.batch.micro_size
     if micro % least == 0:
         return
@@ -138,7 +141,7 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     """The learning rate never reaches its peak.
 
     What it does:
-        Compares lr_scheduler.warmup_steps with train.steps.
+        Compares lr_scheduler.warmup_steps (of DeepSpeed's schedules: warmup_num_steps) with train.steps.
 
     Why:
         The run ends while the learning rate still rises.
@@ -151,10 +154,13 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         lr_scheduler = dict(type='cosine', warmup_steps=10)
         train = dict(steps=100)
     """
-    warm, steps = cx.spec.lr_scheduler.warmup_steps, cx.spec.train.steps
+    schedule, steps = cx.spec.lr_scheduler, cx.spec.train.steps
+    by_name = isinstance(cx.reading.spec.lr_scheduler, spec.OtherSchedule)
+    warm = schedule.args.get("warmup_num_steps", 0) if by_name else schedule.warmup_steps
     if warm > steps:
         said = f"{warm} steps of warm-up in a run of {steps} steps"
-        yield cx.problem("lr_scheduler.warmup_steps", said, f"fewer than {steps}, or a longer run")
+        key = "lr_scheduler.warmup_num_steps" if by_name else "lr_scheduler.warmup_steps"
+        yield cx.problem(key, said, f"fewer than {steps}, or a longer run")
 
 
 @rule("BAT106", "min-lr-above-lr")
@@ -175,79 +181,9 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='AdamW', lr=1e-3)
         lr_scheduler = dict(type='cosine', min_lr=1e-4)
     """
-    low, peak = cx.spec.lr_scheduler.min_lr, cx.spec.optimizer.lr
+    low, peak = cx.own_schedule.min_lr, cx.spec.optimizer.lr
     if low > peak:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
-
-
-@rule("ZER101", "zero-with-pipeline")
-def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 or 3 with a pipeline.
-
-    What it does:
-        Checks that zero.stage is 0 or 1 where the pipeline has two stages or more.
-
-    Why:
-        DeepSpeed refuses them together, after the model is built (its issues 568, 1110, 3589). Sharded gradients would
-        have to be sent at every micro-batch.
-
-    Example:
-        parallel = dict(pipeline=2)
-        zero = dict(stage=2)
-
-    Use instead:
-        parallel = dict(pipeline=2)
-        zero = dict(stage=1)
-    """
-    stage = cx.spec.zero.stage
-    if stage > 1 and cx.stages > 1:
-        said = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
-        yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
-
-
-@rule("ZER102", "no-gradient-norm")
-def no_gradient_norm(cx: Context) -> Iterator[Problem]:
-    """zero.compute_grad_norm is off.
-
-    What it does:
-        Refuses compute_grad_norm=False.
-
-    Why:
-        Clipping needs the norm, and every step reports it.
-
-    Example:
-        zero = dict(stage=1, compute_grad_norm=False)
-
-    Use instead:
-        zero = dict(stage=1)
-    """
-    if cx.spec.zero.extra.get("compute_grad_norm") is False:
-        key = "zero.compute_grad_norm"
-        yield cx.problem(key, "without the gradient's norm nothing can be clipped or reported", "leave it out")
-
-
-@rule("PRE101", "half-precision-needs-zero")
-def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
-    """Half precision at ZeRO 0.
-
-    What it does:
-        Checks that zero.stage is at least 1 where precision is bf16 or fp16.
-
-    Why:
-        At stage 0 DeepSpeed 0.19 takes another optimizer wrapper, whose first Adam step is too small, whose norm counts
-        one tensor rank only, and whose fp16 step ignores the loss scale.
-
-    Example:
-        precision = 'bf16'
-
-    Use instead:
-        precision = 'bf16'
-        zero = dict(stage=1)
-    """
-    dtype = cx.spec.precision.dtype
-    if dtype != "fp32" and cx.spec.zero.stage == 0:
-        said = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
-        yield cx.problem("precision.dtype", said, "zero = dict(stage=1)")
 
 
 RULES = (
@@ -257,7 +193,4 @@ RULES = (
     vocabulary_too_small,
     warm_up_longer_than_the_run,
     min_lr_above_lr,
-    zero_with_pipeline,
-    no_gradient_norm,
-    half_precision_needs_zero,
 )

@@ -37,7 +37,7 @@ class GPT(spec.GPT, LayeredModel):
         return [
             LayerSpec(name="embedding.tokens", build=tokens),
             LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self)),
-            *(LayerSpec(name=f"blocks.{i}", build=partial(self._block, groups)) for i in range(self.num_layers)),
+            *(self._layer(groups, index) for index in range(self.num_layers)),
             LayerSpec(name="norm", build=partial(LayerNorm, groups, self.hidden_size, eps=self.layernorm_eps)),
             head,
         ]
@@ -50,6 +50,10 @@ class GPT(spec.GPT, LayeredModel):
             return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
 
         return loss
+
+    def _layer(self, groups: Groups, index: int) -> LayerSpec:
+        build = partial(self._block, groups)
+        return LayerSpec(name=f"blocks.{index}", build=build, layer_idx=index, recomputable=True)
 
     def _block(self, groups: Groups) -> Block:
         return Block(

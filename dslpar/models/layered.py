@@ -9,14 +9,17 @@ them; the tied module holds nothing else, since DeepSpeed ties exactly one attri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dslpar.groups import Groups
 from dslpar.layers import initialize, mark_owners
+from dslpar.layers.parameter import stable_hash
+from dslpar.models.recompute import Step, run_layers
 
 Labels = Tensor | tuple[Tensor, Tensor]
 """Labels [micro, sequence]; or they and the scalar to divide the sum of token losses by."""
@@ -35,6 +38,12 @@ class LayerSpec:
     """Name of the layer whose module this one is, used a second time."""
     forward: Callable[[nn.Module, Tensor], Tensor] | None = None
     """How that module is applied here; None: called."""
+    layer_idx: int | None = None
+    """The layer of a pipeline's cut that this is, from 0; -1: with the last (LiBai's word). None: with its neighbour,
+    the one before it, or at the model's beginning the one after.
+    """
+    recomputable: bool = False
+    """Whether activation checkpointing may run it again in the backward."""
 
     @property
     def owner(self) -> str:
@@ -45,6 +54,14 @@ class LayerSpec:
         """The layer's output."""
         y: Tensor = module(x) if self.forward is None else self.forward(module, x)
         return y
+
+    def step(self, module: nn.Module) -> Step:
+        """The layer, built as `module`, as a step of a forward."""
+        return Step(partial(self.apply, module), self.recomputable)
+
+
+Finish = Callable[[nn.Module], nn.Module]
+"""What is done to a layer as soon as it is initialised."""
 
 
 class LayeredModel(ABC):
@@ -62,41 +79,50 @@ class LayeredModel(ABC):
 class LayeredModule(nn.Module):
     """All layers in one module, under their global names: `forward(ids)` gives the stored logits.
 
-    Layers named in `recompute` keep only their input, and run again in the backward.
+    `interval` recomputable layers in a row keep only their input (see `recompute`); 0: everything is kept.
     """
 
-    def __init__(self, specs: list[LayerSpec], recompute: Collection[str] = ()) -> None:
+    def __init__(self, specs: list[LayerSpec], interval: int = 0) -> None:
         super().__init__()
-        self.specs, self.recompute = specs, frozenset(recompute)
+        self.specs, self.interval = specs, interval
         for spec in specs:
             if spec.tied is None:
                 _place(self, spec.name, spec.build())
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        for spec in self.specs:
-            module = self.get_submodule(spec.owner)
-            if spec.name in self.recompute and self.training:
-                x = checkpoint(spec.apply, module, x, use_reentrant=False)
-            else:
-                x = spec.apply(module, x)
-        return x
+        return run_layers([spec.step(self.get_submodule(spec.owner)) for spec in self.specs], x, self.interval)
 
 
-def build_module(model: LayeredModel, groups: Groups, seed: int, recompute: Collection[str] = ()) -> LayeredModule:
+def build_module(model: LayeredModel, groups: Groups, seed: int, interval: int = 0) -> LayeredModule:
     """The whole model in one module: initialised, owners marked."""
-    module = LayeredModule(model.layers(groups), recompute)
-    initialize(module, groups, seed)
-    mark_owners(module, groups)
-    return module
+    return module_of(model.layers(groups), groups, seed, interval)
+
+
+def module_of(
+    layers: list[LayerSpec], groups: Groups, seed: int, interval: int = 0, finish: Finish = lambda layer: layer
+) -> LayeredModule:
+    """Layers in one module: initialised, owners marked; `finish` is done to each before the next one is built."""
+
+    def build(spec: LayerSpec) -> nn.Module:
+        return finish(build_layer(spec, groups, seed))
+
+    return LayeredModule([replace(spec, build=partial(build, spec)) for spec in layers], interval)
 
 
 def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
     """One layer of a pipeline stage: the same weights as in `build_module`, owners marked."""
-    module = spec.build()
+    module = _seeded(spec, seed)
     initialize(module, groups, seed, prefix=f"{spec.owner}.")
     mark_owners(module, groups)
     return module
+
+
+def _seeded(spec: LayerSpec, seed: int) -> nn.Module:
+    """Builds a layer; what it draws by itself, as torch.nn's do, depends on the run's seed and its name alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_hash(seed, spec.owner))
+        return spec.build()
 
 
 def _place(root: nn.Module, name: str, module: nn.Module) -> None:

@@ -88,6 +88,39 @@ def by_type(pattern: str, num_layers: int, stages: int) -> Parts:
     return balanced(token + position, block, norm + head, num_layers, stages)
 
 
+def contiguous(weights: Sequence[int], stages: int) -> Parts:
+    """The contiguous cut whose heaviest stage is lightest; where it can, each stage has a layer that weighs something.
+
+    >>> contiguous([8, 0, 4, 0, 4, 0], 2), contiguous([1, 0, 0, 0], 2)
+    ((2, 4), (3, 1))
+    """
+    low, high = max(weights), sum(weights)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _num_filled(weights, middle) <= stages else (middle + 1, high)
+    heavy = [index for index, weight in enumerate(weights) if weight]
+    anchors = heavy if len(heavy) >= stages else list(range(len(weights)))
+    begins, counts = 0, []
+    for stages_after in range(stages - 1, 0, -1):
+        last = anchors[len(anchors) - stages_after]  # the stages after this one need a layer each
+        stop, load = begins, 0
+        while stop < last and (load + weights[stop] <= low or stop == begins):
+            load, stop = load + weights[stop], stop + 1
+        counts.append(stop - begins)
+        begins = stop
+    return (*counts, len(weights) - begins)
+
+
+def _num_filled(weights: Sequence[int], most: int) -> int:
+    """Stages that are filled, from the left, with at most `most` each."""
+    filled, load = 1, 0
+    for weight in weights:
+        if load + weight > most:
+            filled, load = filled + 1, 0
+        load += weight
+    return filled
+
+
 def counts_of(stage_ids: Sequence[int], stages: int) -> Parts:
     """Layers on each stage, from the stage of each layer."""
     return tuple(sum(stage == one for one in stage_ids) for stage in range(stages))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from dslpar import spec
 from dslpar.job import Job, resolve
 
-MODEL = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
+GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
 """12 heads divide by 2, 3 and 4; 250 rows need padding in all of these."""
-STEPS, SAMPLES, ACCUMULATION, CLIP = 10, 16, 2, 0.3
+STEPS, SAMPLES, CLIP = 10, 16, 0.3
 """The norm is above 1, so that clipping acts in every step."""
+
+OPTIMIZERS: Mapping[str, Any] = {
+    "SGD": spec.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": spec.AdamW(lr=1e-3, weight_decay=0.1),
+    "RMSprop": spec.OtherOptimizer(target="RMSprop", lr=1e-4, weight_decay=0.1, args={"momentum": 0.5}),
+    "Adagrad": spec.OtherOptimizer(target="Adagrad", lr=1e-2, args={"initial_accumulator_value": 0.1}),
+}
 
 
 class Layout(NamedTuple):
@@ -23,30 +33,95 @@ class Layout(NamedTuple):
     ignoring: bool = False
     """Whether a part of the labels does not count, a different number in each micro-batch."""
     dtype: str = "fp32"
-    adam: bool = False
+    optimizer: str = "SGD"
+    """A name in `OPTIMIZERS`."""
+    model: str = "GPT"
+    """A name in `MODELS`."""
+    accumulation: int = 2
+    offload: tuple[str, ...] = ()
+    """What lives on the CPU: "optimizer", "param"."""
+    recompute: int = 0
+    """Interval of activation checkpointing; 0: none."""
+    scale: dict[str, Any] | None = None
+    """fp16: DeepSpeed's keys of the loss scale."""
 
     @property
-    def problem(self) -> tuple[bool, bool, bool]:
+    def problem(self) -> Problem:
         """What the reference depends on."""
-        return self.tied, self.ignoring, self.adam
+        return Problem(self.model, self.tied, self.ignoring, self.optimizer)
 
     def job(self) -> Job:
         """The Job of this row."""
-        adam, sgd = spec.AdamW(lr=1e-3, weight_decay=0.1), spec.SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+        extra: dict[str, Any] = {f"offload_{what}": {"device": "cpu"} for what in self.offload}
+        if self.zero == 3:
+            extra["stage3_param_persistence_threshold"] = 0  # else parameters as small as these are never let go
+        recompute = spec.ActivationCheckpoint(interval=self.recompute) if self.recompute else None
         return resolve(
             spec.Spec(
-                model=spec.GPT(**MODEL, tie_embeddings=self.tied),
+                model=MODELS[self.model](self.tied),
                 parallel=spec.Parallel(**self.parallel),
-                optimizer=adam if self.adam else sgd,
+                optimizer=OPTIMIZERS[self.optimizer],
                 lr_scheduler=spec.LRScheduler(type="cosine", warmup_steps=3),
-                zero=spec.Zero(stage=self.zero),
-                precision=spec.Precision(dtype=self.dtype),
-                batch=spec.Batch(global_size=SAMPLES, accumulation=ACCUMULATION),
+                zero=spec.Zero(stage=self.zero, extra=extra),
+                precision=spec.Precision(dtype=self.dtype, extra=self.scale or {}),
+                batch=spec.Batch(global_size=SAMPLES, accumulation=self.accumulation),
                 train=spec.Train(steps=STEPS, clip_grad_norm=CLIP),
+                activation_checkpoint=recompute,
             ),
             self.world,
             "invariance.py",
         )
+
+
+class Problem(NamedTuple):
+    """What a run computes, whatever the layout."""
+
+    model: str
+    tied: bool
+    ignoring: bool
+    optimizer: str
+
+
+def _gpt(tied: bool) -> spec.GPT:
+    return spec.GPT(**GPT, tie_embeddings=tied)
+
+
+def _layers_cfg(tied: bool) -> spec.OtherModel:
+    """By a config alone; the first layer has a matrix and nothing else, the last no bias."""
+    return spec.OtherModel(
+        target="Sequential",
+        args={
+            "layers_cfg": [
+                {"type": "Embedding", "num_embeddings": GPT["vocab_size"], "embedding_dim": GPT["hidden_size"]},
+                {"type": "LayerNorm", "normalized_shape": GPT["hidden_size"]},
+                {"type": "Linear", "in_features": GPT["hidden_size"], "out_features": 2 * GPT["hidden_size"]},
+                {"type": "GELU"},
+                {
+                    "type": "Linear",
+                    "in_features": 2 * GPT["hidden_size"],
+                    "out_features": GPT["vocab_size"],
+                    "bias": False,
+                },
+            ]
+        },
+    )
+
+
+class Mlp(nn.Sequential):
+    """An nn.Sequential of someone's own, which draws its weights when it is made."""
+
+    def __init__(self, width: int) -> None:
+        layers = [nn.Embedding(GPT["vocab_size"], width), nn.Linear(width, width), nn.Tanh(), nn.LayerNorm(width)]
+        super().__init__(*layers, nn.Linear(width, GPT["vocab_size"]))
+
+
+def _sequential(tied: bool) -> spec.OtherModel:
+    return spec.OtherModel(target="tests.invariance.layouts.Mlp", args={"width": GPT["hidden_size"]})
+
+
+MODELS: Mapping[str, Callable[[bool], Any]] = {"GPT": _gpt, "layers_cfg": _layers_cfg, "Sequential": _sequential}
+"""By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
+takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
 
 
 LEGACY = ("data", "pipe", "tensor")
@@ -63,6 +138,7 @@ def tensor(mode: str, size: int, **more: Any) -> dict[str, Any]:
 
 
 ONE = Layout(1, {})
+STATIC, DYNAMIC = {"loss_scale": 1024.0}, {"initial_scale_power": 12}
 LAYOUTS: dict[str, Layout] = {
     # one axis at a time
     "one process": ONE,
@@ -99,6 +175,12 @@ LAYOUTS: dict[str, Layout] = {
     "legacy order, pipe 2, data 2, 1d 2, ZeRO 1": Layout(
         8, pipe(2) | tensor("1d", 2) | {"order": LEGACY}, zero=1, ignoring=True
     ),
+    # 1d with `sequence` and ZeRO 2 and 3
+    "data 2, 1d 2 sequence, ZeRO 2, untied": Layout(4, tensor("1d", 2, sequence=True), zero=2, tied=False),
+    "data 2, 1d 2 sequence, ZeRO 3": Layout(4, tensor("1d", 2, sequence=True), zero=3, ignoring=True),
+    "data 2, 1d 2 sequence, ZeRO 3, untied": Layout(4, tensor("1d", 2, sequence=True), zero=3, tied=False),
+    "data 2, ZeRO 2, no accumulation": Layout(2, {}, zero=2, accumulation=1),
+    "pipe 2, ZeRO 1, 4 micro-batches": Layout(2, pipe(2), zero=1, accumulation=4),
     # the other modes
     "2d 4": Layout(4, tensor("2d", 4), ignoring=True),
     "data 2, 2d 4, ZeRO 1": Layout(8, tensor("2d", 4), zero=1),
@@ -113,15 +195,56 @@ LAYOUTS: dict[str, Layout] = {
     "pipe 2, data 2, ring 2, ZeRO 1": Layout(8, pipe(2) | tensor("sequence", 2), zero=1),
     "data 2, ulysses 4, ZeRO 2": Layout(8, tensor("sequence", 4, impl="ulysses"), zero=2, ignoring=True),
     # AdamW
-    "AdamW, one process": ONE._replace(adam=True),
-    "AdamW, pipe 2, data 2": Layout(4, pipe(2), adam=True),
-    "AdamW, data 2, 2d 4, ZeRO 2": Layout(8, tensor("2d", 4), zero=2, adam=True),
+    "AdamW, one process": ONE._replace(optimizer="AdamW"),
+    "AdamW, pipe 2, data 2": Layout(4, pipe(2), optimizer="AdamW"),
+    "AdamW, data 2, 2d 4, ZeRO 2": Layout(8, tensor("2d", 4), zero=2, optimizer="AdamW"),
+    # others that act elementwise
+    "RMSprop, one process": ONE._replace(optimizer="RMSprop"),
+    "RMSprop, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, optimizer="RMSprop"),
+    "Adagrad, one process": ONE._replace(optimizer="Adagrad"),
+    "Adagrad, data 2, ZeRO 3": Layout(2, {}, zero=3, optimizer="Adagrad"),
+    "Adagrad, pipe 2, data 2, ZeRO 1, offload": Layout(4, pipe(2), zero=1, optimizer="Adagrad", offload=("optimizer",)),
     # bf16
     "bf16, one process, ZeRO 1": ONE._replace(zero=1, dtype="bf16"),
     "bf16, data 2, ZeRO 2": Layout(2, {}, zero=2, dtype="bf16"),
     "bf16, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, dtype="bf16"),
     "bf16, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, dtype="bf16"),
     "bf16, pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, dtype="bf16"),
+    "bf16, data 2, ring 2, ZeRO 1": Layout(4, tensor("sequence", 2), zero=1, dtype="bf16"),  # two ranks own nothing
+    "bf16, pipe 2, ZeRO 1, offload": Layout(2, pipe(2), zero=1, dtype="bf16", offload=("optimizer",)),
+    # fp16
+    "fp16 static, one process, ZeRO 1": ONE._replace(zero=1, dtype="fp16", scale=STATIC),
+    "fp16 dynamic, data 2, ZeRO 2": Layout(2, {}, zero=2, dtype="fp16", scale=DYNAMIC),
+    "fp16 dynamic, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, dtype="fp16", scale=DYNAMIC),
+    "fp16 static, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2), zero=1, dtype="fp16", scale=STATIC),
+    "fp16 dynamic, pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | tensor("2d", 4), zero=1, dtype="fp16", scale=DYNAMIC),
+    # offload
+    "data 2, ZeRO 1, offload": Layout(2, {}, zero=1, offload=("optimizer",)),
+    "data 2, ZeRO 2, offload": Layout(2, {}, zero=2, offload=("optimizer",)),
+    "data 2, ZeRO 3, offload": Layout(2, {}, zero=3, offload=("optimizer",)),
+    "data 2, ZeRO 3, offload param": Layout(2, {}, zero=3, offload=("param",)),
+    "data 2, ZeRO 3, offload both": Layout(2, {}, zero=3, offload=("optimizer", "param")),
+    "pipe 2, data 2, ZeRO 1, offload": Layout(4, pipe(2), zero=1, offload=("optimizer",)),
+    "fp16 dynamic, pipe 2, data 2, ZeRO 1, offload": Layout(
+        4, pipe(2), zero=1, dtype="fp16", scale=DYNAMIC, offload=("optimizer",)
+    ),
+    # activation checkpointing
+    "recompute 1": ONE._replace(recompute=1),
+    "pipe 2, recompute 1": Layout(2, pipe(2), recompute=1),
+    "pipe 2, data 2, recompute 2, ZeRO 1": Layout(4, pipe(2), recompute=2, zero=1),
+    "data 2, ZeRO 3, recompute 1": Layout(2, {}, zero=3, recompute=1),
+    "data 2, ZeRO 3, recompute 2, untied": Layout(2, {}, zero=3, recompute=2, tied=False),
+    "data 2, 1d 2 sequence, ZeRO 2, recompute 2": Layout(4, tensor("1d", 2, sequence=True), zero=2, recompute=2),
+    "data 2, 1d 2 sequence, ZeRO 3, recompute 1": Layout(4, tensor("1d", 2, sequence=True), zero=3, recompute=1),
+    "3d 8, ZeRO 3, recompute 1": Layout(8, tensor("3d", 8), zero=3, recompute=1),
+    # other models
+    "layers_cfg, one process": ONE._replace(model="layers_cfg"),
+    "layers_cfg, pipe 2 (1, 4), data 2, ZeRO 1": Layout(4, pipe(2, counts=(1, 4)), zero=1, model="layers_cfg"),
+    "layers_cfg, data 2, ZeRO 3": Layout(2, {}, zero=3, model="layers_cfg"),
+    "layers_cfg, pipe 2, recompute 1": Layout(2, pipe(2), recompute=1, model="layers_cfg"),
+    "Sequential, pipe 2, data 2": Layout(4, pipe(2), ignoring=True, model="Sequential"),
+    "Sequential, data 2, ZeRO 2": Layout(2, {}, zero=2, model="Sequential"),
+    "pipe 2, ring 2, recompute 2": Layout(4, pipe(2) | tensor("sequence", 2), recompute=2),
 }
 
 
@@ -142,7 +265,10 @@ def bound_of(layout: Layout) -> Bound:
     bf16 keeps 8 bits, 4e-3 of a number: weights, activations and gradients round at each layer, while the reference
     does not round at all. A loss averages that over its tokens, a norm over its elements; a weight that has just
     moved from 0 is off by a few roundings. Measured 2e-4, 2e-3 and 2e-2, in one process as in many.
+    fp16 keeps 11 bits, so an eighth of each; measured 2e-5, 2e-4 and 1.2e-3. That gradients neither vanish nor overflow
+    is the loss scale's doing: without one (scale 1) the norm is off by a hundredth.
     """
-    if layout.dtype == "bf16":
-        return Bound(1e-3, 1e-2, 5e-2)
-    return Bound(1e-6, 5e-6, 3e-4) if layout.adam else Bound(1e-6, 1e-6, 1e-6)
+    bounds = {"bf16": Bound(1e-3, 1e-2, 5e-2), "fp16": Bound(1.25e-4, 1.25e-3, 6.25e-3)}
+    if layout.dtype in bounds:
+        return bounds[layout.dtype]
+    return Bound(1e-6, 1e-6, 1e-6) if layout.optimizer == "SGD" else Bound(1e-6, 5e-6, 3e-4)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dslpar import spec
 from dslpar.data.order import micro_batches
 from dslpar.schedule import learning_rate
-from tests.invariance.layouts import ACCUMULATION, CLIP, MODEL, ONE, SAMPLES, STEPS, Bound, Layout
+from tests.invariance.layouts import CLIP, GPT, ONE, SAMPLES, STEPS, Bound, Layout, Problem
 from tests.ranks import on_ranks
 
 TIMEOUT_S = 240
@@ -34,10 +34,10 @@ class Samples:
 
     def __init__(self, ignoring: bool, num_samples: int = 50) -> None:
         generator = torch.Generator().manual_seed(7)
-        length = MODEL["max_seq_len"]
+        length = GPT["max_seq_len"]
         self.num_samples = num_samples
         chance = torch.rand(num_samples, length + 1, generator=generator)
-        self.tokens = (chance**4 * MODEL["vocab_size"]).long()
+        self.tokens = (chance**4 * GPT["vocab_size"]).long()
         self.labels = self.tokens[:, 1:].clone()
         if ignoring:
             share = torch.rand(num_samples, 1, generator=generator) * 1.2
@@ -64,7 +64,7 @@ def run(layout: Layout) -> Curve:
 
 
 def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    from dslpar.engine import build
+    from dslpar.build import build
     from dslpar.groups import Groups
 
     job = layout.job()
@@ -97,35 +97,40 @@ def whole_weights(engine: object) -> dict[str, Tensor]:
 
 
 @lru_cache
-def reference(problem: tuple[bool, bool, bool]) -> Curve:
+def reference(problem: Problem) -> Curve:
     """The same run without DeepSpeed and without any parallelism; every operation in double precision."""
     curve: Curve = on_ranks(1, _reference, problem, init=None, timeout=TIMEOUT_S)[0]
     return curve
 
 
-def _reference(problem: tuple[bool, bool, bool]) -> Curve:
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.999), eps=1e-8),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-4, momentum=0.5),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-2, initial_accumulator_value=0.1),
+}
+
+
+def _reference(problem: Problem) -> Curve:
+    from dslpar.foreign import model_of
     from dslpar.groups import Groups
     from dslpar.mesh import Mesh
-    from dslpar.models import GPT, build_module
+    from dslpar.models import build_module
 
-    tied, ignoring, adam = problem
-    model, groups = GPT(**MODEL, tie_embeddings=tied), Groups(Mesh(), rank=0)
-    module = build_module(model, groups, spec.Train().seed).double()
+    job = ONE._replace(**problem._asdict()).job()
+    model, groups = model_of(job), Groups(Mesh(), rank=0)
+    torch.manual_seed(job.spec.train.seed)
+    module = build_module(model, groups, job.spec.train.seed).double()
     loss_of = model.loss(groups)
-    job = Layout(*ONE)._replace(adam=adam).job()
-    settings = job.spec.optimizer
     decay = [
-        {"params": [p for p in module.parameters() if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in module.parameters() if p.dim() >= 2], "weight_decay": job.spec.optimizer.weight_decay},
         {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    if isinstance(settings, spec.SGD):
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(decay, settings.lr, settings.momentum)
-    else:
-        optimizer = torch.optim.AdamW(decay, settings.lr, settings.betas, settings.eps)
-    samples, losses, norms = Samples(ignoring), [], []
+    optimizer = OPTIMIZERS[problem.optimizer](decay)
+    samples, losses, norms = Samples(problem.ignoring), [], []
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(job.spec.lr_scheduler, settings.lr, STEPS, step)
+            group["lr"] = learning_rate(job.spec.lr_scheduler, job.spec.optimizer.lr, STEPS, step)
         whole = job.batch._replace(micro_size=SAMPLES, accumulation=1)
         ((ids, labels),) = micro_batches(samples, whole, 1, step * SAMPLES, 1, 0)
         optimizer.zero_grad()
@@ -137,7 +142,6 @@ def _reference(problem: tuple[bool, bool, bool]) -> Curve:
         optimizer.step()
         losses.append(loss.item())
         norms.append(norm)
-    assert job.batch.accumulation == ACCUMULATION
     assert min(norms) > CLIP
     return Curve(losses, norms, {name: p.detach() for name, p in module.named_parameters()})
 
@@ -172,7 +176,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 def _counted(name: str, weight: Tensor, layout: Layout) -> Tensor:
     """Without key biases where steps do not shrink with the gradient: their true gradient is 0 (DESIGN, section 1)."""
-    if not (layout.adam and name.endswith("qkv.bias")):
+    if not (layout.optimizer != "SGD" and name.endswith("qkv.bias")):
         return weight
     query, _, value = weight.chunk(3)
     return torch.cat([query, value])

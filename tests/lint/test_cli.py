@@ -95,6 +95,11 @@ def test_a_hostfile_gives_the_world(config: Path, tmp_path: Path, capsys: pytest
         ["lint", "cfg.py", "--format", "xml"],
         ["explain", "XYZ999"],
         ["show", "cfg.py"],
+        ["launch"],
+        ["launch", "cfg.py"],
+        ["launch", "cfg.py", "other.py", "--world-size", "2"],
+        ["launch", "cfg.py", "--world-size", "2", "--launcher", "ssh"],
+        ["launch", "cfg.py", "--hostfile", "no/such/file"],
     ],
     ids=" ".join,
 )
@@ -147,6 +152,63 @@ def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixt
     assert main(["show", str(config), "--world-size", "6"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, "PAR101" in captured.err) == ("", True)
+
+
+# ---- launch, as far as nothing starts (test_launchers has the rest) ----
+
+
+def test_launch_prints_the_command_line_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", str(config), "--print", "--world-size", "4", "--launcher", "torchrun", "--resume", "--dry-run"]
+    assert main([*words, "train.steps=2"]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert line.endswith(f"--standalone -m dslpar.train --config {config} --resume --dry-run train.steps=2")
+    assert captured.err == ""
+
+
+def test_launch_prints_one_line_a_host_where_it_needs_them(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=4\nnode2 slots=4\n")
+    assert main(["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]) == 0
+    first, of_first, second, of_second = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("# on node1", "# on node2")
+    assert "--node_rank 0" in of_first
+    assert "--node_rank 1" in of_second
+
+
+def test_launch_starts_nothing_elsewhere(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=4\nnode2 slots=4\n")
+    assert main(["launch", str(config), "--hostfile", str(hosts)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "HST210" in captured.err
+    assert "--print" in captured.err
+
+
+def test_launch_starts_nothing_that_lint_refuses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(config), "--world-size", "6"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "PAR101" in captured.err, "help:" in captured.err) == ("", True, True)
+
+
+def test_launch_of_a_launcher_that_is_missing(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["launch", str(config), "--world-size", "4", "--launcher", "slurm"]) == 1
+    assert "HST204 launcher-not-installed: slurm: no srun here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["lint", "explain", "show", "launch"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], [command]):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--help"])
+        assert stopped.value.code == 0
+        assert command in capsys.readouterr().out
 
 
 def test_a_long_line_is_cut_around_the_caret() -> None:

@@ -66,6 +66,10 @@ def test_codes_and_names_stand_once() -> None:
     assert page_of("nothing") is None
 
 
+def test_a_code_that_was_given_up_means_nothing_else() -> None:
+    assert page_of("CFG109") is None
+
+
 def test_every_code_in_the_sources_has_a_page() -> None:
     """Findings are made in many files; each has its page, under the name that it carries."""
     root = Path(__file__).parents[2]

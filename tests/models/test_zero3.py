@@ -77,3 +77,40 @@ def test_zero_3(layout: str) -> None:
         for name, value in reference.items():
             error = (found[name] - value).abs().max() / value.abs().max()
             assert error < 1e-5, f"{name}: {error}"
+
+
+# ---- built layer by layer ----
+
+
+def most_at_once(made: Any) -> tuple[int, int]:
+    """Elements of parameters that stand at once while the model is built, at most; and of the whole model."""
+    from dslpar.build import build
+    from dslpar.models import layered
+
+    built: list[Tensor] = []
+    counts: list[int] = []
+    build_layer = layered.build_layer
+
+    def counted(*args: Any) -> Any:
+        layer = build_layer(*args)
+        built.extend(layer.parameters())
+        counts.append(sum(p.numel() for p in built))
+        return layer
+
+    layered.build_layer = counted
+    build(made, Groups(made.mesh))
+    return max(counts), sum(p.ds_numel for p in built)  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+def test_no_rank_ever_holds_the_whole_model() -> None:
+    """One whole layer at a time; the rest lies in shards, which are no longer the parameters' own elements."""
+    from dslpar import spec
+    from dslpar.job import resolve
+
+    model = spec.GPT(num_layers=6, hidden_size=24, num_heads=4, vocab_size=17, max_seq_len=8)
+    made = resolve(spec.Spec(model=model, zero=spec.Zero(stage=3), batch=spec.Batch(global_size=2)), 2, "cfg.py")
+    block = 12 * 24 * 24 + 13 * 24
+    for most, whole in on_ranks(2, most_at_once, made, init="deepspeed", timeout=120):
+        assert most == block
+        assert whole == 6 * block + (17 + 8 + 2) * 24

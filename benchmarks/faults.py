@@ -1,0 +1,206 @@
+"""How jobs die: launcher by fault, seconds from the fault to the end of the last process, status, last words.
+
+    python -m benchmarks.faults                  # the table, as markdown
+
+Three ranks on this host, a pipeline of three stages. The fault comes from outside of dslpar: a `sitecustomize` in
+PYTHONPATH wraps `Engine.train_batch` of rank 1 as its module is imported, the same under every launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+WORLD = 3
+STEP = 3
+"""In which the fault comes."""
+
+CONFIG = """\
+parallel = dict(pipeline=3)
+model = dict(type='GPT', num_layers=3, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=16)
+optimizer = dict(type='SGD', lr=0.1)
+batch = dict(global_size=4)
+train = dict(steps=100000, log_interval=1000)
+data = dict(files=['text.txt'])
+"""
+
+INJECT = """\
+import importlib.abc, importlib.machinery, os, pathlib, signal, sys, time
+
+class Inject(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "dslpar.engine":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            wrap(module.Engine)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def wrap(Engine):
+    train_batch = Engine.train_batch
+    def failing(self, batches):
+        step, fault = self.steps_done + 1, os.environ["FAULT"]
+        if self.groups.rank == 1 and step == int(os.environ["FAULT_STEP"]):
+            pathlib.Path(os.environ["FAULT_AT"]).write_text(repr(time.time()))
+            if fault == "exception":
+                raise RuntimeError("rank 1 broke")
+            if fault == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return train_batch(self, batches)
+    Engine.train_batch = failing
+
+sys.meta_path.insert(0, Inject())
+"""
+
+PROGRAM = ("-m", "dslpar.train", "--config")
+LAUNCHERS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": ("deepspeed", "--num_gpus", "{n}", "--master_port", "{port}", "--module", "dslpar.train", "--config"),
+    "mpirun": (
+        *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "{n}"),
+        *("python", *PROGRAM),
+    ),
+    "torchrun": ("torchrun", "--standalone", "--nproc_per_node", "{n}", *PROGRAM),
+    "dslpar launch": ("dslpar", "launch", "--world-size", "{n}"),
+    "dslpar launch, openmpi": ("dslpar", "launch", "--launcher", "openmpi", "--world-size", "{n}"),
+    "dslpar launch, torchrun": ("dslpar", "launch", "--launcher", "torchrun", "--world-size", "{n}"),
+}
+IN_RANK_1 = ("exception", "SIGKILL")
+SENT = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "launcher SIGKILL": signal.SIGKILL}
+"""To the launcher's process alone, as `kill` does; a terminal would send it to all."""
+TABLE = ("deepspeed", "mpirun", "torchrun", "dslpar launch"), ("exception", "SIGKILL", "SIGINT")
+
+
+class Outcome(NamedTuple):
+    """How one job ended."""
+
+    launcher: str
+    fault: str
+    seconds: float
+    """From the fault to the end of the last process."""
+    status: int
+    """Of the launcher; negative: ended by a signal."""
+    survivors: int
+    """Processes that were alive at the deadline, and were killed."""
+    lines: list[str]
+    """All that was printed."""
+
+    def said_by_ranks(self) -> list[str]:
+        """The last that a rank said: its own line, and the traceback that follows. Empty: none said anything."""
+        at = max((number for number, line in enumerate(self.lines) if line.startswith("[rank ")), default=None)
+        if at is None:
+            return []
+        ends = at + 1
+        while ends < len(self.lines) and self.lines[ends].startswith(" "):
+            ends += 1
+        return self.lines[at : ends + (ends > at + 1)]  # the exception's own line
+
+    def last_words(self) -> str:
+        """The last line that means something: of a rank, else of a launcher."""
+        words = self.lines if self.launcher.startswith("dslpar") else self.said_by_ranks() or self.lines
+        return next(line.strip() for line in reversed(words) if re.search(r"\w", line))
+
+
+def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
+    """Runs a job under a launcher, into a fault, to its end; `deadline_s` before the fault, and after it."""
+    mark = f"FAULT_MARK={uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
+        folder = Path(name)
+        (folder / "cfg.py").write_text(CONFIG)
+        (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(400)))
+        (folder / "sitecustomize.py").write_text(INJECT)
+        process = _start(launcher, fault, folder, mark)
+        try:
+            at = _fault_at(fault, process, folder, deadline_s)
+            while (left := processes_with(mark)) and time.time() < at + deadline_s:
+                process.poll()
+                time.sleep(0.05)
+            seconds = time.time() - at
+        finally:
+            for pid in processes_with(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        lines = (folder / "output").read_text(errors="replace").splitlines()
+        return Outcome(launcher, fault, seconds, process.wait(), len(left), lines)
+
+
+def _start(launcher: str, fault: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
+    words = [word.format(n=WORLD, port=_free_port()) for word in LAUNCHERS[launcher]]
+    words += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
+    environ = os.environ | {
+        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "FAULT": fault,
+        "FAULT_STEP": str(STEP),
+        "FAULT_AT": str(folder / "at"),
+        mark.partition("=")[0]: mark.partition("=")[2],
+    }
+    with open(folder / "output", "wb") as output:
+        return subprocess.Popen(
+            words, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _fault_at(fault: str, process: subprocess.Popen[bytes], folder: Path, deadline_s: float) -> float:
+    """When the fault came, in seconds since the epoch; it is sent where rank 1 does not do so itself."""
+    at, deadline = folder / "at", time.time() + deadline_s
+    while not (at.exists() and at.read_text()):
+        said = (folder / "output").read_text(errors="replace")[-3000:]
+        assert process.poll() is None, f"ended before the fault:\n{said}"
+        assert time.time() < deadline, f"no step {STEP} within {deadline_s} s:\n{said}"
+        time.sleep(0.02)
+    if fault in SENT:
+        process.send_signal(SENT[fault])
+        return time.time()
+    return float(at.read_text())
+
+
+def processes_with(mark: str) -> list[int]:
+    """The living processes that have a NAME=value in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main() -> int:
+    """Prints the table."""
+    print("| launcher | fault | seconds | status | left over | last words |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for launcher in TABLE[0]:
+        for fault in TABLE[1]:
+            one = befall(launcher, fault)
+            cells = (launcher, fault, f"{one.seconds:.1f}", one.status, one.survivors, one.last_words()[:150])
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Micro-batches of a data set in the order of `data.order`: the same samples a step in every layout.
+
+    loader = Loader(Pairs(dataset), job, data_rank, position=lambda: engine.consumed_samples)
+    for x, y in loader: ...                          # one epoch, from where the run stands; then the next
+
+A pass gives whole steps, `accumulation` micro-batches each. Where a step does not end with the epoch, it takes its last
+samples from the next one, and the next pass begins after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch.utils.data import default_collate
+
+from dslpar.data.order import Samples, micro_batches
+from dslpar.errors import DslparError, Finding, Location
+from dslpar.job import Job
+
+
+class Dataset(Protocol):
+    """A map-style data set, as torch has it: of (input, label) pairs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Pairs:
+    """A map-style data set as samples; pairs are joined as torch's DataLoader joins them, lists to tuples."""
+
+    def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
+        self.dataset, self.num_samples = dataset, len(dataset)
+        if not self.num_samples or not _is_pair(dataset[0]):
+            said = "the data set is empty" if not self.num_samples else "an item of the data set is no (input, label)"
+            help_ = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
+            raise DslparError([Finding("BAT207", "no-pairs", "error", said, help_, Location(path))])
+
+    def batch(self, samples: Sequence[int]) -> tuple[Any, Any]:
+        """Inputs and labels, each [len(samples), ...]."""
+        inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
+        return _tuples(inputs), _tuples(labels)
+
+
+class Loader:
+    """Passes over samples; `position` says where the run stands, in samples, when a pass begins."""
+
+    def __init__(self, samples: Samples, job: Job, data_rank: int, position: Callable[[], int]) -> None:
+        self.samples, self.job, self.data_rank, self.position = samples, job, data_rank, position
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a pass that begins now."""
+        consumed, size = self.position(), self.samples.num_samples
+        left = size - consumed % size
+        return -(-left // self.job.batch.global_size)
+
+    def __len__(self) -> int:
+        """Micro-batches of a pass that begins now."""
+        return self.num_steps * self.job.batch.accumulation
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed
+        began = self.position()
+        for step in range(self.num_steps):
+            consumed = began + step * batch.global_size
+            yield from micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether it can be read in our order; what can only be iterated is used as it is."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,4 @@
+"""Names of torch and DeepSpeed that a config may use, and their arguments: data, so that no torch is needed to lint.
+
+The tests hold these tables against the signatures of the torch and the DeepSpeed that are installed.
+"""

@@ -1,0 +1,216 @@
+"""ZER, PRE: what ZeRO shards, and what a step computes in; DEAD: a scale of the loss that never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.job import offloads
+from dslpar.linter.context import Context
+from dslpar.linter.offload import is_cpu_adam
+from dslpar.linter.rule import Problem, rule
+
+
+@rule("ZER101", "zero-with-pipeline")
+def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
+    """ZeRO 2 or 3 with a pipeline.
+
+    What it does:
+        Checks that zero.stage is 0 or 1 where the pipeline has two stages or more.
+
+    Why:
+        DeepSpeed refuses them together, after the model is built (its issues 568, 1110, 3589). Sharded gradients would
+        have to be sent at every micro-batch.
+
+    Example:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=2)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=1)
+    """
+    stage = cx.spec.zero.stage
+    if stage > 1 and cx.stages > 1:
+        said = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
+        yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
+
+
+@rule("ZER102", "no-gradient-norm")
+def no_gradient_norm(cx: Context) -> Iterator[Problem]:
+    """zero.compute_grad_norm is off.
+
+    What it does:
+        Refuses compute_grad_norm=False.
+
+    Why:
+        Clipping needs the norm, and every step reports it.
+
+    Example:
+        zero = dict(stage=1, compute_grad_norm=False)
+
+    Use instead:
+        zero = dict(stage=1)
+    """
+    if cx.spec.zero.extra.get("compute_grad_norm") is False:
+        key = "zero.compute_grad_norm"
+        yield cx.problem(key, "without the gradient's norm nothing can be clipped or reported", "leave it out")
+
+
+@rule("ZER103", "optimizer-not-elementwise")
+def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
+    """Shards of a tensor, and an optimizer that looks at whole tensors.
+
+    What it does:
+        Checks that optimizers which are not known to act elementwise have zero.stage 0 and tensor size 1. AdamW, Adam,
+        SGD and most of torch's act elementwise; Adafactor and Lamb do not; of a class of your own dslpar does not know.
+
+    Why:
+        ZeRO and tensor parallelism give the optimizer pieces of tensors. One that takes the norm, the rows or the
+        columns of a tensor would take those of the piece, and the layout would change the maths.
+
+    Example:
+        optimizer = dict(type='Adafactor', lr=1e-3)
+        zero = 1
+
+    Use instead:
+        optimizer = dict(type='Adafactor', lr=1e-3)
+    """
+    optimizer = cx.other_optimizer
+    from dslpar.known.optimizers import elementwise, named
+
+    if elementwise(optimizer.target):
+        return
+    known = named(optimizer.target) is not None
+    if not known and cx.spec.deepspeed.get("zero_allow_untested_optimizer"):
+        return  # the author's word
+    said = f"{optimizer.target} {'does not' if known else 'is not known to'} update each element by itself"
+    more = "" if known else ", or, if it does, deepspeed = dict(zero_allow_untested_optimizer=True)"
+    if cx.spec.zero.stage:
+        help_ = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{said}, and ZeRO {cx.spec.zero.stage} shards tensors", help_)
+    if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
+        help_ = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{said}, and tensor parallelism cuts tensors", help_)
+
+
+@rule("ZER106", "handler-with-zero")
+def handler_with_zero(cx: Context) -> Iterator[Problem]:
+    """A gradient handler with ZeRO.
+
+    What it does:
+        Checks that zero.stage is 0 where gradient_handler names a handler of your own.
+
+    Why:
+        With ZeRO, gradients are reduced inside the backward and kept in pieces: there is no moment at which a handler
+        could find them whole.
+
+    Example:
+        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
+        zero = 1
+
+    Use instead:
+        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
+    """
+    if cx.spec.gradient_handler and cx.spec.zero.stage:
+        said = f"gradient handlers find no whole gradient at ZeRO stage {cx.spec.zero.stage}"
+        yield cx.problem("gradient_handler", said, "zero = 0, or no handler")
+
+
+@rule("PRE101", "half-precision-needs-zero")
+def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
+    """Half precision at ZeRO 0.
+
+    What it does:
+        Checks that zero.stage is at least 1 where precision is bf16 or fp16.
+
+    Why:
+        At stage 0 DeepSpeed 0.19 takes another optimizer wrapper, whose first Adam step is too small, whose norm counts
+        one tensor rank only, and whose fp16 step ignores the loss scale.
+
+    Example:
+        precision = 'bf16'
+
+    Use instead:
+        precision = 'bf16'
+        zero = dict(stage=1)
+    """
+    dtype = cx.spec.precision.dtype
+    if dtype != "fp32" and cx.spec.zero.stage == 0:
+        said = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
+        yield cx.problem("precision.dtype", said, "zero = dict(stage=1)")
+
+
+@rule("PRE102", "low-precision-masters")
+def low_precision_masters(cx: Context) -> Iterator[Problem]:
+    """Half-precision masters with an optimizer that cannot keep them.
+
+    What it does:
+        Checks that fp16_master_weights_and_grads and bf16_master_weights_and_grads have the optimizer
+        'DeepSpeedCPUAdam', offloaded; with bf16_optimizer_states, those in bf16 may stay on the device. And that
+        bf16_optimizer_states has bf16_master_weights_and_grads.
+
+    Why:
+        DeepSpeed stops at an assertion, after the model is built.
+
+    Example:
+        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
+        zero = 2
+
+    Use instead:
+        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2, offload_optimizer='cpu')
+    """
+    extra, offloaded = cx.spec.precision.extra, offloads(cx.spec, "optimizer")
+    stays = extra.get("bf16_optimizer_states") and not offloaded
+    for dtype in ("fp16", "bf16"):
+        key = f"{dtype}_master_weights_and_grads"
+        if extra.get(key) and not (stays or (offloaded and is_cpu_adam(cx))):
+            said = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
+            yield cx.problem(f"precision.{key}", said, _CPU_ADAM)
+    if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
+        said = "an optimizer's state in bf16 needs masters in bf16"
+        yield cx.problem("precision.bf16_optimizer_states", said, "add bf16_master_weights_and_grads=True")
+
+
+_CPU_ADAM = "optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = dict(stage=2, offload_optimizer='cpu')"
+
+
+@rule("DEAD104", "scale-that-never-changes", "warning")
+def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
+    """Keys of the dynamic loss scale, and a scale that is fixed.
+
+    What it does:
+        Finds initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis and min_loss_scale beside a
+        loss_scale above 0.
+
+    Why:
+        loss_scale=0, the default, is the dynamic one; any other is fixed, and they have no effect.
+
+    Example:
+        precision = dict(dtype='fp16', loss_scale=128, loss_scale_window=500)
+        zero = 1
+
+    Use instead:
+        precision = dict(dtype='fp16', loss_scale_window=500)
+        zero = 1
+    """
+    extra = cx.spec.precision.extra
+    for name in _DYNAMIC if extra.get("loss_scale") else ():
+        if name in extra:
+            said = f"{name} has no effect: loss_scale {extra['loss_scale']} is fixed"
+            yield cx.problem(f"precision.{name}", said, f"leave {name} out, or loss_scale")
+
+
+_DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+
+
+RULES = (
+    zero_with_pipeline,
+    no_gradient_norm,
+    optimizer_not_elementwise,
+    handler_with_zero,
+    half_precision_needs_zero,
+    low_precision_masters,
+    scale_that_never_changes,
+)

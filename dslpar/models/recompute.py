@@ -1,0 +1,51 @@
+"""Activation checkpointing: of every few layers in a row only the first one's input is stored (arXiv 1604.06174).
+
+    x = run_layers([Step(embed), Step(block0, True), Step(block1, True), Step(norm)], x, interval=2)
+
+One function for a whole model and for a stage of a pipeline, whose groups begin anew. The rest is computed again in the
+backward by torch's own non-reentrant checkpoint, which puts torch's generator back first: dropout repeats its masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+class Step(NamedTuple):
+    """One layer, built."""
+
+    apply: Callable[[Tensor], Tensor]
+    recomputable: bool = False
+    """Whether it may run again in the backward."""
+
+
+def run_layers(steps: Sequence[Step], x: Tensor, interval: int) -> Tensor:
+    """The last layer's output. `interval` layers go together; 0: everything is stored."""
+    for recomputed, group in groups_of(steps, interval if torch.is_grad_enabled() else 0):
+        x = checkpoint(_apply, group, x, use_reentrant=False) if recomputed else _apply(group, x)
+    return x
+
+
+def groups_of(steps: Sequence[Step], interval: int) -> Iterator[tuple[bool, Sequence[Step]]]:
+    """(whether it is recomputed, layers that go together), in order; `interval` 0: nothing is.
+
+    >>> a, b = Step(abs), Step(abs, True)
+    >>> [(recomputed, len(group)) for recomputed, group in groups_of([a, a, b, b, b, a], 2)]
+    [(False, 2), (True, 2), (True, 1), (False, 1)]
+    """
+    for recomputed, neighbours in groupby(steps, lambda step: step.recomputable and interval > 0):
+        run = list(neighbours)
+        size = interval if recomputed else len(run)
+        yield from ((recomputed, run[begin : begin + size]) for begin in range(0, len(run), size))
+
+
+def _apply(group: Sequence[Step], x: Tensor) -> Tensor:
+    for step in group:
+        x = step.apply(x)
+    return x

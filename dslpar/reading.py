@@ -1,0 +1,261 @@
+"""How sections are read: closed sets of keys, kinds, shorthands and aliases; what is wrong gathers, reading goes on.
+
+`Reader` is the machinery, which knows no section: `dslpar.read` has the sections, `dslpar.read_named` what goes by the
+name of a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dslpar import ds_keys, spec
+from dslpar.config.tree import Node, Reference
+from dslpar.errors import Location
+from dslpar.kinds import KINDS, SEQUENCE
+
+if TYPE_CHECKING:
+    from dslpar.config.load import Config
+
+
+Registered = Mapping[str, Collection[str]]
+"""Names that a process has registered: under "models", "layers" and "gradient_handlers"."""
+
+
+class Misread(NamedTuple):
+    """One thing that could not be read: the code of the rule that reports it, and what it says."""
+
+    code: str
+    location: Location
+    message: str
+    help: str
+    key: str
+
+
+class Entry(NamedTuple):
+    """One key of a section: its name, its value, and the dotted key as the author wrote it."""
+
+    name: str
+    node: Node
+    wrote: str
+
+
+class Typed(NamedTuple):
+    """A section that names a class."""
+
+    name: str | None
+    """The class, short if it is of the package that was asked for; None where nothing names one."""
+    entries: list[Entry]
+    """The section without its type."""
+    place: Location
+    """Where the type stands, or the section."""
+
+
+class Reader:
+    """One pass over the tree; problems, invalid keys and written keys gather here."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.misreads: list[Misread] = []
+        self.invalid: set[str] = set()
+        self.written: dict[str, str] = {}
+
+    # Sections ------------------------------------------------------------------------------------------------
+
+    def section(self, cls: type, node: Node, key: str, wrote: str) -> Any:
+        """An instance of `cls`; None if the node is no mapping."""
+        shorthand = getattr(cls, "SHORTHAND", None)
+        if node.is_mapping:
+            return self.fields(cls, entries_of(node, wrote), node, key, wrote)
+        if shorthand is None or isinstance(node.value, SEQUENCE):
+            return self.fail("CFG102", node.location, f"{wrote} must be a dict", _like(cls, wrote), wrote, key)
+        return self.fields(cls, [Entry(shorthand, node, wrote)], node, key, wrote)
+
+    def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, wrote: str, **values: Any) -> Any:
+        """An instance of `cls` from these entries, and from `values`, which are right already."""
+        known = {item.name: item for item in fields(cls)}
+        for entry in _inlined(cls, entries):
+            field = known.get(getattr(cls, "ALIASES", {}).get(entry.name, entry.name))
+            if field is None:
+                self.unknown(entry.name, entry.wrote, [*known, *getattr(cls, "ALIASES", ())])
+            elif entry.node.value is not None:
+                self._field(field, entry, f"{key}.{field.name}", values)
+        return self._make(cls, known, values, node, key, wrote)
+
+    def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, Any]) -> None:
+        if key in self.written:
+            self._twice(entry.wrote, self.written[key])
+            return
+        self.written[key] = entry.wrote
+        nested = _NESTED.get(str(field.type).removesuffix(" | None"))
+        if nested is not None:
+            values[field.name] = self.section(nested, entry.node, key, entry.wrote)
+        else:
+            values[field.name] = self.scalar(str(field.type).removesuffix(" | None"), entry.node, key, entry.wrote)
+
+    def _make(
+        self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, wrote: str
+    ) -> Any:
+        """An instance; what is invalid has its default, and a required field a placeholder that `invalid` guards."""
+        for name, field in known.items():
+            if values.get(name) is None:
+                values.pop(name, None)
+            if name in values or not _required(field):
+                continue
+            values[name] = _PLACEHOLDER
+            if not {f"{key}.{name}", f"{wrote}.{name}"} & (self.invalid | self.config.unknown):
+                said = f"{wrote} has no {name}"
+                self.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, f"{key}.{name}")
+        return cls(**values)
+
+    def scalar(self, kind_name: str, node: Node, key: str, wrote: str) -> Any:
+        """A value of that kind; None, and a problem, if it is none."""
+        kind = KINDS[kind_name]
+        value = node.plain()
+        help_ = f"{wrote.rpartition('.')[2]} is {kind.words}"
+        if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
+            said = f"{wrote} is {show(value)}, which is not {kind.words}"
+            return self.fail("CFG102", node.location, said, help_, wrote, key)
+        if kind.names and value not in kind.names:
+            why = kind.refused.get(value)
+            said = f"{wrote} cannot be {value!r}: {why}" if why else f"{wrote} has no choice {value!r}"
+            close = ("" if why else did_you_mean(value, kind.names)) or help_
+            return self.fail("CFG108", node.location, said, close, wrote, key)
+        if not kind.holds(value):
+            said = f"{wrote} is {show(value)}, and must be {kind.words}"
+            return self.fail("CFG103", node.location, said, help_, wrote, key)
+        return tuple(value) if kind.types == SEQUENCE else value
+
+    def kinds(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
+        """Plain values of entries whose kinds are known by name; an unknown one is a problem, None is as absent."""
+        values = {}
+        for entry in entries:
+            if entry.name not in known:
+                self.unknown(entry.name, entry.wrote, known)
+            elif entry.node.value is not None:
+                self.written[entry.wrote] = entry.wrote
+                values[entry.name] = self._known(known[entry.name], entry)
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _known(self, kind: str, entry: Entry) -> Any:
+        """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
+        table = ds_keys.TABLES.get(kind)
+        if table is None:
+            return self.scalar(kind, entry.node, entry.wrote, entry.wrote)
+        shorthand, known = table
+        if entry.node.is_mapping:
+            below = entries_of(entry.node, entry.wrote)
+            given = {item.name for item in below if item.node.value is not None}
+            unknown = f"{entry.wrote}.{shorthand}" in self.config.unknown or not given <= set(known)
+            if shorthand not in given and not unknown:
+                said = f"{entry.wrote} has no {shorthand}"
+                self.fail("CFG104", entry.node.location, said, f"add {shorthand}=...", entry.wrote)
+            return self.kinds(known, below)
+        return {shorthand: self.scalar(known[shorthand], entry.node, entry.wrote, entry.wrote)}
+
+    # Classes by name -----------------------------------------------------------------------------------------
+
+    def typed(self, node: Node, wrote: str, package: str, default: str | None = None) -> Typed:
+        """The class that a mapping names by its type, or as a LazyCall."""
+        written = node.value.get("type")
+        value = node.target if node.target is not None else (written.value if written else default)
+        if isinstance(value, Reference):
+            value = value.name
+        if isinstance(value, str) and value.startswith(package):
+            value = value.rpartition(".")[2]
+        entries = [entry for entry in entries_of(node, wrote) if entry.name != "type"]
+        return Typed(value if isinstance(value, str) else None, entries, written.location if written else node.location)
+
+    def bad_type(self, wrote: str, name: object, place: Location, known: Iterable[str], more: str = "") -> None:
+        """The problem of a class that nobody knows by that name."""
+        names = list(known)
+        help_ = did_you_mean(name, names) or f"the types of {wrote} are {listed(names)}"
+        self.fail("CFG108", place, f"{wrote} has no type {name!r}", help_ + more, f"{wrote}.type", wrote)
+
+    def no_type(self, wrote: str, place: Location, help_: str) -> None:
+        """The problem of a section that names no class, unless what it names is unknown for another reason."""
+        if f"{wrote}.type" in self.config.unknown:
+            self.invalid.add(wrote)
+        else:
+            self.fail("CFG104", place, f"{wrote} has no type", help_, wrote)
+
+    # What is wrong -------------------------------------------------------------------------------------------
+
+    def unknown(self, name: str, wrote: str, known: Iterable[str]) -> None:
+        """The problem of a key that its section does not have."""
+        names = list(known)
+        section = wrote.rpartition(".")[0]
+        said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
+        help_ = did_you_mean(name, names) or f"the {'keys' if section else 'sections'} are {listed(names)}"
+        self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote)
+
+    def _twice(self, wrote: str, other: str) -> None:
+        said = f"{wrote} and {other} say the same thing twice"
+        self.fail("CFG110", self.config.key_at(wrote), said, f"keep one of {wrote} and {other}", wrote)
+
+    def fail(self, code: str, place: Location, message: str, help_: str, wrote: str, key: str = "") -> None:
+        """Note a problem; the key that it makes unknown is `key`, or the one that was written."""
+        self.misreads.append(Misread(code, place, message, help_, wrote))
+        self.invalid.add(key or wrote)
+
+
+_NESTED: Mapping[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        spec.DataParallel,
+        spec.PipelineParallel,
+        spec.TensorParallel,
+        spec.Dist,
+        spec.FileMonitor,
+        spec.WandbMonitor,
+    )
+}
+_PLACEHOLDER = 1  # every required field is a Count
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """'did you mean ...?' for the closest of the known names, or the empty text."""
+    import difflib
+
+    by_lower = {item.lower(): item for item in known}
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.75)
+    return f"did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def entries_of(node: Node, wrote: str) -> list[Entry]:
+    """The entries of a mapping, each with its dotted key."""
+    prefix = f"{wrote}." if wrote else ""
+    items = node.value.items() if isinstance(node.value, dict) else ()
+    return [Entry(str(name), child, f"{prefix}{name}") for name, child in items]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence."""
+    return ", ".join(names)
+
+
+def show(value: object) -> str:
+    """A value for a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
+    """The entries, with those of the mapping that `cls.INLINE` names in its place."""
+    inline = getattr(cls, "INLINE", None)
+    for entry in entries:
+        if entry.name == inline and entry.node.is_mapping:
+            yield from entries_of(entry.node, entry.wrote)
+        else:
+            yield entry
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _like(cls: type, wrote: str) -> str:
+    """A help text that shows the section's required keys, or its first ones."""
+    names = [item.name for item in fields(cls) if _required(item)] or [item.name for item in fields(cls)][:2]
+    return f"{wrote.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"

@@ -1,0 +1,78 @@
+"""Which rows `make test` runs: a sample of the table in which every pair of values that the table has still meets.
+
+    sample = covering(LAYOUTS)      # names; the rest runs with `make prove`
+
+Most faults need one value, or two together (pairwise testing: Cohen et al., The AETG System, 1997). The sample is
+greedy: the row with the most that is new for its number of ranks, the first of equals; so it is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+from tests.invariance.layouts import Layout
+
+Seen = tuple[tuple[str, object], ...]
+
+
+def factors(layout: Layout) -> dict[str, object]:
+    """What may matter of a row together with something else, by name."""
+    mesh = layout.job().mesh
+    return {
+        "pipe": mesh.pipe > 1,
+        "data": mesh.data > 1,
+        "mode": mesh.tensor.mode,
+        "zero": layout.zero,
+        "offload": bool(layout.offload),
+        "recompute": bool(layout.recompute),
+        "precision": layout.dtype,
+        "tied": layout.tied,
+        "ignoring": layout.ignoring,
+        "accumulation": layout.accumulation > 1,
+    }
+
+
+def details(layout: Layout) -> dict[str, object]:
+    """What should be there once, with whatever else."""
+    mesh = layout.job().mesh
+    return {
+        "order": mesh.order,
+        "stages": mesh.pipe,
+        "residual": (mesh.tensor.mode, mesh.tensor.residual, mesh.tensor.impl),
+        "offload": layout.offload,
+        "interval": layout.recompute,
+        "scale": str(layout.scale),
+        "optimizer": layout.optimizer,
+        "model": layout.model,
+    }
+
+
+def seen(layout: Layout) -> set[Seen]:
+    """All pairs of factors, and all details, of a row."""
+    return {*combinations(factors(layout).items(), 2), *((item,) for item in details(layout).items())}
+
+
+def seen_in(layouts: Iterable[Layout]) -> set[Seen]:
+    """What is seen somewhere."""
+    return set().union(*map(seen, layouts))
+
+
+def cost(layout: Layout) -> float:
+    """About how long a row takes: ranks share the cores, and ZeRO 3 sends the most messages."""
+    return layout.world * (2 if layout.zero == 3 else 1)
+
+
+def covering(layouts: Mapping[str, Layout]) -> tuple[str, ...]:
+    """Names of rows in which all that the table has is seen."""
+    found = {name: seen(layout) for name, layout in layouts.items()}
+    left, chosen = set().union(*found.values()), []
+    while left:
+        best = max(found, key=lambda name: len(found[name] & left) / cost(layouts[name]))
+        left -= found.pop(best)
+        chosen.append(best)
+    for name in tuple(chosen):  # what the later rows have made needless
+        others = [other for other in chosen if other != name]
+        if seen_in(map(layouts.__getitem__, others)) == seen_in(layouts.values()):
+            chosen = others
+    return tuple(name for name in layouts if name in chosen)

@@ -1,0 +1,263 @@
+"""Checkpoints as files: what is visible when, what is kept, what is refused, what DeepSpeed's own tools read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar import spec
+from dslpar.checkpoint import check, folder, manifest
+from dslpar.checkpoint.folder import Stored
+from dslpar.comm import Axis
+from dslpar.errors import DslparError
+from dslpar.job import Job, resolve
+from tests.ranks import on_ranks
+
+GPT = spec.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
+
+
+def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> Job:
+    plain: dict[str, Any] = {"model": GPT, "train": spec.Train(output_dir=str(output_dir))}
+    return resolve(spec.Spec(**plain | sections), world, "cfg.py")
+
+
+def put(root: Path, step: int) -> Path:
+    """A checkpoint of one file."""
+    folder.begin(root, step)
+    (folder.part_path(root, step) / "weights").write_bytes(b"1234")
+    return folder.publish(root, manifest.manifest_of(job_of(), "text", step))
+
+
+def steps(root: Path) -> list[int]:
+    return [stored.step for stored in folder.visible(root)]
+
+
+# ---- visible, whole, kept ----
+
+
+def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
+    folder.begin(tmp_path, 5)
+    (folder.part_path(tmp_path, 5) / folder.MANIFEST).write_text('{"step": 5}')
+    assert steps(tmp_path) == []
+    final = put(tmp_path, 5)
+    assert final.name == "step_000005"
+    (stored,) = folder.visible(tmp_path)
+    assert folder.is_whole(stored)
+    assert {key: stored.manifest[key] for key in ("format", "step", "consumed_samples", "files")} == {
+        "format": 1,
+        "step": 5,
+        "consumed_samples": 5,
+        "files": {"weights": 4},
+    }
+    assert set(stored.manifest["versions"]) == {"dslpar", "torch", "deepspeed", "python"}
+
+
+def test_what_was_not_finished_goes_at_the_next_save(tmp_path: Path) -> None:
+    folder.begin(tmp_path, 5)
+    put(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000006"]
+
+
+@pytest.mark.parametrize("length", [0, 3, None])
+def test_a_file_cut_short_or_lost_makes_it_damaged(tmp_path: Path, length: int | None) -> None:
+    weights = put(tmp_path, 5) / "weights"
+    if length is None:
+        weights.unlink()
+    else:
+        os.truncate(weights, length)
+    (stored,) = folder.visible(tmp_path)
+    assert not folder.is_whole(stored)
+    put(tmp_path, 5)
+    (stored,) = folder.visible(tmp_path)
+    assert folder.is_whole(stored), "a save of that step replaces it"
+
+
+@pytest.mark.parametrize(("keep", "left"), [(None, [2, 9, 100, 1_000_000]), (1, [1_000_000]), (3, [9, 100, 1_000_000])])
+def test_the_newest_are_kept_by_their_step(tmp_path: Path, keep: int | None, left: list[int]) -> None:
+    for step in (9, 1_000_000, 2, 100):
+        put(tmp_path, step)
+    folder.prune(tmp_path, keep)
+    assert steps(tmp_path) == left
+
+
+def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "step_mine").mkdir()
+    (tmp_path / "step_000001").mkdir()
+    (tmp_path / "step_000002").write_text("a file")
+    (tmp_path / "step_000003").mkdir()
+    (tmp_path / "step_000003" / folder.MANIFEST).write_text('{"step":')
+    assert steps(tmp_path) == []
+    assert steps(tmp_path / "nowhere") == []
+
+
+# ---- refused ----
+
+
+def stored_of(job: Job, **manifest_: Any) -> Stored:
+    text = json.dumps(manifest.manifest_of(job, "text", 5) | manifest_)
+    return Stored("out/checkpoints/step_000005", json.loads(text))
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "optimizer.lr": {"optimizer": spec.AdamW(lr=0.5)},
+    "optimizer.type": {"optimizer": spec.Adam(weight_decay=0.01)},
+    "model.hidden_size": {"model": dataclasses.replace(GPT, hidden_size=16)},
+    "zero.stage": {"zero": spec.Zero(stage=2)},
+    "zero.extra.reduce_bucket_size": {"zero": spec.Zero(extra={"reduce_bucket_size": 10})},
+    "precision.dtype": {"precision": spec.Precision(dtype="bf16")},
+    "lr_scheduler.type": {"lr_scheduler": spec.LRScheduler(type="cosine")},
+    "train.seed": {"train": spec.Train(seed=1)},
+    "train.clip_grad_norm": {"train": spec.Train(clip_grad_norm=1.0)},
+    "batch.global_size": {"batch": spec.Batch(global_size=8)},
+    "data.seq_len": {"data": spec.TextData(seq_len=2)},
+    "deepspeed.bf16.check_grad_overflow": {"deepspeed": {"bf16": {"check_grad_overflow": False}}},
+}
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_a_checkpoint_of_another_run_is_refused_by_the_key(key: str) -> None:
+    with pytest.raises(DslparError) as refused:
+        check(stored_of(job_of()), job_of(**CHANGED[key]), "text")
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.severity) == ("CKP202", "error")
+    differing = [line.strip().partition(":")[0] for line in finding.message.splitlines()[1:]]
+    assert key in differing
+    assert len(differing) == 1, "nothing else differs"
+
+
+def test_the_finding_shows_both_values_and_what_to_do() -> None:
+    parallel = spec.Parallel(pipeline=spec.PipelineParallel(size=2))
+    with pytest.raises(DslparError) as refused:
+        check(stored_of(job_of(world=2)), job_of(world=4, parallel=parallel, optimizer=spec.SGD(lr=0.1)), "other")
+    (finding,) = refused.value.findings
+    assert "out/checkpoints/step_000005 is of another run:" in finding.message
+    for line in (
+        "parallel.pipeline.counts: stored [2], asked [1, 1]",
+        "parallel.pipeline.size: stored 1, asked 2",
+        "optimizer.lr: stored 0.0003, asked 0.1",
+        "optimizer.momentum: stored nothing, asked 0.0",
+        'optimizer.type: stored "AdamW", asked "SGD"',
+        'data.text: stored "text", asked "other"',
+    ):
+        assert f"    {line}" in finding.message.splitlines()
+    assert "parallel.data" not in finding.message, "equal"
+    assert finding.help.startswith("give these keys their stored values to resume")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": spec.Train(steps=1000, save_interval=3, log_interval=7, eval_interval=2)},
+        {"checkpoint": spec.Checkpoint(keep=1)},
+        {"activation_checkpoint": spec.ActivationCheckpoint(interval=1)},
+        {"deepspeed": {"wall_clock_breakdown": True}},
+    ],
+)
+def test_what_takes_effect_when_changed_may_be_changed(sections: dict[str, Any]) -> None:
+    check(stored_of(job_of()), job_of(**sections), "text")
+
+
+def test_a_later_format_is_refused_unread() -> None:
+    with pytest.raises(DslparError, match=r"CKP204 .*format 2, and this dslpar reads up to 1"):
+        check(stored_of(job_of(), format=2, fixed=None), job_of(), "text")
+
+
+def test_the_panels_that_are_kept_are_no_part_of_the_layout() -> None:
+    tensor = spec.TensorParallel(size=4, mode="2d")
+    kept = dataclasses.replace(tensor, keep="none")
+    one, other = (job_of(world=4, parallel=spec.Parallel(tensor=made)) for made in (tensor, kept))
+    assert one != other
+    assert manifest.fixed(one, "") == manifest.fixed(other, "")
+
+
+# ---- on ranks ----
+
+
+def _save(job: Job, at: list[int]) -> tuple[list[int], int]:
+    """Saves at these steps; what is visible then, and the steps of the newest whole checkpoint."""
+    from dslpar import checkpoint
+    from dslpar.build import build
+    from dslpar.groups import Groups
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
+    while engine.steps_done < max(at):
+        engine.train_batch([(ids, ids)])
+        if engine.steps_done in at:
+            checkpoint.save(engine)
+    stored = checkpoint.newest(job, checkpoint.state.world_of(engine))
+    return steps(Path(job.output_dir, "checkpoints")), stored.step if stored else 0
+
+
+def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
+    job = job_of(tmp_path, 2, checkpoint=spec.Checkpoint(keep=2), zero=spec.Zero(stage=1))
+    assert on_ranks(2, _save, job, [1, 2, 3], init="deepspeed") == [([2, 3], 3)] * 2
+    weights = next((tmp_path / "checkpoints" / "step_000003").rglob("zero_pp_rank_1*"))
+    os.truncate(weights, 10)
+    assert on_ranks(2, _newest, job) == [2, 2], "the newest whole one, on every rank"
+
+
+def _newest(job: Job) -> int:
+    from dslpar import checkpoint
+
+    rank = int(os.environ["RANK"])
+    stored = checkpoint.newest(job, Axis(2, rank, (0, 1)))
+    return stored.step if stored else 0
+
+
+def _blind(job: Job) -> str:
+    from dslpar import checkpoint
+
+    rank = int(os.environ["RANK"])
+    mine = _elsewhere(job) if rank else job
+    with pytest.raises(DslparError) as refused:
+        checkpoint.newest(mine, Axis(2, rank, (0, 1)))
+    return str(refused.value)
+
+
+def _elsewhere(job: Job) -> Job:
+    """As on a host that has another folder of that name."""
+    return dataclasses.replace(job, output_dir=job.output_dir + "-not-here")
+
+
+def test_a_host_that_does_not_see_it_is_named_on_all_ranks(tmp_path: Path) -> None:
+    put(tmp_path / "checkpoints", 5)
+    for said in on_ranks(2, _blind, job_of(tmp_path, 2)):
+        assert "CKP203" in said
+        assert "put train.output_dir on a file system that all hosts share" in said
+
+
+def test_hosts_that_share_no_folder_learn_it_before_anything_is_written(tmp_path: Path) -> None:
+    for said in on_ranks(2, _no_room, job_of(tmp_path, 2), True, init="deepspeed"):
+        assert "CKP203" in said
+        assert f"rank 0 has {tmp_path}/checkpoints/step_000001.part, which " in said
+
+
+def test_a_folder_that_cannot_be_made_is_a_finding_on_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    for said in on_ranks(2, _no_room, job_of(tmp_path, 2), init="deepspeed"):
+        assert "CKP205" in said
+        assert "cannot write checkpoints to" in said
+
+
+def _no_room(job: Job, elsewhere: bool = False) -> str:
+    if elsewhere and os.environ["RANK"] == "1":
+        job = _elsewhere(job)
+    with pytest.raises(DslparError) as refused:
+        _save(job, [1])
+    return str(refused.value)
+
+
+def test_deepspeed_s_tool_reads_it(tmp_path: Path) -> None:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    on_ranks(2, _save, job_of(tmp_path, 2, zero=spec.Zero(stage=2)), [1], init="deepspeed")
+    weights = get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / "checkpoints" / "step_000001"))
+    assert weights["embedding.tokens.weight"].shape == (16, 8)
+    assert "blocks.1.mlp.up.weight" in weights

@@ -1,0 +1,391 @@
+"""Jobs that die: what a rank leaves, who is said to be first, and that nothing outlives a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import IN_RANK_1, LAUNCHERS, SENT, TABLE, Outcome, befall, processes_with
+from dslpar import deaths, faults
+from tests.runs import ROOT, free_port
+
+PYTHON = sys.executable
+
+# ---- launcher x fault: real jobs ----
+
+QUICK = (
+    ("dslpar launch", "exception"),
+    ("dslpar launch, openmpi", "SIGKILL"),
+    ("torchrun", "exception"),
+    ("deepspeed", "SIGINT"),
+)
+CELLS = [
+    pytest.param(launcher, fault, marks=() if (launcher, fault) in QUICK else pytest.mark.prove)
+    for launcher in LAUNCHERS
+    for fault in (*IN_RANK_1, *SENT)
+]
+PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
+
+
+@pytest.mark.parametrize(("launcher", "fault"), CELLS)
+def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
+    """Within 15 s, not with 0, and nothing is left over."""
+    one = befall(launcher, fault)
+    said = "\n".join(one.lines)
+    assert one.seconds <= 15, said
+    assert one.status != 0, said
+    assert one.survivors == 0, said
+    if fault in IN_RANK_1:
+        assert not [words for words in PEER_IS_GONE if words in said], "consequences are silent"
+    if fault == "exception":
+        assert one.said_by_ranks()[0].startswith("[rank 1 of 3 on "), said
+        assert one.said_by_ranks()[-1] == "RuntimeError: rank 1 broke", said
+    if launcher.startswith("dslpar launch") and fault != "launcher SIGKILL":
+        last_lines(one)
+
+
+def last_lines(one: Outcome) -> None:
+    """The literal end of what `dslpar launch` prints, and its status."""
+    host = os.uname().nodename
+    begins = max(number for number, line in enumerate(one.lines) if line.startswith("dslpar launch: "))
+    last = one.lines[begins:]
+    if one.fault == "exception":
+        assert last[0] == f"dslpar launch: rank 1 of 3 on {host} failed first, after step 2:"
+        assert last[1] == "Traceback (most recent call last):"
+        assert last[-1] == "RuntimeError: rank 1 broke"
+        assert all(line.startswith("  ") for line in last[2:-1])
+        assert one.status == 1
+    elif one.fault == "SIGKILL":
+        how = "was the first to end, by SIGKILL, after step 2"
+        why = "(SIGKILL comes most often from the kernel's out-of-memory killer)"
+        assert last == [f"dslpar launch: rank 1 of 3 on {host} {how} {why}"]
+        assert one.status == 128 + signal.SIGKILL
+    else:
+        assert len(last) == 1
+        assert last[0].startswith(f"dslpar launch: stopped by {one.fault}, after step ")
+        assert last[0].endswith("; no process is left")
+        assert one.status == 128 + signal.Signals[one.fault]
+
+
+def test_the_table_is_among_the_cells() -> None:
+    cells = {tuple(cell.values) for cell in CELLS}
+    assert {(launcher, fault) for launcher in TABLE[0] for fault in TABLE[1]} <= cells
+    assert set(QUICK) <= cells
+
+
+# ---- causes and consequences ----
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+CONSEQUENCES = [
+    RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:16067."),
+    RuntimeError(GLOO + "Read error [127.0.0.1]:31660: Connection reset by peer."),
+    RuntimeError("[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"),
+    RuntimeError("Gloo connectFullMesh failed with [...] Connection refused, remote=[127.0.0.1]:29500"),
+]
+CAUSES = [
+    RuntimeError("rank 1 broke"),
+    RuntimeError("Connection closed by peer"),
+    ConnectionResetError(104, "Connection reset by peer"),
+    RuntimeError(GLOO + "Enforce fail: unsupported data type"),
+    ValueError("Timed out"),
+]
+
+
+@pytest.mark.parametrize("error", CONSEQUENCES, ids=str)
+def test_a_lost_peer(error: Exception) -> None:
+    assert faults.lost_a_peer(error)
+    outer = RuntimeError("while training")
+    outer.__cause__ = error
+    assert faults.lost_a_peer(outer), "what it was raised from counts"
+
+
+@pytest.mark.parametrize("error", CAUSES, ids=str)
+def test_no_lost_peer(error: Exception) -> None:
+    """A data set on a network says the same words, and is a cause."""
+    assert not faults.lost_a_peer(error)
+
+
+def test_torch_s_own_errors_of_a_lost_peer() -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(dist.DistNetworkError) as caught:
+        dist.TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(milliseconds=200))
+    assert faults.lost_a_peer(caught.value)
+    with pytest.raises(dist.DistError) as late:
+        dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200)).get("never set")
+    assert faults.lost_a_peer(late.value)
+
+
+# ---- what a rank leaves ----
+
+RANK = """\
+import faulthandler, os, signal, sys, time
+sys.path.insert(0, {root!r})
+from dslpar import deaths, faults
+faults.end_at_errors(faults.Rank({rank}, 2, "node", os.getpid()), os.environ)
+{then}
+"""
+GLOO_ERROR = f"raise RuntimeError({CONSEQUENCES[0].args[0]!r})"
+
+
+def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess.Popen[str]:
+    """A rank that does nothing but `then`."""
+    code = RANK.format(root=str(ROOT), rank=number, then=then)
+    env = os.environ | {faults.REPORTS: str(folder)} | environ
+    return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str], watch: deaths.Watch) -> str:
+    """Waits as a launcher does, which looks before anybody asks for the rank's status. What the rank said."""
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    time.sleep(0.05)
+    watch.look()
+    process.wait(10)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("then", "how", "trace", "number"),
+    [
+        ("raise ValueError('wrong')", "failed first", "ValueError: wrong\n", 0),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was the first to end, by SIGKILL", "", signal.SIGKILL),
+        ("faulthandler._sigsegv()", "crashed first", "Fatal Python error: Segmentation fault", 0),
+        ("os._exit(3)", "left first, with status 3", "", 0),
+    ],
+    ids=["exception", "SIGKILL", "segmentation fault", "os._exit"],
+)
+def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) -> None:
+    watch = deaths.Watch(tmp_path)
+    process = rank(tmp_path, then)
+    end(process, watch)
+    assert process.returncode != 0
+    assert watch.look(), "somebody died"
+    death = watch.first(None)
+    assert death is not None
+    assert (death.who.rank, death.who.host, death.how, death.signal) == (0, "node", how, number)
+    assert trace in death.trace
+    assert death.told(", after step 7").startswith(f"rank 0 of 2 on node {how}, after step 7")
+
+
+def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path) -> None:
+    """mpirun does; then its own exit status tells the signal."""
+    watch = deaths.Watch(tmp_path)
+    process = rank(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    process.wait(10)
+    watch.look()
+    known, unknown = watch.first(signal.SIGKILL), watch.first(None)
+    assert known is not None
+    assert unknown is not None
+    assert known.how == "was the first to end, by SIGKILL"
+    assert unknown.how == "was the first to end, by a signal that it could not catch"
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_ranks_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    for number, then in enumerate(("sys.exit(1)", "")):
+        end(rank(tmp_path, then, number), watch)
+    assert not watch.look()
+    assert watch.first(None) is None
+    assert watch.all_ended(2)
+    assert not watch.all_ended(3)
+
+
+def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    process = rank(tmp_path, "time.sleep(60)")
+    while not watch.born():
+        time.sleep(0.01)
+    process.terminate()
+    end(process, watch)
+    assert process.returncode == -signal.SIGTERM, "at once, as ever"
+    assert not watch.look()
+    assert "Stack (most recent call first)" in (tmp_path / "0.stack").read_text()
+
+
+def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    began = time.monotonic()
+    lost, cause = rank(tmp_path, GLOO_ERROR, 1), rank(tmp_path, "time.sleep(1); raise ValueError('wrong')")
+    assert end(cause, watch).endswith("ValueError: wrong\n")
+    only = "[rank 1 of 2 on node] ends because a peer is gone (RuntimeError: [/pytorch/third_party/gloo"
+    (line,) = end(lost, watch).splitlines()
+    assert line.startswith(only)
+    assert 4 < time.monotonic() - began < 15
+    death = watch.first(None)
+    assert death is not None
+    assert (death.who.rank, death.how) == (0, "failed first"), "though the consequence came before"
+
+
+def test_consequences_alone_are_told(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    process = rank(tmp_path, GLOO_ERROR)
+    while not (tmp_path / "0.error").exists():
+        time.sleep(0.01)
+    process.terminate()
+    end(process, watch)
+    death = watch.first(None)
+    assert death is not None
+    assert death.how == "lost a peer"
+    assert "Connection closed by peer" in death.trace
+
+
+def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    process = rank(tmp_path, f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt")
+    assert end(process, watch) == "[rank 0 of 2 on node] interrupted\n"
+    assert process.returncode == 130
+    assert watch.first(None) is None
+
+
+@pytest.mark.parametrize(("then", "written"), [("raise ValueError('wrong')", True), (GLOO_ERROR, False)])
+def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    path = tmp_path / "elastic.json"
+    process = rank(tmp_path, then, TORCHELASTIC_ERROR_FILE=str(path))
+    while not (tmp_path / "0.error").exists():
+        time.sleep(0.01)
+    if not written:
+        process.terminate()
+    end(process, deaths.Watch(tmp_path))
+    assert path.exists() == written
+    if written:
+        failure = ProcessFailure(local_rank=0, pid=process.pid, exitcode=1, error_file=str(path))
+        assert abs(failure.timestamp - time.time()) < 60
+        assert "ValueError: wrong" in json.dumps(failure.message)
+
+
+def test_a_folder_on_another_host_is_nobody_who_asks(tmp_path: Path) -> None:
+    watch = deaths.Watch(tmp_path)
+    assert end(rank(tmp_path / "elsewhere", "raise ValueError('wrong')"), watch).endswith("ValueError: wrong\n")
+    assert watch.born() == []
+
+
+# ---- launchers above a rank ----
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (
+            ["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"],
+            "deepspeed.launcher.launch",
+        ),
+        (["python3.11", "/env/bin/torchrun", "--standalone"], "torchrun"),
+        (["/env/bin/mpirun", "-np", "2"], "mpirun"),
+        (["bash", "-c", "deepspeed train.py"], "bash"),
+        (["python"], "python"),
+        ([], ""),
+    ],
+)
+def test_the_program_of_a_command_line(words: list[str], program: str) -> None:
+    assert faults.program(words) == program
+
+
+def test_nobody_launched_this_test() -> None:
+    assert faults.launchers_above(os.getpid()) == []
+
+
+def test_a_rank_ends_though_nobody_listens(tmp_path: Path) -> None:
+    """A launcher that was killed has closed the pipe that the rank writes to."""
+    process = rank(tmp_path, "time.sleep(0.3); print('x' * 100000); raise ValueError('wrong')")
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(10) == 1
+
+
+LAUNCH = """\
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", os.environ["RANK_CODE"]])
+time.sleep(600)
+"""
+
+
+def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
+    """A program of a launcher's name, killed; the rank's report names nobody as the first to die."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(LAUNCH)
+    env = os.environ | {
+        faults.REPORTS: str(tmp_path),
+        "RANK_CODE": RANK.format(root=str(ROOT), rank=0, then="time.sleep(600)"),
+    }
+    process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
+    watch = deaths.Watch(tmp_path)
+    while not watch.born():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
+    watch.look()
+    assert watch.first(None) is None
+    assert not watch.all_ended(1)
+
+
+# ---- supervision ----
+
+SUPERVISED = """\
+import sys
+sys.path.insert(0, {root!r})
+from dslpar import supervise
+from dslpar.launcher import Command
+sys.exit(supervise.run(Command({{"SUPERVISED": {mark!r}}}, ({python!r}, "-c", {launcher!r})), 1, {folder!r}))
+"""
+
+
+def supervised(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
+    """`dslpar launch` over a program that launches badly; all of its processes have SUPERVISED=tmp_path."""
+    code = SUPERVISED.format(root=str(ROOT), mark=str(tmp_path), python=PYTHON, launcher=launcher, folder=str(tmp_path))
+    return subprocess.Popen([PYTHON, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """DeepSpeed's runner ends with 0 when its child is killed, and leaves its ranks."""
+    orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {how})"
+    for how in ("start_new_session=False", "start_new_session=True"):
+        process = supervised(tmp_path, orphan.format(how=how))
+        said = process.communicate(timeout=20)[1]
+        assert process.returncode == 1
+        assert said == "dslpar launch: the launcher ended with status 0, and not every rank had ended\n"
+        assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+def test_a_second_signal_ends_what_is_deaf(tmp_path: Path) -> None:
+    deaf = "import pathlib, signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; "
+    deaf += f"pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(600)"
+    process = supervised(tmp_path, deaf)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "patient"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=5)[1]
+    assert said == "dslpar launch: stopped by SIGTERM; no process is left\n"
+    assert process.returncode == 128 + signal.SIGTERM
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "status", "said"),
+    [
+        ("import sys; sys.exit(3)", 3, "ended with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+        ("import sys; sys.exit(247)", 137, "was ended by SIGKILL"),
+    ],
+)
+def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: int, said: str) -> None:
+    process = supervised(tmp_path, launcher)
+    assert process.communicate(timeout=20)[1].startswith(f"dslpar launch: the launcher {said}; what it and the ranks")
+    assert process.returncode == status

@@ -1,0 +1,151 @@
+"""Monitors: what is sent where, what is asked of the machine before, and that W&B ends and needs no network."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dslpar import monitor, spec
+from dslpar.errors import DslparError
+from dslpar.job import Job, resolve
+from tests.ranks import on_ranks
+from tests.runs import CONFIG, metrics, start, write_config
+
+GPT = spec.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
+WATCHED = "monitor = dict(csv=True, tensorboard=True, wandb=dict(offline=True, project='demo'))\n"
+installed = pytest.mark.skipif(
+    not (importlib.util.find_spec("tensorboard") and importlib.util.find_spec("wandb")),
+    reason="needs tensorboard and wandb: pip install -e '.[test]'",
+)
+
+
+def job_of(asked: spec.Monitor, raw: dict[str, Any] | None = None) -> Job:
+    return resolve(spec.Spec(model=GPT, monitor=asked, deepspeed=raw or {}), 1, "runs/cfg.py")
+
+
+# ---- a run ----
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output_dir of a run with three monitors, and evaluation at its steps 2 and 3."""
+    folder = tmp_path_factory.mktemp("watched")
+    config = write_config(folder, CONFIG + "train.update(eval_interval=2, eval_steps=1)\n" + WATCHED)
+    words = [sys.executable, "train.py", "--config", str(config), f"train.output_dir={folder / 'out'}"]
+    done = start(words, HTTP_PROXY="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9")  # nobody listens there
+    assert done.status == 0, done.output
+    assert "wandb" not in done.output
+    return folder / "out"
+
+
+@installed
+def test_csv_holds_every_number_of_metrics_by_step(watched: Path) -> None:
+    lines = metrics(watched)
+    files = {path.stem: path for path in (watched / "csv" / "cfg").iterdir()}
+    assert set(files) == {"Eval_loss", *(f"Train_{name}" for name in lines[0] if name != "step")}
+    for name in ("loss", "grad_norm", "lr", "tokens", "tokens_per_s", "tflops_per_s"):
+        with files[f"Train_{name}"].open(newline="") as file:
+            header, *rows = csv.reader(file)
+        assert header == ["step", name]
+        assert [(int(step), float(value)) for step, value in rows] == [(line["step"], line[name]) for line in lines]
+    with files["Eval_loss"].open(newline="") as file:
+        assert [int(step) for step, _ in list(csv.reader(file))[1:]] == [2, 3]
+
+
+@installed
+def test_tensorboard_reads_the_same(watched: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(watched / "tensorboard" / "cfg"))
+    events.Reload()
+    lines = metrics(watched)
+    assert {"Train/loss", "Train/grad_norm", "Train/lr", "Train/tokens_per_s", "Eval/loss"} <= set(
+        events.Tags()["scalars"]
+    )
+    drawn = events.Scalars("Train/loss")
+    assert [event.step for event in drawn] == [1, 2, 3]
+    assert [event.value for event in drawn] == pytest.approx([line["loss"] for line in lines], rel=1e-6), "as float32"
+
+
+@installed
+def test_wandb_wrote_offline_below_the_output_dir_and_is_gone(watched: Path) -> None:
+    (run,) = (watched / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"Train/grad_norm" in run.read_bytes()
+    here = [p.info["cmdline"] for p in psutil.process_iter(["cmdline", "cwd"]) if _writes_to(p, watched)]
+    assert here == [], "a process of W&B's lives on"
+
+
+def _writes_to(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return any(str(folder) in opened.path for opened in process.open_files())
+    except psutil.Error:
+        return False
+
+
+# ---- what is sent ----
+
+
+def test_numbers_that_are_not_finite_are_left_out() -> None:
+    record = {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1, "eval_loss": 2.0}
+    assert monitor.events(record) == [("Train/lr", 0.1, 3), ("Eval/loss", 2.0, 3)]
+
+
+def _own_events(job: Job) -> list[str]:
+    """Files in DeepSpeed's CSV folder after a step without a word of ours."""
+    import torch
+
+    from dslpar.build import build
+    from dslpar.groups import Groups
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    if job.spec.train.seed:
+        monitor.take_over(engine.deepspeed.monitor)
+    ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
+    engine.train_batch([(ids, ids)])
+    return sorted(os.listdir(engine.deepspeed.monitor.csv_monitor.log_dir))
+
+
+@pytest.mark.parametrize(("seed", "files"), [(0, ["Train_Samples_lr.csv"]), (1, [])])
+def test_deepspeed_s_own_events_by_samples_are_silenced(tmp_path: Path, seed: int, files: list[str]) -> None:
+    """The first case tells when DeepSpeed no longer writes them."""
+    asked = spec.Monitor(csv=spec.FileMonitor(output_path=str(tmp_path)))
+    job = resolve(spec.Spec(model=GPT, monitor=asked, train=spec.Train(seed=seed)), 1, "cfg.py")
+    assert on_ranks(1, _own_events, job, init="deepspeed") == [files]
+
+
+# ---- what is asked of the machine ----
+
+
+def test_a_package_that_is_missing_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = spec.Monitor(tensorboard=spec.FileMonitor(), wandb=spec.WandbMonitor(), csv=spec.FileMonitor())
+    with pytest.raises(DslparError) as missing:
+        monitor.check_packages(job_of(asked))
+    assert [finding.code for finding in missing.value.findings] == ["CFG209", "CFG209"]
+    assert "monitor.tensorboard needs the package 'tensorboard', which is not installed here" in str(missing.value)
+    assert "help: pip install wandb, or leave monitor.wandb out" in str(missing.value)
+    monitor.check_packages(job_of(spec.Monitor(csv=spec.FileMonitor())))
+
+
+def test_wandb_is_told_by_the_environment() -> None:
+    assert monitor.environment(job_of(spec.Monitor(csv=spec.FileMonitor()))) == {}
+    online = monitor.environment(job_of(spec.Monitor(wandb=spec.WandbMonitor())))
+    assert "WANDB_MODE" not in online
+    assert online["WANDB_DIR"] == os.path.abspath("outputs/cfg")
+    offline = monitor.environment(job_of(spec.Monitor(wandb=spec.WandbMonitor(offline=True))))
+    assert offline == online | {"WANDB_MODE": "offline"}
+    assert monitor.environment(job_of(spec.Monitor(wandb=spec.WandbMonitor(enabled=False)))) == {}
+
+
+def test_what_is_no_run_has_no_monitors() -> None:
+    asked = job_of(spec.Monitor(wandb=spec.WandbMonitor()), {"csv_monitor": {"enabled": True}})
+    assert monitor.enabled(asked) == ["csv_monitor", "wandb"]
+    assert monitor.enabled(monitor.without(asked)) == []
