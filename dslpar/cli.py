@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _no_command(words)
     command = importlib.import_module(f"dslpar.commands.{words[0]}")
     parser = argparse.ArgumentParser(
-        prog=f"dslpar {words[0]}", description=COMMANDS[words[0]], formatter_class=_formatter
+        allow_abbrev=False, prog=f"dslpar {words[0]}", description=COMMANDS[words[0]], formatter_class=_formatter
     )
     command.arguments(parser)
     status: int = command.run(parser.parse_intermixed_args(words[1:]), parser)
@@ -42,6 +42,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def _no_command(words: list[str]) -> int:
     top = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="dslpar",
         description="Lint, show, explain and launch how a model is spread over a cluster.",
         epilog="commands:\n" + "".join(f"  {name:10}{help_}\n" for name, help_ in COMMANDS.items()),

@@ -65,13 +65,17 @@ _ADAM = {"torch_adam": True}
 
 
 def _adam_params(optimizer: Any) -> Section:
-    return {"betas": optimizer.betas, "eps": optimizer.eps, **_ADAM}
+    return {"betas": optimizer.betas, "eps": optimizer.eps, **_if_set(optimizer, "amsgrad"), **_ADAM}
+
+
+def _if_set(optimizer: Any, name: str) -> Section:
+    return {name: True} if getattr(optimizer, name) else {}
 
 
 _OWN_PARAMS: Mapping[type, Callable[[Any], Section]] = {
     spec.AdamW: _adam_params,
     spec.Adam: lambda adam: _adam_params(adam) | {"adam_w_mode": False},  # DeepSpeed's "Adam" is AdamW otherwise
-    spec.SGD: lambda sgd: {"momentum": sgd.momentum},
+    spec.SGD: lambda sgd: {"momentum": sgd.momentum, **_if_set(sgd, "nesterov")},
 }
 
 

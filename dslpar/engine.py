@@ -218,6 +218,9 @@ class Engine:
         """
         if self._all_counted or not batches:
             return batches
+        if not all(isinstance(labels, Tensor) for _, labels in batches):
+            said = "labels are a tuple, and the model's own loss takes one tensor"
+            raise self._error("BAT205", "not-tensors", said, "give dslpar.initialize(criterion=...), which takes them")
         data = self.groups.axis("data")
         counted = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in batches]).sum()
         total = comm.all_reduce(counted, data).clamp(min=1)

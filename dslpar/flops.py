@@ -56,10 +56,16 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
         >>> peak_flops_per_s("NVIDIA GeForce RTX 4090", "bf16") is None
         True
     """
+    if re.search(_A_SHARE, device):
+        return None
     for pattern, peaks in PEAKS.items():
         if re.search(pattern, device):
             return peaks[dtype] * 1e12 if dtype in peaks else None
     return None
+
+
+_A_SHARE = r"\bMIG\b|\bGRID\b|-\d+C$"
+"""In names of parts of a device: NVIDIA's MIG and virtual GPUs. What such a part can do at most is not the device's."""
 
 
 def _both(half: float, fp32: float) -> Mapping[str, float]:
@@ -81,8 +87,8 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
     r"\bH200 NVL\b": _both(835.5, 60),
     r"\bH200\b": _both(989.5, 67),
     r"\bB200\b": {"fp16": 2250, "bf16": 2250},
-    # AMD's data sheets; torch sees each half of an MI250X as a device of its own.
-    r"\bMI250X\b": _both(191.5, 47.85),
+    # AMD's data sheets; torch sees each half of an MI250X as a device of its own. "MI250X / MI250" may be either.
+    r"\bMI250X$": _both(191.5, 47.85),
     r"\bMI300X\b": _both(1307.4, 163.4),
 }
 """TFLOP/s of dense products by device and type: the first pattern that is found in the device's name."""

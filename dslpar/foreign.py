@@ -91,8 +91,23 @@ class Given(LayeredModel):
         return self.model.layers(groups)
 
     def loss(self, groups: Groups) -> Loss:
-        """The criterion: as a function, since DeepSpeed's pipeline would make a module one of the model's."""
-        return self.model.loss(groups) if self.criterion is None else partial(self.criterion)
+        """The criterion: as a function, since DeepSpeed's pipeline would make a module one of the model's.
+
+        It is given the output in fp32, as ColossalAI and Megatron-LM have it: a loss of 8 bits says little, and means
+        of it depend on the layout.
+        """
+        return self.model.loss(groups) if self.criterion is None else partial(_in_fp32, self.criterion)
+
+
+def _in_fp32(criterion: Callable[[Any, Any], Any], output: Any, label: Any) -> Any:
+    return criterion(_widened(output), label)
+
+
+def _widened(output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(map(_widened, output))
+    half = isinstance(output, torch.Tensor) and output.dtype in (torch.float16, torch.bfloat16)
+    return output.float() if half else output
 
 
 METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "uniform"}

@@ -31,8 +31,10 @@ def optimizer_here(
     """The job that says so, and the optimizer over what `module`, this rank's, holds.
 
     Raises:
-        DslparError: it is no optimizer, holds nothing of this rank's, or ZeRO cannot shard it.
+        DslparError: it is no optimizer, does not hold what is trained on this rank, or ZeRO cannot shard it; or the
+            config's schedule ends above its rate.
     """
+    whole = given.param_groups[0]["lr"] if isinstance(given, Optimizer) else None  # the same on every stage
     optimizer: Any = _kept(given, module) if isinstance(given, Optimizer) else given(groups)
     if not isinstance(optimizer, Optimizer):
         said = f"the optimizer is a {type(optimizer).__name__}"
@@ -40,8 +42,11 @@ def optimizer_here(
     if not optimizer.param_groups:
         said = "the optimizer holds no parameter of the model on this rank"
         raise _error(job, "CFG225", "not-an-optimizer", said, "make it over the parameters of the model that you give")
-    section = spec.OtherOptimizer(target=_full_name(type(optimizer)), lr=float(optimizer.param_groups[0]["lr"]))
+    _check_all_held(job, optimizer, module)
+    lr = float(optimizer.param_groups[0]["lr"] if whole is None else whole)
+    section = spec.OtherOptimizer(target=_full_name(type(optimizer)), lr=lr)
     _check_shards(job, section.target)
+    _check_rate(job, lr)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, optimizer=section)), optimizer
 
 
@@ -51,6 +56,16 @@ def _kept(optimizer: Optimizer, module: nn.Module) -> Optimizer:
         group["params"] = [p for p in group["params"] if id(p) in here]
     optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]  # ZeRO takes no empty one
     return optimizer
+
+
+def _check_all_held(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
+    """Gradients that nobody applies are in the norm without ZeRO, and not with it: clipping would differ."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        said = f"the optimizer leaves out {len(left)} parameters that have a gradient, such as {left[0]!r}"
+        help_ = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
+        raise _error(job, "CFG225", "not-an-optimizer", said, help_)
 
 
 def _full_name(cls: type) -> str:
@@ -67,5 +82,14 @@ def _check_shards(job: Job, target: str) -> None:
         raise _error(job, "ZER201", "optimizer-not-for-shards", said, help_)
 
 
-def _error(job: Job, code: str, name: str, said: str, help_: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(job.path), "optimizer")])
+def _check_rate(job: Job, lr: float) -> None:
+    """The config's schedule falls from this rate, not from the config's own."""
+    scheduler = job.spec.lr_scheduler
+    low = scheduler.min_lr if isinstance(scheduler, spec.LRScheduler) else 0.0
+    if low > lr:
+        said = f"min_lr {low} is above lr {lr}, the given optimizer's"
+        raise _error(job, "BAT106", "min-lr-above-lr", said, f"at most {lr}", "lr_scheduler.min_lr")
+
+
+def _error(job: Job, code: str, name: str, said: str, help_: str, key: str = "optimizer") -> DslparError:
+    return DslparError([Finding(code, name, "error", said, help_, Location(job.path), key)])

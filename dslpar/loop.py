@@ -20,7 +20,7 @@ from dslpar.data.order import micro_batches
 from dslpar.data.text import Text
 from dslpar.engine import Engine
 from dslpar.job import Job
-from dslpar.record import METRICS, write_line
+from dslpar.record import METRICS, cut_rows, write_line
 from dslpar.voice import log
 
 
@@ -39,6 +39,9 @@ class Steps:
         if before is not None:
             log.info("held-out loss before: %.4f", before)
         monitor.take_over(self.engine.deepspeed.monitor)
+        if self.engine.steps_done:
+            for path in monitor.csv_files(self.engine.deepspeed.monitor):
+                cut_rows(path, self.engine.steps_done)
         after = self._all()
         monitor.close(self.engine.deepspeed.monitor)
         if before is not None and after is not None:

@@ -78,6 +78,16 @@ def take_over(master: Any) -> None:
     master.enabled = False
 
 
+def csv_files(master: Any) -> list[Path]:
+    """Those that an earlier part of this run wrote, none but on rank 0: they keep the one header that they have."""
+    monitor = master.csv_monitor
+    if monitor is None:
+        return []
+    files = sorted(Path(monitor.log_dir).glob("*.csv"))
+    monitor.filenames += [path.stem for path in files]
+    return files
+
+
 def write(master: Any, record: Mapping[str, Any]) -> None:
     """A line of metrics.jsonl."""
     master.write_events(events(record))

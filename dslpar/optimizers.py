@@ -57,7 +57,10 @@ def schedule_of(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     """
     asked = job.spec.lr_scheduler
     if isinstance(asked, spec.LRScheduler):
-        lr, steps = job.spec.optimizer.lr, job.spec.train.steps
+        lr, steps = (
+            job.spec.optimizer.lr or 1.0,
+            job.spec.train.steps,
+        )  # 0: of frozen ones, in an optimizer's first group
         return partial(LambdaLR, lr_lambda=lambda step: learning_rate(asked, lr, steps, step) / lr)
     row = known_schedules.named(asked.target)
     made = locate(row.dotted if row else asked.target, Location(job.path))

@@ -91,15 +91,18 @@ class _WithoutStep(TrainSchedule):  # type: ignore[misc]
 
 @contextmanager
 def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation while this lasts; a module that is in that mode is left as it is, with all within it."""
-    before = module.training
-    if training != before:
+    """Training or evaluation while this lasts; a module that is in that mode is left as it is, with all within it.
+
+    Afterwards each part is as it was: a norm that a program keeps in evaluation mode stays so.
+    """
+    before = [] if training == module.training else [(part, part.training) for part in module.modules()]
+    if before:
         module.train(training)
     try:
         yield
     finally:
-        if training != before:
-            module.train(before)
+        for part, mode in before:
+            part.training = mode
 
 
 @contextmanager

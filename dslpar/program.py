@@ -138,6 +138,7 @@ def initialize(
     elif criterion is not None:
         layered = Given(model_of(job), criterion)
     samples = _samples(run, job, train_data, eval_data, from_config=model is None)
+    _check_equal_numbers(samples, groups)
     all_counted = criterion is not None or isinstance(samples[0], Text)
     with voice.set_aside(None):
         engine = build(
@@ -244,9 +245,17 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
     _demand_equal(repr(weights), groups, "HST221", "weights-differ", "other weights", help_)
 
 
-def _demand_equal(mine: str, groups: Groups, code: str, name: str, what: str, help_: str) -> None:
+def _check_equal_numbers(samples: Sequence[Any], groups: Groups) -> None:
+    """Of the data sets: their order depends on their length. A stage between the first and the last may have none."""
+    numbers = [getattr(each, "num_samples", None) for each in samples]
+    help_ = "give every rank the whole data set: each reads its own share of it"
+    for name, number in zip(("training", "evaluation"), numbers, strict=True):
+        _demand_equal(number, groups, "HST203", "ranks-differ", f"another number of {name} samples", help_)
+
+
+def _demand_equal(mine: object, groups: Groups, code: str, name: str, what: str, help_: str) -> None:
     seen = comm.gather_objects(mine, groups.axis("pipe", "data", "tensor"))
-    differ = [str(rank) for rank, theirs in enumerate(seen) if theirs != seen[0]]
+    differ = [str(rank) for rank, theirs in enumerate(seen) if theirs != seen[0] and theirs is not None]
     if differ:
         said = f"rank {', '.join(differ[:8])} {'has' if len(differ) == 1 else 'have'} {what} than rank 0"
         raise DslparError([Finding(code, name, "error", said, help_, Location(WORLD))])

@@ -159,7 +159,8 @@ class Reader:
     def typed(self, node: Node, wrote: str, package: str, default: str | None = None) -> Typed:
         """The class that a mapping names by its type, or as a LazyCall."""
         written = node.value.get("type")
-        value = node.target if node.target is not None else (written.value if written else default)
+        value = node.target if node.target is not None else (written.value if written else None)
+        value = default if value is None else value  # type=None is as absent
         if isinstance(value, Reference):
             value = value.name
         if isinstance(value, str) and value.startswith(package):

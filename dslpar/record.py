@@ -63,12 +63,30 @@ def _set_aside(folder: Path) -> None:
 
 
 def cut(folder: Path, step: int) -> None:
-    """Takes from metrics.jsonl what was written after `step`, half a last line among it."""
+    """Takes from metrics.jsonl what was written after `step`, and what is no whole line of a step."""
     metrics = folder / METRICS
     if metrics.exists():
-        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        write_whole(metrics, "".join(kept))
+        lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        write_whole(metrics, "".join(line for line in lines if line.endswith("\n") and _step_of(line) <= step))
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of metrics.jsonl; of one that says none, no step is late enough."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+def cut_rows(path: Path, step: int) -> None:
+    """The same of a CSV file, whose first line is a header and whose first column the step."""
+    header, *rows = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) or [""]
+    kept = [row for row in rows if row.endswith("\n") and _number(row.partition(",")[0]) <= step]
+    write_whole(path, "".join((header, *kept)))
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else math.inf
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -199,6 +199,8 @@ class AdamW:
     """Decay rates of the two moments."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
+    amsgrad: Flag = False
+    """Divide by the root of the largest second moment so far."""
 
 
 @value
@@ -217,6 +219,8 @@ class SGD:
     """Learning rate at its peak."""
     momentum: Fraction = 0.0
     """Share of the last step that is kept."""
+    nesterov: Flag = False
+    """Nesterov's momentum."""
     weight_decay: Rate = 0.0
     """L2 factor on parameters with two or more dims."""
 

@@ -172,5 +172,5 @@ def _when(output_dir: Path, began: float) -> str:
     metrics = output_dir / record.METRICS
     if not metrics.exists() or metrics.stat().st_mtime < began:
         return ""
-    lines = metrics.read_text(encoding="utf-8").splitlines()
+    lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without half a last one: a full disk
     return f", after step {json.loads(lines[-1])['step']}" if lines else ", in the first step"

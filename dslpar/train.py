@@ -133,7 +133,9 @@ def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="train.py", description="Train what a config describes, on this rank.", allow_abbrev=False
+        prog="train.py",
+        description="Train what a config describes, on this rank.",
+        allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the config")
     parser.add_argument(
@@ -291,4 +293,4 @@ def _count(engine: Engine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bootstrap.leave(main())

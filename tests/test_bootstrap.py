@@ -111,3 +111,26 @@ def test_the_first_node_of_slurm_s_list(nodes: str, first: str) -> None:
 def test_nobody_imports_torch_or_mpi_to_find_out() -> None:
     code = "import sys, dslpar.train; assert not {'torch', 'deepspeed', 'mpi4py', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- leaving ----
+
+_LEAVES = """
+import atexit, sys, threading, time
+from dslpar.bootstrap import leave
+
+class Destroyed:
+    def __del__(self): print("destroyed")
+
+kept = Destroyed()
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.stdout.write("said, ")
+leave(3)
+"""
+
+
+def test_leaving_is_an_exit_without_destructors() -> None:
+    """A destructor of torch's aborts sometimes, after a run that had gone well."""
+    done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said, thread\nexit function\n", "")

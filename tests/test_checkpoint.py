@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +83,38 @@ def test_a_file_cut_short_or_lost_makes_it_damaged(tmp_path: Path, length: int |
 def test_the_newest_are_kept_by_their_step(tmp_path: Path, keep: int | None, left: list[int]) -> None:
     for step in (9, 1_000_000, 2, 100):
         put(tmp_path, step)
-    folder.prune(tmp_path, keep)
+    folder.prune(tmp_path, keep, 1_000_000)
     assert steps(tmp_path) == left
+
+
+def test_a_damaged_one_is_never_kept_in_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    """Step 10 was cut short, so the run went on from step 5, and has saved step 6."""
+    for step in (4, 5, 10):
+        put(tmp_path, step)
+    os.truncate(tmp_path / "step_000010" / "weights", 1)
+    put(tmp_path, 6)
+    folder.prune(tmp_path, 1, 6)
+    assert steps(tmp_path) == [6, 10]
+    os.truncate(tmp_path / "step_000006" / "weights", 1)
+    put(tmp_path, 7)
+    put(tmp_path, 8)
+    os.truncate(tmp_path / "step_000007" / "weights", 1)
+    put(tmp_path, 9)
+    folder.prune(tmp_path, 2, 9)
+    assert steps(tmp_path) == [8, 9, 10]
 
 
 def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "step_mine").mkdir()
     (tmp_path / "step_000001").mkdir()
     (tmp_path / "step_000002").write_text("a file")
-    (tmp_path / "step_000003").mkdir()
-    (tmp_path / "step_000003" / folder.MANIFEST).write_text('{"step":')
+    for number, text in enumerate((b'{"step":', b"[]", b'{"step": 4}', b"\xff\x00"), start=3):
+        (tmp_path / f"step_{number:06d}").mkdir()
+        (tmp_path / f"step_{number:06d}" / folder.MANIFEST).write_bytes(text)
     assert steps(tmp_path) == []
     assert steps(tmp_path / "nowhere") == []
+    lost = [f"step_{number:06d}" for number in (1, 3, 4, 5, 6)]
+    assert [path.name for path in folder.unreadable(tmp_path)] == lost
 
 
 # ---- refused ----
@@ -201,6 +222,11 @@ def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
     weights = next((tmp_path / "checkpoints" / "step_000003").rglob("zero_pp_rank_1*"))
     os.truncate(weights, 10)
     assert on_ranks(2, _newest, job) == [2, 2], "the newest whole one, on every rank"
+    next((tmp_path / "checkpoints" / "step_000002" / "ranks").iterdir()).unlink()
+    for said in on_ranks(2, _refused, job):
+        assert "CKP205 no-checkpoint" in said, "never from the beginning, without a word"
+        assert "step_000003 is damaged: global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt not in full" in said
+        assert re.search(r"step_000002 is damaged: ranks/0000\d.pt not in full length", said)
 
 
 def _newest(job: Job) -> int:
@@ -209,6 +235,12 @@ def _newest(job: Job) -> int:
     rank = int(os.environ["RANK"])
     stored = checkpoint.newest(job, Axis(2, rank, (0, 1)))
     return stored.step if stored else 0
+
+
+def _refused(job: Job) -> str:
+    with pytest.raises(DslparError) as refused:
+        _newest(job)
+    return str(refused.value)
 
 
 def _blind(job: Job) -> str:

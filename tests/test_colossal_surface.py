@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -303,3 +304,30 @@ def test_the_script_is_the_same_in_one_process(script: Path) -> None:
     assert alone.status == 0, alone.output
     assert epochs(alone.output) == epochs(piped.output)
     assert GLOBAL == 16
+
+
+# ---- what README shows ----
+
+
+def _readme(folder: str, code: str) -> tuple[float | None, int]:
+    os.chdir(folder)
+    torch.manual_seed(0)
+    images = torch.utils.data.TensorDataset(torch.randn(64, 784), torch.randint(10, (64,)))
+    names = {"dslpar": dslpar, "nn": nn, "pairs": images}
+    exec(code, names)
+    loss: Any = names["loss"]
+    engine: Any = names["engine"]
+    return None if loss is None else loss.item(), engine.steps_done
+
+
+def test_the_program_in_the_readme_runs(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(run = dslpar.start.*?)```", readme, re.DOTALL)
+    config = re.search(r"# (parallel = .*)", code)
+    assert config
+    (tmp_path / "config.py").write_text(config[1].replace("; ", "\n"))
+    (nothing, steps), (loss, _) = on_ranks(2, _readme, str(tmp_path), code, init="deepspeed")
+    assert nothing is None, "the first stage has no loss"
+    assert loss is not None
+    assert 0 < loss < 10
+    assert steps == 2

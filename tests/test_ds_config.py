@@ -63,6 +63,12 @@ def test_an_extra_zero_key_of_the_author_wins() -> None:
     assert ds_config(job(zero=zero))["zero_optimization"]["use_multi_rank_bucket_allreduce"] is True
 
 
+def test_what_torch_s_optimizers_take_besides() -> None:
+    sgd = ds_config(job(optimizer=spec.SGD(lr=0.1, momentum=0.9, nesterov=True)))["optimizer"]["params"]
+    assert sgd == {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "nesterov": True}
+    assert ds_config(job(optimizer=spec.AdamW(amsgrad=True)))["optimizer"]["params"]["amsgrad"] is True
+
+
 def test_sgd_is_allowed_with_zero_alone() -> None:
     sgd = spec.SGD(lr=0.1, momentum=0.9)
     assert "zero_allow_untested_optimizer" not in ds_config(job(optimizer=sgd))

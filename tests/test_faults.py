@@ -389,3 +389,13 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
     process = supervised(tmp_path, launcher)
     assert process.communicate(timeout=20)[1].startswith(f"dslpar launch: the launcher {said}; what it and the ranks")
     assert process.returncode == status
+
+
+def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
+    """What a full disk leaves must not hide who failed."""
+    text = '{"step": 4}\n{"st'
+    launcher = (
+        f"import pathlib, sys; pathlib.Path({str(tmp_path / 'metrics.jsonl')!r}).write_text({text!r}); sys.exit(3)"
+    )
+    said = supervised(tmp_path, launcher).communicate(timeout=20)[1]
+    assert said.startswith("dslpar launch: the launcher ended with status 3, after step 4; what it")

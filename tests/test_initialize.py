@@ -250,7 +250,7 @@ class Signs(torch.optim.SGD):
 
 def _refusals(path: str) -> list[str]:
     other = nn.Linear(2, 2)
-    given: list[Any] = [Signs, sgd(other.parameters()), lambda groups: 3]
+    given: list[Any] = [Signs, sgd(other.parameters()), lambda groups: 3, lambda groups: sgd(groups[:1])]
     said = [_said(lambda made=made: dslpar.initialize(path, model=mlp(), optimizer=made)) for made in given]
     said.append(_said(lambda: dslpar.initialize(path, model=3)))  # type: ignore[arg-type]
     said.append(_said(lambda: dslpar.initialize(path)))
@@ -264,6 +264,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
         "ZER201 optimizer-not-for-shards",
         "CFG225 not-an-optimizer: the optimizer holds no parameter of the model",
         "CFG225 not-an-optimizer: the optimizer is a int",
+        "CFG225 not-an-optimizer: the optimizer leaves out 3 parameters that have a gradient, such as '0.bias'",
         "CFG201 not-a-model: int is no torch.nn.Module",
         "CFG107 no-model: there is no model",
         "CFG227 criterion-with-parameters",
@@ -279,6 +280,126 @@ def _differing(path: str) -> str:
 def test_ranks_with_other_configs_are_refused(tmp_path: Path) -> None:
     for said in on_ranks(2, _differing, written(tmp_path, CONFIG), init="deepspeed"):
         assert "HST203 ranks-differ: rank 1 has another config than rank 0" in said
+
+
+class Counted:
+    """A data set of `length` pairs."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((6,), float(index)), torch.tensor(0)
+
+
+def _of_another_length(path: str) -> list[str]:
+    mine = Counted(40 - torch.distributed.get_rank())
+    return [
+        _said(lambda: dslpar.initialize(path, model=mlp(), train_data=mine)),
+        _said(lambda: dslpar.initialize(path, model=mlp(), train_data=Counted(40), eval_data=mine)),
+    ]
+
+
+def test_ranks_with_data_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    """They would read in other orders, and wait for each other at the end of the shorter epoch."""
+    for train, held_out in on_ranks(2, _of_another_length, written(tmp_path, CONFIG), init="deepspeed"):
+        assert "HST203 ranks-differ: rank 1 has another number of training samples than rank 0" in train
+        assert "HST203 ranks-differ: rank 1 has another number of evaluation samples than rank 0" in held_out
+
+
+def _labels_in_a_tuple(path: str) -> str:
+    engine = engine_of(path)
+    return _said(lambda: engine.train_batch([(x, (y, y)) for x, y in shares(engine, *points(0))]))
+
+
+def test_labels_that_the_model_s_own_loss_cannot_take_are_said(tmp_path: Path) -> None:
+    (said,) = on_ranks(1, _labels_in_a_tuple, written(tmp_path, CONFIG), init="deepspeed")
+    assert "BAT205 not-tensors: labels are a tuple, and the model's own loss takes one tensor" in said
+
+
+def _own_modes(path: str) -> tuple[list[bool], bool]:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16)
+    model = nn.Sequential(nn.Linear(6, 16), norm, nn.Linear(16, 4))
+    engine = dslpar.initialize(path, model=model, optimizer=sgd(model.parameters())).engine
+    norm.eval()
+    engine.eval_batch(shares(engine, *points(0)))
+    frozen = [norm.training, engine.module.training]
+    engine.train_batch(shares(engine, *points(0)))
+    return frozen, bool(norm.num_batches_tracked)
+
+
+def test_a_norm_in_evaluation_mode_stays_so_after_an_evaluation(tmp_path: Path) -> None:
+    ((frozen, moved),) = on_ranks(1, _own_modes, written(tmp_path, CONFIG), init="deepspeed")
+    assert frozen == [False, True]
+    assert not moved
+
+
+def _two_rates(path: str) -> tuple[list[list[float]], str]:
+    """Of an optimizer with a rate for the first layers and one for the last, on the stages of each."""
+    model, rates = mlp(), []
+    groups = [{"params": list(model[:-1].parameters()), "lr": 1e-3}, {"params": list(model[-1].parameters())}]
+    engine = dslpar.initialize(path, model=model, optimizer=torch.optim.SGD(groups, lr=1e-2)).engine
+    for step in range(4):
+        engine.train_batch(shares(engine, *points(step)))
+        rates.append([group["lr"] for group in engine.deepspeed.optimizer.param_groups])
+    return rates, repr(engine.job.spec.optimizer)
+
+
+def test_an_optimizer_s_rates_do_not_depend_on_the_cut(tmp_path: Path) -> None:
+    """The schedule's share is of the first group's rate, also on a stage that has none of that group."""
+    config = CONFIG + "lr_scheduler = dict(type='linear', min_lr=2e-4)\n"
+    ((whole, job),) = on_ranks(1, _two_rates, written(tmp_path, config), init="deepspeed")
+    cut = "parallel = dict(pipeline=dict(size=2, counts=(4, 1)))\n"
+    (first, of_first), (last, of_last) = on_ranks(2, _two_rates, written(tmp_path, cut + config), init="deepspeed")
+    assert [one + other for one, other in zip(first, last, strict=True)] == whole
+    assert whole[-1] == pytest.approx([2e-4, 2e-3])
+    assert job == of_first == of_last
+
+
+def _rates_from(path: str, lr: float) -> str | list[float]:
+    model = mlp()
+    groups = [{"params": list(model[:-1].parameters()), "lr": lr}, {"params": list(model[-1].parameters())}]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    try:
+        engine = dslpar.initialize(path, model=model, optimizer=optimizer).engine
+    except DslparError as error:
+        return str(error)
+    engine.train_batch(shares(engine, *points(0)))
+    return [group["lr"] for group in engine.deepspeed.optimizer.param_groups]
+
+
+def test_a_first_group_of_rate_0_stays_there(tmp_path: Path) -> None:
+    config = CONFIG + "lr_scheduler = dict(type='linear')\n"
+    (rates,) = on_ranks(1, _rates_from, written(tmp_path, config), 0.0, init="deepspeed")
+    assert rates == pytest.approx([0.0, 0.5 * 2 / 3]), "after the first of four steps, the last of which uses 0"
+
+
+def test_a_schedule_that_would_rise_from_the_program_s_rate_is_refused(tmp_path: Path) -> None:
+    config = CONFIG + "lr_scheduler = dict(type='linear', min_lr=2e-4)\n"
+    (said,) = on_ranks(1, _rates_from, written(tmp_path, config), 1e-4, init="deepspeed")
+    assert "BAT106 min-lr-above-lr: min_lr 0.0002 is above lr 0.0001, the given optimizer's" in said
+
+
+def _loss_in_half(path: str) -> float:
+    engine = engine_of(path, criterion=nn.CrossEntropyLoss())
+    loss: float = engine.train_batch(shares(engine, *points(0)))
+    return loss
+
+
+def test_a_criterion_sees_fp32_so_that_a_mean_of_losses_does_not_depend_on_the_layout(tmp_path: Path) -> None:
+    """In bf16 the loss itself would have 8 bits: two replicas' mean was off by 1e-2."""
+    config = CONFIG + "precision = 'bf16'\nzero = 1\n"
+    losses = {
+        world: on_ranks(world, _loss_in_half, written(tmp_path, more + config), init="deepspeed")[0]
+        for world, more in ((1, ""), (2, ""), (4, "parallel = dict(pipeline=2, data=2)\n"))
+    }
+    # Each sample's logits are the same numbers in each layout; what is left is the order of fp32 sums.
+    assert losses[2] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[4] == pytest.approx(losses[1], rel=1e-6)
 
 
 def _everything_from_the_config(path: str) -> tuple[float, float, int]:

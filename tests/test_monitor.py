@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dslpar import monitor, spec
+from dslpar import monitor, record, spec
+from dslpar.ds_config import ds_config
 from dslpar.errors import DslparError
 from dslpar.job import Job, resolve
 from tests.ranks import on_ranks
@@ -58,6 +59,25 @@ def test_csv_holds_every_number_of_metrics_by_step(watched: Path) -> None:
         assert [(int(step), float(value)) for step, value in rows] == [(line["step"], line[name]) for line in lines]
     with files["Eval_loss"].open(newline="") as file:
         assert [int(step) for step, _ in list(csv.reader(file))[1:]] == [2, 3]
+
+
+def test_csv_of_a_resumed_run_goes_on_behind_its_checkpoint(tmp_path: Path) -> None:
+    log = tmp_path / "Train_loss.csv"
+    log.write_bytes(b"step,loss\r\n1,5.5\r\n2,5.25\r\n3,5.0\r\n4,4")
+    job = job_of(spec.Monitor(csv=spec.FileMonitor(output_path=str(tmp_path), job_name=".")))
+    on_ranks(1, _go_on, job, init="deepspeed")
+    with log.open(newline="") as file:
+        assert list(csv.reader(file)) == [["step", "loss"], ["1", "5.5"], ["2", "5.25"], ["3", "4.75"]]
+
+
+def _go_on(job: Job) -> None:
+    from deepspeed.monitor.config import get_monitor_config
+    from deepspeed.monitor.monitor import MonitorMaster
+
+    master = MonitorMaster(get_monitor_config(ds_config(job)))
+    for path in monitor.csv_files(master):
+        record.cut_rows(path, 2)
+    monitor.write(master, {"step": 3, "loss": 4.75})
 
 
 @installed

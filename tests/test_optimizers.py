@@ -116,6 +116,16 @@ def test_shards_of_an_elementwise_optimizer_step_as_the_whole_does(name: str) ->
     assert len({round(loss, 5) for loss in whole}) == STEPS
 
 
+@pytest.mark.parametrize("made", [spec.SGD(lr=0.1, momentum=0.9, nesterov=True), spec.AdamW(lr=1e-2, amsgrad=True)])
+def test_variants_reach_the_optimizer(made: Any) -> None:
+    """Another curve than without, the same one in shards."""
+    plain = type(made)(lr=made.lr, **({"momentum": 0.9} if isinstance(made, spec.SGD) else {}))
+    whole, other_ = (on_ranks(1, _losses, job(1, optimizer=each), init="deepspeed")[0] for each in (made, plain))
+    sharded = job(2, optimizer=made, zero=spec.Zero(stage=1))
+    assert on_ranks(2, _losses, sharded, init="deepspeed")[0] == pytest.approx(whole, rel=1e-5)
+    assert whole != other_
+
+
 class SignSGD(torch.optim.Optimizer):
     """Someone's own: moves every element by lr (arXiv 1802.04434); it has no decay."""
 

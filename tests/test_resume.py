@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from dslpar import spec
+import dslpar
+from dslpar import checkpoint, spec
 from dslpar.job import Job, resolve
 from dslpar.schedule import learning_rate
 from tests.ranks import on_ranks
+from tests.test_sequential import points, shares, written
 
 VOCAB, LENGTH, SAMPLES = 61, 8, 20
 """20 samples and 8 a step: an epoch ends within step 3, step 5 is in the middle of the second."""
@@ -49,7 +52,6 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
 
     At step `spoil` the loss is infinite.
     """
-    from dslpar import checkpoint
     from dslpar.build import build
     from dslpar.data.order import micro_batches
     from dslpar.groups import Groups
@@ -91,6 +93,35 @@ def same(one: Outcome, other: Outcome) -> list[str]:
     assert one[1].keys() == other[1].keys()
     lines = [f"{a} is not {b}" for a, b in zip(one[0], other[0], strict=True) if repr(a) != repr(b)]
     return lines + [name for name in one[1] if not torch.equal(one[1][name], other[1][name])]
+
+
+def _statistics(path: str, saves: bool) -> tuple[float, dict[str, torch.Tensor]]:
+    """The held-out loss of a model whose norm keeps statistics, and these, after three steps or loaded from there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    engine = dslpar.initialize(path, model=model, criterion=nn.CrossEntropyLoss()).engine
+    world = checkpoint.state.world_of(engine)
+    if saves:
+        for step in range(3):
+            engine.train_batch(shares(engine, *points(step)))
+        checkpoint.save(engine)
+    else:
+        stored = checkpoint.newest(engine.job, world)
+        assert stored is not None
+        checkpoint.load(engine, stored)
+    return engine.eval_batch(shares(engine, *points(9))), dict(engine.module.named_buffers())
+
+
+def test_each_replica_has_its_own_statistics_again(tmp_path: Path) -> None:
+    text = f"batch = dict(global_size=16)\ntrain = dict(output_dir={str(tmp_path / 'out')!r})\n"
+    path = written(tmp_path, text)
+    before = on_ranks(2, _statistics, path, True, init="deepspeed")
+    after = on_ranks(2, _statistics, path, False, init="deepspeed")
+    name = "1.running_mean"
+    assert not torch.equal(before[0][1][name], before[1][1][name]), "they differ, else this shows nothing"
+    for (loss, buffers), (other_loss, others) in zip(before, after, strict=True):
+        assert loss == other_loss
+        assert all(torch.equal(value, others[name]) for name, value in buffers.items())
 
 
 PIPE = spec.Parallel(pipeline=spec.PipelineParallel(size=2))

@@ -242,3 +242,11 @@ def test_numbers_that_are_not_finite_become_null() -> None:
     file = StringIO()
     record.write_line(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     assert json.loads(file.getvalue()) == {"step": 3, "loss": None, "grad_norm": None, "lr": 0.1, "skipped": True}
+
+
+def test_metrics_are_cut_behind_the_checkpoint_whatever_else_stands_there(tmp_path: Path) -> None:
+    whole = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 8)]
+    broken = ['{"step": 5, "lo\n', "\x00\x00\n", "[3]\n", '{"loss": 1.0}\n']
+    (tmp_path / record.METRICS).write_text("".join(whole[:3] + broken + whole[3:]) + '{"step": 2')
+    record.cut(tmp_path, 5)
+    assert (tmp_path / record.METRICS).read_text() == "".join(whole[:5])

@@ -68,14 +68,32 @@ def visible(root: Path) -> list[Stored]:
     found = []
     for path in root.glob("step_*"):
         if path.suffix != PART:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-                found.append(Stored(str(path), json.loads((path / MANIFEST).read_text(encoding="utf-8"))))
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):  # the last: it is no JSON
+                manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+                found += [Stored(str(path), manifest)] if _is_manifest(manifest) else []
     return sorted(found, key=lambda stored: stored.step)
 
 
+def unreadable(root: Path) -> list[Path]:
+    """Folders that were visible checkpoints once, and whose manifest is gone or is none."""
+    known = {stored.path for stored in visible(root)}
+    named = (path for path in sorted(root.glob("step_*")) if path.name.removeprefix("step_").isdecimal())
+    return [path for path in named if path.is_dir() and str(path) not in known]
+
+
+def _is_manifest(manifest: Any) -> bool:
+    return isinstance(manifest, dict) and {"format", "step", "fixed", "files"} <= manifest.keys()
+
+
 def is_whole(stored: Stored) -> bool:
-    """Whether every file is there in its full length."""
-    return bool(stored.manifest["format"] > FORMAT or stored.manifest["files"] == sizes(Path(stored.path)))
+    """Whether every file is there in its full length; of a later format nobody here can say."""
+    return stored.manifest["format"] > FORMAT or not damaged_files(stored)
+
+
+def damaged_files(stored: Stored) -> list[str]:
+    """Files that are missing, too many, or of another length, by their paths in the folder."""
+    wanted, found = stored.manifest["files"], sizes(Path(stored.path))
+    return sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -111,11 +129,17 @@ def publish(root: Path, manifest: Mapping[str, Any]) -> Path:
     return final
 
 
-def prune(root: Path, keep: int | None) -> None:
-    """Leaves the newest `keep`; None: all."""
+def prune(root: Path, keep: int | None, step: int) -> None:
+    """Leaves the newest `keep` whole ones up to `step`, the one just saved, and removes what is older; None: nothing.
+
+    A damaged one is no copy to count on, one of a later step (the run was resumed from before it) least of all.
+    """
     if keep is not None:
-        for stored in visible(root)[:-keep]:
-            _remove(Path(stored.path))
+        before = [stored for stored in visible(root) if stored.step <= step]
+        oldest = [stored.step for stored in before if is_whole(stored)][-keep:][0]
+        for stored in before:
+            if stored.step < oldest:
+                _remove(Path(stored.path))
 
 
 def flush(*paths: Path) -> None:

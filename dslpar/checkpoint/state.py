@@ -5,7 +5,8 @@ steps and of samples. Beside that each rank keeps (FACTS 2.3, 2.6):
 
 - its random states: Python's, numpy's, torch's, the device's;
 - its tied copies. DeepSpeed broadcasts the owner's weight over them when it loads; but each stage averages gradients
-  over its own replicas, in buckets of its own, and copies come to differ in their last bits.
+  over its own replicas, in buckets of its own, and copies come to differ in their last bits;
+- its buffers: of the statistics that a norm keeps of each replica's own samples, DeepSpeed stores the first replica's.
 
 A learning rate that depends on `train.steps` is taken from the schedule again, since the number of steps may have been
 changed; in an unchanged run that is the value that was stored.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import random
 import socket
@@ -34,6 +36,8 @@ from dslpar.comm import Axis
 from dslpar.engine import Engine
 from dslpar.job import Job
 from dslpar.record import CHECKPOINTS
+
+log = logging.getLogger("dslpar")
 
 Value = TypeVar("Value")
 
@@ -58,25 +62,43 @@ def save(engine: Engine, data: str = "") -> Path:
         folder.flush(*folder.files(part))
     comm.barrier(world)
     final = _by_rank_0(lambda: folder.publish(root, manifest.manifest_of(job, data, step)), world, job)
-    _by_rank_0(lambda: folder.prune(root, job.spec.checkpoint.keep), world, job)
+    _by_rank_0(lambda: folder.prune(root, job.spec.checkpoint.keep, step), world, job)
     return final
 
 
 def newest(job: Job, world: Axis) -> Stored | None:
-    """The newest whole checkpoint in the job's output_dir, by what rank 0 sees there; None if there is none.
+    """The newest whole checkpoint in the job's output_dir, by what rank 0 sees there; None if there is none at all.
 
-    All ranks together.
+    All ranks together. Rank 0 says which newer ones are damaged.
 
     Raises:
-        DslparError: on every rank, if one of them does not see that checkpoint.
+        DslparError: on every rank, if one of them does not see that checkpoint, or all that are there are damaged: a
+            long run must not begin anew because its last file was cut short.
     """
     root = Path(job.output_dir, CHECKPOINTS)
-    whole = _by_rank_0(lambda: [stored for stored in folder.visible(root) if folder.is_whole(stored)][-1:], world, job)
-    if not whole:
+    whole, damaged = _by_rank_0(lambda: _newest_whole(root), world, job)
+    if whole is None and damaged:
+        help_ = "bring the files back; or remove these folders, and the run starts at step 0"
+        raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), help_, job, "train.output_dir")
+    if whole is None:
         return None
-    mine = next((stored for stored in folder.visible(root) if stored.manifest == whole[0].manifest), None)
-    _demand_seen(mine is not None, whole[0].path, world, job)
+    for said in damaged if world.index == 0 else ():
+        log.warning("%s; it is passed over", said)
+    mine = next((stored for stored in folder.visible(root) if stored.manifest == whole.manifest), None)
+    _demand_seen(mine is not None, whole.path, world, job)
     return mine
+
+
+def _newest_whole(root: Path) -> tuple[Stored | None, list[str]]:
+    """It, and of each newer one what is wrong."""
+    damaged: list[str] = []
+    for stored in reversed(folder.visible(root)):
+        if folder.is_whole(stored):
+            return stored, damaged
+        files = folder.damaged_files(stored)
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        damaged.append(f"{stored.path} is damaged: {files[0]}{more} not in full length")
+    return None, damaged + [f"{path} has no {folder.MANIFEST} that can be read" for path in folder.unreadable(root)]
 
 
 def load(engine: Engine, stored: Stored) -> None:
@@ -110,7 +132,11 @@ def _demand_seen(sees: bool, path: str, world: Axis, job: Job) -> None:
 
 def _of_rank(engine: Engine) -> dict[str, Any]:
     """Plain values and tensors alone, which load without running what a file says."""
-    return {"random": _random_states(engine.deepspeed.device), "tied": _tied_copies(engine)}
+    return {
+        "random": _random_states(engine.deepspeed.device),
+        "tied": _tied_copies(engine),
+        "buffers": _buffers(engine),
+    }
 
 
 def _to_rank(engine: Engine, state: dict[str, Any]) -> None:
@@ -118,6 +144,9 @@ def _to_rank(engine: Engine, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, weight in state["tied"].items():
             copies[name].copy_(weight)
+        buffers = dict(engine.module.named_buffers())
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
     _set_random_states(state["random"], engine.deepspeed.device)
 
 
@@ -125,6 +154,14 @@ def _tied_copies(engine: Engine) -> dict[str, torch.Tensor]:
     """Weights of this stage that another stage owns."""
     named = engine.module.named_parameters()
     return {name: p.detach().cpu().clone() for name, p in named if getattr(p, "ds_pipe_replicated", False)}
+
+
+def _buffers(engine: Engine) -> dict[str, torch.Tensor]:
+    """The persistent ones of this rank's module."""
+    parts = engine.module.named_modules()
+    passing = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._non_persistent_buffers_set}
+    named = engine.module.named_buffers()
+    return {name: value.detach().cpu().clone() for name, value in named if name not in passing}
 
 
 def _random_states(device: torch.device) -> dict[str, Any]:

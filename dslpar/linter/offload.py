@@ -60,7 +60,7 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
         said, help_ = f"{name} works on the device, and zero.offload_optimizer is on", "'AdamW' or 'DeepSpeedCPUAdam'"
     else:
         said = f"{name} works on the CPU's memory, and zero.offload_optimizer is off"
-        help_ = "zero = dict(stage=2, offload_optimizer='cpu'), or 'AdamW'"
+        help_ = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
     yield cx.problem("optimizer", said, help_)
 
 

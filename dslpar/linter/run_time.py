@@ -92,7 +92,7 @@ Use instead:
         "BAT205",
         "not-tensors",
         """
-A micro-batch holds something that is no tensor.
+A micro-batch holds something that is no tensor, or labels in a tuple where cross-entropy is the loss.
 
 What it does:
     Looks at the inputs and labels that the engine is given.
@@ -286,13 +286,14 @@ Use instead:
         "CFG225",
         "not-an-optimizer",
         """
-What a program gives as the optimizer is none, or is not this model's.
+What a program gives as the optimizer is none, is not this model's, or leaves out parameters that are to be trained.
 
 What it does:
-    Looks for the model's parameters in the optimizer's groups.
+    Looks for the model's parameters in the optimizer's groups, and for trainable ones that are in none.
 
 Why:
-    It would step nothing.
+    It would step nothing; or the gradient's norm, and with it clipping, would depend on the ZeRO stage. What is not to
+    be trained has requires_grad=False.
 
 Use instead:
     dslpar.initialize(config, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -415,13 +416,15 @@ Use instead:
         "CKP205",
         "no-checkpoint",
         """
-A checkpoint cannot be written, or its folder not be read.
+A checkpoint cannot be written, or all that are there are damaged.
 
 What it does:
-    Makes the folder, and renames it when all ranks have written; rank 0 tells all if one of them fails.
+    Makes the folder, and renames it when all ranks have written; rank 0 tells all if one of them fails. On --resume,
+    compares the length of every file with the manifest.
 
 Why:
-    A full disk ends the run with the last whole checkpoint untouched.
+    A full disk ends the run with the last whole checkpoint untouched. A run whose checkpoints are all damaged must not
+    begin anew without a word.
 
 Use instead:
     checkpoint = dict(keep=2)  # or train.output_dir=... where there is room
@@ -479,7 +482,7 @@ Use instead:
         "HST203",
         "ranks-differ",
         """
-A rank has another config, another text or other versions than rank 0.
+A rank has another config, another text, another number of samples or other versions than rank 0.
 
 What it does:
     Compares them over all ranks when the processes have met, before anything is built or written.

@@ -186,6 +186,27 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
 
 
+@rule("BAT110", "nesterov-without-momentum")
+def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
+    """Nesterov's momentum where there is none.
+
+    What it does:
+        Checks that optimizer.momentum is above 0 where optimizer.nesterov is True.
+
+    Why:
+        torch's SGD refuses it, when the model is built.
+
+    Example:
+        optimizer = dict(type='SGD', lr=0.1, nesterov=True)
+
+    Use instead:
+        optimizer = dict(type='SGD', lr=0.1, momentum=0.9, nesterov=True)
+    """
+    optimizer = cx.spec.optimizer
+    if cx.given("optimizer.nesterov") and optimizer.nesterov and not optimizer.momentum:
+        yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
+
+
 RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
@@ -193,4 +214,5 @@ RULES = (
     vocabulary_too_small,
     warm_up_longer_than_the_run,
     min_lr_above_lr,
+    nesterov_without_momentum,
 )

@@ -223,3 +223,11 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
 def test_a_tab_keeps_the_caret_in_place() -> None:
     finding = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 3, 1, 4))
     assert formats.block(finding, {"f.py": "\tx1\n"}).splitlines()[2] == "      | \t ^"
+
+
+def test_flags_are_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """--res, which would be taken for --resume, may mean something else one day."""
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "configs/gpt_3d.py", "--world-size", "8", "--print", "--res"])
+    assert ended.value.code == 2
+    assert "--res" in capsys.readouterr().err

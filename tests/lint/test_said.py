@@ -50,6 +50,11 @@ SAID = [
         "DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off",
         "zero = dict(stage=2, offload_optimizer='cpu'), or 'AdamW'",
     ),
+    (
+        "optimizer = dict(type='SGD', nesterov=True)",
+        "nesterov=True with a momentum of 0",
+        "momentum=0.9, or no nesterov",
+    ),
     # schedules
     (
         "lr_scheduler = dict(type='WarmupDecayLR')",
@@ -256,3 +261,18 @@ def test_classes_by_reference() -> None:
     )
     assert codes(MODEL + text) == []
     assert codes(MODEL + text.replace("alpha", "alhpa").replace("step_size", "size")) == ["CFG101", "CFG104", "CFG101"]
+
+
+@pytest.mark.parametrize("key", ["optimizer", "lr_scheduler", "data"])
+def test_a_type_of_none_is_as_absent(key: str) -> None:
+    assert codes(MODEL + f"{key} = dict(type=None)") == []
+    assert codes("model = dict(type=None, num_layers=8)") == ["CFG104"]
+
+
+def test_help_about_the_cpu_s_optimizer_goes_with_a_pipeline() -> None:
+    """Its ZeRO stage is the one that is there, since a pipeline forbids stage 2."""
+    text = MODEL + "optimizer = dict(type='DeepSpeedCPUAdam')\nparallel = dict(pipeline=2)\n"
+    (found,) = findings(text + "zero = 1")
+    fix = "zero = dict(stage=1, offload_optimizer='cpu')"
+    assert (found.code, found.help) == ("ZER105", f"{fix}, or 'AdamW'")
+    assert codes(text + fix) == []
