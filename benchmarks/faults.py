@@ -83,6 +83,8 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 IN_RANK_1 = ("exception", "SIGKILL")
 SENT = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "launcher SIGKILL": signal.SIGKILL}
 """To the launcher's process alone, as `kill` does; a terminal would send it to all."""
+LIMIT_S = 15
+"""The longest that a job may take to end."""
 TABLE = ("deepspeed", "mpirun", "torchrun", "dslpar launch"), ("exception", "SIGKILL", "SIGINT")
 
 
@@ -191,15 +193,18 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Prints the table."""
+    """Prints the table; exit status 1 if a job did not end in time, or ended with 0."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and would be below
     print("| launcher | fault | seconds | status | left over | last words |")
     print("|---|---|---|---|---|---|", flush=True)
+    failed = False
     for launcher in TABLE[0]:
         for fault in TABLE[1]:
             one = befall(launcher, fault)
+            failed |= one.seconds > LIMIT_S or one.status == 0 or one.survivors > 0
             cells = (launcher, fault, f"{one.seconds:.1f}", one.status, one.survivors, one.last_words()[:150])
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

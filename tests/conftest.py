@@ -7,12 +7,16 @@ default selection and the time-out are in setup.cfg.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # `nohup make test &` ignores it, and children would inherit that
 os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must not meet torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))

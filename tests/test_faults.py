@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import IN_RANK_1, LAUNCHERS, SENT, TABLE, Outcome, befall, processes_with
+from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
 from dslpar import deaths, faults
 from tests.runs import ROOT, free_port
 
@@ -40,7 +40,7 @@ def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
     """Within 15 s, not with 0, and nothing is left over."""
     one = befall(launcher, fault)
     said = "\n".join(one.lines)
-    assert one.seconds <= 15, said
+    assert one.seconds <= LIMIT_S, said
     assert one.status != 0, said
     assert one.survivors == 0, said
     if fault in IN_RANK_1:
