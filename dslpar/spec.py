@@ -34,6 +34,9 @@ ResidualKind: TypeAlias = str
 InnerKind: TypeAlias = str
 KeepKind: TypeAlias = str
 ImplKind: TypeAlias = str
+NormKind: TypeAlias = str
+ActivationKind: TypeAlias = str
+PositionsKind: TypeAlias = str
 DType: TypeAlias = str
 Schedule: TypeAlias = str
 PipelineScheduleKind: TypeAlias = str
@@ -109,7 +112,7 @@ class Parallel:
 
 @value
 class GPT:
-    """A decoder-only transformer: learned positions, pre-norm blocks, gelu, tied or untied head."""
+    """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
 
     INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
     ALIASES: ClassVar[Mapping[str, str]] = {
@@ -129,15 +132,27 @@ class GPT:
     vocab_size: Count
     """Tokens of the vocabulary, before padding."""
     max_seq_len: Count
-    """Rows of the position table: the longest sequence, in tokens."""
+    """The longest sequence, in tokens; rows of the position table."""
+    num_kv_heads: Count | None = None
+    """Heads of keys and values, each shared by num_heads / num_kv_heads queries' heads; left out: num_heads."""
     ffn_hidden_size: Count | None = None
     """Features of the MLP's hidden layer; left out: 4 * hidden_size."""
     dropout: Fraction = 0.0
     """Probability of dropping an activation."""
     tie_embeddings: Flag = True
     """Whether the head uses the token table's weight."""
+    norm: NormKind = "layernorm"
+    """'layernorm', or 'rmsnorm' (no mean, no bias)."""
+    activation: ActivationKind = "gelu"
+    """Of the MLP: 'gelu', or 'swiglu' (silu(gate) * up: three weights)."""
+    positions: PositionsKind = "learned"
+    """'learned': a table added to the tokens; 'rotary': queries and keys are rotated by their position."""
+    rope_theta: Positive = 10000.0
+    """Rotary positions: the longest wavelength is 2 pi times this, in tokens."""
+    bias: Flag = True
+    """Whether linear layers and LayerNorm have a bias."""
     layernorm_eps: Positive = 1e-5
-    """Added to the variance in LayerNorm."""
+    """Added to the variance (RMSNorm: to the mean square) before its root."""
     init_std: Positive = 0.02
     """Standard deviation of initial weights."""
 
@@ -145,6 +160,11 @@ class GPT:
     def ffn_size(self) -> int:
         """Features of the MLP's hidden layer."""
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
 
 
 @value

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dslpar.mesh import Tensor
-from tests.layers.proof import TOLERANCE, errors
+from tests.layers.cases import errors
+from tests.layers.proof import TOLERANCE
 from tests.layouts import LAYOUTS, everything, kept
 from tests.ranks import on_ranks
 
