@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.measure import HEADER
 
-NAMES = ("lint_speed", "overhead")
+NAMES = ("lint_speed", "overhead", "tensor_speed", "one_device")
 
 
 def main() -> int:

@@ -1,29 +1,21 @@
 """What dslpar costs on top of DeepSpeed: CPU time of a training step against the same GPT written by hand.
 
 Each side is built once, in processes of its own (one, or two that are the stages of a pipeline), forked from this one;
-then they take steps in turns, and only one side runs at a time. CPU time is of all ranks of a side, waiting excluded.
-Before anything is timed, both must give the same loss for the same weights.
+then they take steps in turns. Before anything is timed, both must give the same loss for the same weights.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from benchmarks import by_hand
 from benchmarks.by_hand import MicroBatch, Sizes
-from benchmarks.measure import Costs, Ratio, in_turns, ratio
+from benchmarks.measure import Ratio, in_turns, ratio
+from benchmarks.sides import FORK, Step, side
 from dslpar import flow
 from dslpar.build import build
 from dslpar.groups import Groups
@@ -32,11 +24,7 @@ from dslpar.mesh import Mesh
 from dslpar.models import GPT, build_module
 
 TARGET = 1.05
-STEPS = 2
-"""Steps a turn."""
-WARM_UP = 3
 SIZES = Sizes()
-FORK = multiprocessing.get_context("fork")
 
 CONFIG = """
 model = dict(type='GPT', num_layers={s.layers}, hidden_size={s.hidden}, num_heads={s.heads},
@@ -45,8 +33,6 @@ optimizer = dict(type='AdamW', lr=3e-4, weight_decay=0.01)
 batch = dict(micro_size={s.micro}, accumulation={s.accumulation})
 train = dict(clip_grad_norm=1.0, steps=1000)
 """
-
-Step = Callable[[list[MicroBatch]], float]
 
 
 def ratios() -> Iterator[Ratio]:
@@ -63,7 +49,7 @@ def ratios() -> Iterator[Ratio]:
 
 def compare(name: str, world: int) -> Ratio:
     """CPU time of steps in a world of 1 rank, or of 2 stages."""
-    with side(step_of_dslpar, world) as ours, side(step_by_hand, world) as reference:
+    with side(partial(step_of_dslpar, world), world) as ours, side(partial(step_by_hand, world), world) as reference:
         return ratio(name, [cpu for (cpu,) in in_turns(ours, reference)], TARGET)
 
 
@@ -72,14 +58,15 @@ def compare(name: str, world: int) -> Ratio:
 
 def step_of_dslpar(world: int) -> Step:
     """Builds dslpar's engine."""
+    start_deepspeed()
     job = job_for(world)
-    return build(job, Groups(job.mesh), all_counted=True).train_batch
+    return partial(build(job, Groups(job.mesh), all_counted=True).train_batch, batches_of_step())
 
 
 def step_by_hand(world: int) -> Step:
     """Builds the engine written by hand."""
-    engine = by_hand.build(SIZES, world)
-    return lambda batches: by_hand.train_batch(engine, batches)
+    start_deepspeed()
+    return partial(by_hand.train_batch, by_hand.build(SIZES, world), batches_of_step())
 
 
 def job_for(world: int) -> Job:
@@ -113,61 +100,6 @@ def batches_of_step() -> list[MicroBatch]:
     shape = (SIZES.accumulation, SIZES.micro, SIZES.sequence + 1)
     tokens = torch.randint(SIZES.vocab, shape, generator=torch.Generator().manual_seed(1))
     return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in tokens]
-
-
-# Ranks ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def side(build_step: Callable[[int], Step], world: int) -> Iterator[Callable[[], Costs]]:
-    """Ranks that are built and warm, as a function: take STEPS steps, and return the CPU seconds of all of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [FORK.Pipe() for _ in range(world)]
-        ranks = [
-            FORK.Process(target=serve, args=(rank, world, Path(folder), build_step, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for rank in ranks:
-            rank.start()
-        for _, theirs in pipes:
-            theirs.close()  # so that a rank that dies is an EOFError here
-        ends = [ours for ours, _ in pipes]
-
-        def take_steps() -> Costs:
-            for end in ends:
-                end.send(STEPS)
-            return (sum(end.recv() for end in ends),)
-
-        try:
-            for end in ends:
-                end.recv()  # built and warm
-            yield take_steps
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.join()
-
-
-def serve(rank: int, world: int, folder: Path, build_step: Callable[[int], Step], end: Connection) -> None:
-    """One rank of a side: builds, warms up, then answers each number of steps with its CPU seconds."""
-    warnings.simplefilter("ignore")
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_SIZE=str(world))
-    store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    start_deepspeed()
-    step, batches = build_step(world), batches_of_step()
-    run_steps(step, batches, WARM_UP)
-    end.send(None)
-    while True:
-        end.send(run_steps(step, batches, end.recv()))
-
-
-def run_steps(step: Step, batches: list[MicroBatch], count: int) -> float:
-    """CPU seconds of this process, all its threads."""
-    began = time.process_time()
-    for _ in range(count):
-        step(batches)
-    return time.process_time() - began
 
 
 def start_deepspeed() -> None:

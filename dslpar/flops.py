@@ -2,7 +2,8 @@
 
 Both count multiplications and additions of matrix products alone, two a weight and token, and the backward as twice the
 forward; neither counts what activation checkpointing computes again (the "model FLOPs" of PaLM, arXiv 2204.02311,
-appendix B).
+appendix B). Rotary positions, norms and activations are no matrix products; keys and values that several heads share
+are projected once, and multiplied with each of them.
 
 `mfu_6n`      6 N a token, N the weights that are multiplied: those of the blocks and of the head, not the tables that
               are looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dslpar import spec
+from dslpar.plan.stages import block_weights
 
 
 class Flops(NamedTuple):
@@ -34,9 +36,8 @@ class Flops(NamedTuple):
 
 
 def num_multiplied_weights(model: spec.GPT) -> int:
-    """Weights that each token is multiplied with: attention's four, the MLP's two, and the head, tied or not."""
-    h, f = model.hidden_size, model.ffn_size
-    return model.num_layers * (4 * h * h + 2 * h * f) + h * model.vocab_size
+    """Weights that each token is multiplied with: attention's, the MLP's, and the head, tied or not."""
+    return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size
 
 
 def flops_per_token(model: spec.GPT, seq_len: int) -> Flops:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from dslpar import mesh, spec
 from dslpar.plan import listed
 from dslpar.plan import stages as cut
+from dslpar.plan.divisors import least_micro_size
 from dslpar.value import value
 
 
@@ -167,15 +168,6 @@ def cuboid_of(tensor: Any) -> mesh.Tensor:
 # Batch ------------------------------------------------------------------------------------------------------------
 
 
-def least_micro_size(cuboid: mesh.Tensor) -> int:
-    """The least legal micro_size, of which every legal one is a multiple."""
-    if cuboid.split == "sequence":
-        return 1
-    by_residual = cuboid.y if cuboid.residual == "batch" else 1
-    by_inner = cuboid.z if cuboid.inner == "batch" else 1
-    return cuboid.x * math.lcm(by_residual, by_inner)
-
-
 def asked_batch(spec_: Any) -> spec.Batch:
     """The section `batch`; where it says no accumulation, schedule.num_microbatches is one."""
     asked = spec_.batch
@@ -210,7 +202,7 @@ def auto_counts(model: spec.GPT | spec.OtherModel, method: str, size: int, seq_l
     if isinstance(model, spec.OtherModel):
         return listed.counts(model, method, size)
     if method.startswith("type:"):
-        return cut.by_type(method.removeprefix("type:"), num_layers, size)
+        return cut.by_type(method.removeprefix("type:"), model, size)
     return cut.by_parameters(model, size) if method == "parameters" else cut.by_cost(model, size, seq_len)
 
 

@@ -20,7 +20,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import deepspeed
 import torch.distributed as dist
@@ -42,6 +42,11 @@ from dslpar.job import Job, Stages, pipeline_of, resolve
 from dslpar.models import LayeredModel, Sequential
 from dslpar.plan.stages import ids_of
 from dslpar.registry import registered
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 NO_MODEL = "CFG107"
 
@@ -74,6 +79,54 @@ class Run:
             DslparError: there is no such layer, or nothing says yet how layers are cut.
         """
         return layer_stage_id(self.job, layer_idx)
+
+    # Tensors of your own (dslpar.tensors), which is imported here: DTensor takes as long as the half of torch.
+
+    def device_mesh(self, *names: str) -> DeviceMesh:
+        """torch's DeviceMesh over our axes, a dim each: "pipe", "data", "tensor", "x", "d", "q", "y", "z".
+
+        Raises:
+            DslparError: an axis that does not exist, or two that overlap.
+        """
+        from dslpar import tensors
+
+        return tensors.device_mesh(self.groups, *names)
+
+    def get_layer_placement(self, layer_idx: int) -> DeviceMesh:
+        """The ranks of the stage that holds the layer, as a mesh of (data, tensor) (LiBai's words).
+
+        Every rank may ask; one of another stage has no place in it (`get_coordinate()` is None), and holds nothing of
+        what is laid over it.
+
+        Raises:
+            DslparError: there is no such layer, or nothing says yet how layers are cut.
+        """
+        from dslpar import tensors
+
+        return tensors.stage_mesh(self.groups, self.get_layer_stage_id(layer_idx))
+
+    def get_nd_sbp(self, placements: Sequence[Placement]) -> tuple[Placement, Placement]:
+        """What happens to a tensor over data, and over tensor: `dslpar.tensors`' split(dim), broadcast, partial_sum.
+
+        Raises:
+            DslparError: not two placements.
+        """
+        from dslpar import tensors
+
+        return tensors.nd_sbp(placements)
+
+    def distribute(
+        self, tensor: Tensor, placements: Sequence[Placement], mesh: DeviceMesh | None = None, source: int | None = 0
+    ) -> DTensor:
+        """A whole tensor, laid over the mesh; left out: (data, tensor) of this rank's stage. See `tensors.distribute`.
+
+        Raises:
+            DslparError: the placements do not fit the mesh or the tensor.
+        """
+        from dslpar import tensors
+
+        mesh = tensors.stage_mesh(self.groups, self.stage) if mesh is None else mesh
+        return tensors.distribute(tensor, placements, mesh, source)
 
 
 class Initialized(NamedTuple):

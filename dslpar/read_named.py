@@ -234,7 +234,8 @@ def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -
     """The class that a section names; None, and a problem, where it is no mapping."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
-    reader.fail("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={default!r}, ...)", key)
+    named = node.value if isinstance(node.value, str) and node.value else default  # optimizer = 'RMSprop'
+    reader.fail("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={named!r}, ...)", key)
     return None
 
 

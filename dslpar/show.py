@@ -1,11 +1,16 @@
-"""`dslpar show`: a Job for the eye and for programs: sizes, rank groups, stages, batch, DeepSpeed's dict."""
+"""`dslpar show`: a Job for the eye and for programs: sizes, rank groups, stages, batch, what divides by what, what is
+sent, DeepSpeed's dict.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from dslpar import spec
 from dslpar.ds_config import ds_config
 from dslpar.job import Job
+from dslpar.plan import divisors, traffic
+from dslpar.plan.divisors import Condition
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 _SHOWN_GROUPS = 8
@@ -30,6 +35,8 @@ def as_record(job: Job) -> dict[str, object]:
         },
         "batch": job.batch._asdict(),
         "deepspeed": ds_config(job),
+        "divisors": [{"key": each.key, "value": each.value, "by": each.by, "why": each.why} for each in _divisors(job)],
+        "traffic": sent._asdict() if (sent := traffic.summary(job)) else None,
     }
 
 
@@ -56,6 +63,8 @@ def as_text(job: Job) -> str:
         *_stage_lines(job),
         "groups",
         *(f"  {axis:7}{_some(mesh.groups(axis))}" for axis in AXES if mesh.size(axis) > 1),
+        *_divisor_lines(job),
+        *_traffic_lines(job),
         "deepspeed",
         *("  " + line for line in json.dumps(ds_config(job), indent=2).splitlines()),
     ]
@@ -70,6 +79,37 @@ def _stage_lines(job: Job) -> list[str]:
         return []
     counts = ", ".join(f"{stage}: {count}" for stage, count in enumerate(job.stages.counts))
     return [f"  layers   of each stage: {counts}"]
+
+
+def _divisors(job: Job) -> list[Condition]:
+    """What must divide, under whole keys; of the vocabulary, what it is padded to."""
+    model, cuboid = job.spec.model, job.mesh.tensor
+    found = divisors.conditions(model, cuboid, job.seq_len, job.batch.micro_size)
+    if isinstance(model, spec.GPT) and (rows := divisors.vocabulary(model.vocab_size, cuboid)).by > 1:
+        found.append(rows)
+    return [each._replace(key=each.key if "." in each.key else f"model.{each.key}") for each in found]
+
+
+def _divisor_lines(job: Job) -> Iterator[str]:
+    found = _divisors(job)
+    if found:
+        yield "divides"
+    for key, value in dict.fromkeys((each.key, each.value) for each in found):
+        words = ", ".join(each.why for each in found if each.key == key)
+        yield f"  {key} {value:,} by {words}"
+
+
+def _traffic_lines(job: Job) -> Iterator[str]:
+    sent = traffic.summary(job)
+    if sent is None:
+        return
+    yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
+    for name, by_axis in (("a layer", sent.layer), ("all", sent.model)):
+        axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())
+        yield f"  {name:8}{sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
+    if job.mesh.tensor.mode != "1d":
+        needed = "never" if sent.break_even_tokens is None else f"from {sent.break_even_tokens:,} tokens on"
+        yield f"  less than 1d on {job.mesh.tensor.size} ranks: {needed}"
 
 
 def _some(groups: Iterable[tuple[int, ...]]) -> str:

@@ -132,7 +132,7 @@ class GPT:
     vocab_size: Count
     """Tokens of the vocabulary, before padding."""
     max_seq_len: Count
-    """The longest sequence, in tokens; rows of the position table."""
+    """The longest sequence, in tokens; learned positions have a table of so many rows."""
     num_kv_heads: Count | None = None
     """Heads of keys and values, each shared by num_heads / num_kv_heads queries' heads; left out: num_heads."""
     ffn_hidden_size: Count | None = None

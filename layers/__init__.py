@@ -15,15 +15,17 @@ if __name__ != "dslpar.layers":
     )
 
 from dslpar.layers.attention import Attention
-from dslpar.layers.block import MLP, Block
+from dslpar.layers.block import MLP, Block, Form
+from dslpar.layers.boundary import from_inner, from_residual, to_inner, to_residual
 from dslpar.layers.colossal import Linear1D, Linear2D, Linear2p5D, Linear3D
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.embedding import Embedding, Head, PositionEmbedding
 from dslpar.layers.linear import Linear
-from dslpar.layers.loss import IGNORE_INDEX, cross_entropy
-from dslpar.layers.norm import LayerNorm
-from dslpar.layers.parameter import Init, gather, initialize, mark_owners, normal, parameter, placement_of
+from dslpar.layers.loss import IGNORE_INDEX, accuracy, cross_entropy
+from dslpar.layers.norm import LayerNorm, RMSNorm
+from dslpar.layers.parameter import Init, Layer, gather, initialize, mark_owners, normal, parameter, placement_of
 from dslpar.layers.placement import Placement
+from dslpar.layers.rotary import Rotary
 
 __all__ = [
     "IGNORE_INDEX",
@@ -32,8 +34,10 @@ __all__ = [
     "Block",
     "Dropout",
     "Embedding",
+    "Form",
     "Head",
     "Init",
+    "Layer",
     "LayerNorm",
     "Linear",
     "Linear1D",
@@ -42,11 +46,18 @@ __all__ = [
     "Linear3D",
     "Placement",
     "PositionEmbedding",
+    "RMSNorm",
+    "Rotary",
+    "accuracy",
     "cross_entropy",
+    "from_inner",
+    "from_residual",
     "gather",
     "initialize",
     "mark_owners",
     "normal",
     "parameter",
     "placement_of",
+    "to_inner",
+    "to_residual",
 ]

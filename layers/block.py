@@ -1,20 +1,38 @@
-"""A pre-norm transformer block (GPT-2's): x + attention(norm(x)), then x + mlp(norm(x))."""
+"""A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)); GPT-2's, or by its Form Llama's.
+
+Block(groups, 256, 8)
+Block(groups, 256, 8, form=Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=2, bias=False))
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
-from dslpar.layers.norm import LayerNorm
+from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
+from dslpar.layers.rotary import Rotary
+
+Activation = Literal["gelu", "swiglu"]
+Norm = Literal["layernorm", "rmsnorm"]
+T = TypeVar("T")
 
 
 class MLP(Layer):
-    """Up, gelu, down: stored residual to stored residual."""
+    """Up, activation, down: stored residual to stored residual. Raises: DslparError, of an unknown activation.
+
+    `swiglu` (arXiv 2002.05202) is silu(gate) * up: `up` projects to both in one product, rows of gate first.
+    """
 
     def __init__(
         self,
@@ -22,21 +40,52 @@ class MLP(Layer):
         hidden_size: int,
         ffn_hidden_size: int,
         *,
+        activation: Activation = "gelu",
+        bias: bool = True,
         init: Init = GPT2,
         init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
-        self.up = Linear(groups, hidden_size, ffn_hidden_size, role="inward", init=init)
-        self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", init=init_out)
+        blocks, self.activation = _one_of(_ACTIVATIONS, activation, "activation")
+        inner = ffn_hidden_size if blocks == 1 else [ffn_hidden_size] * blocks
+        self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
+        self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """See the class."""
         shared = self.share() if shared is None else shared
-        return self.down(functional.gelu(self.up(x, shared)), shared)
+        return self.down(self.activation(self.up(x, shared)), shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What kind of block it is; GPT-2's by default."""
+
+    norm: Norm = "layernorm"
+    """'layernorm', or 'rmsnorm' (no mean, no bias)."""
+    activation: Activation = "gelu"
+    """Of the MLP."""
+    num_kv_heads: int | None = None
+    """Heads of keys and values; None: as many as of queries."""
+    rotary: Rotary | None = None
+    """Rotates queries and keys by their positions."""
+    causal: bool = True
+    """Whether a token attends to itself and those before it alone."""
+    bias: bool = True
+    """Whether linear layers and LayerNorm have one."""
+
+    def make_norm(self, groups: Groups, hidden_size: int, eps: float) -> LayerNorm | RMSNorm:
+        """Of the residual; for a model's last norm too. Raises: DslparError, of an unknown one."""
+        if _one_of(_NORMS, self.norm, "norm") is RMSNorm:
+            return RMSNorm(groups, hidden_size, eps=eps)
+        return LayerNorm(groups, hidden_size, eps=eps, bias=self.bias)
 
 
 class Block(Layer):
-    """Stored residual to stored residual. `init_out` is of the two projections that add to the residual."""
+    """Stored residual to stored residual. `init_out` is of the two projections that add to the residual.
+
+    `mask`: which tokens are no padding, as Attention takes it.
+    """
 
     def __init__(
         self,
@@ -44,6 +93,7 @@ class Block(Layer):
         hidden_size: int,
         num_heads: int,
         *,
+        form: Form = Form(),
         ffn_hidden_size: int | None = None,
         dropout: float = 0.0,
         eps: float = 1e-5,
@@ -51,14 +101,76 @@ class Block(Layer):
         init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
-        self.norm1 = LayerNorm(groups, hidden_size, eps=eps)
-        self.attention = Attention(groups, hidden_size, num_heads, dropout=dropout, init=init, init_out=init_out)
-        self.norm2 = LayerNorm(groups, hidden_size, eps=eps)
-        self.mlp = MLP(groups, hidden_size, ffn_hidden_size or 4 * hidden_size, init=init, init_out=init_out)
+        self.norm1 = form.make_norm(groups, hidden_size, eps)
+        self.attention = Attention(
+            groups,
+            hidden_size,
+            num_heads,
+            num_kv_heads=form.num_kv_heads,
+            causal=form.causal,
+            rotary=form.rotary,
+            bias=form.bias,
+            dropout=dropout,
+            init=init,
+            init_out=init_out,
+        )
+        self.norm2 = form.make_norm(groups, hidden_size, eps)
+        self.mlp = MLP(
+            groups,
+            hidden_size,
+            ffn_hidden_size or 4 * hidden_size,
+            activation=form.activation,
+            bias=form.bias,
+            init=init,
+            init_out=init_out,
+        )
         self.dropout = Dropout(groups, dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See the class."""
         shared = self.share()
-        x = x + self.dropout(self.attention(self.norm1(x, shared), shared))
+        x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
         return x + self.dropout(self.mlp(self.norm2(x, shared), shared))
+
+
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """silu(gate) * up, of [..., gate and up] side by side. The backward computes silu(gate) again, so that its input is
+    all that it keeps: 2 F a token, where the composition of the two functions keeps 3 F.
+    """
+    return cast("Tensor", _SwiGLU.apply(gate_and_up))  # type: ignore[no-untyped-call]
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_and_up)
+        gate, up = gate_and_up.chunk(2, -1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (gate_and_up,) = ctx.saved_tensors
+        gate, up = gate_and_up.chunk(2, -1)
+        grad = torch.empty_like(gate_and_up)
+        gate_grad, up_grad = grad.chunk(2, -1)
+        torch.mul(grads[0], functional.silu(gate), out=up_grad)
+        torch.ops.aten.silu_backward(grads[0] * up, gate, grad_input=gate_grad)
+        return grad
+
+
+_ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "gelu": (1, functional.gelu),
+    "swiglu": (2, swiglu),
+}
+"""Of each activation: how many blocks of features go in, and the function."""
+_NORMS: Mapping[str, type[LayerNorm | RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+
+
+def _one_of(known: Mapping[str, T], name: str, what: str) -> T:
+    """Raises: DslparError, where there is none of that name."""
+    if name not in known:
+        said, help_ = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
+        raise DslparError(
+            [Finding("TEN224", "no-such-layer-option", "error", said, help_, Location(WORLD), f"model.{what}")]
+        )
+    return known[name]

@@ -1,10 +1,12 @@
 """ColossalAI's names of linear layers, for people who come from there; each checks the mode, and is `Linear`.
 
-ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one; a name that promises a mode keeps it.
+ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one; a name that promises a mode keeps it. The
+table in README.md beside this file maps its other names.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 from dslpar.errors import WORLD, DslparError, Finding, Location
@@ -16,6 +18,7 @@ class _OfMode(Linear):
     """Takes Linear's arguments. Raises: DslparError in any other mode than its own."""
 
     mode: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature] = inspect.signature(Linear)
 
     def __init__(self, groups: Groups, *args: Any, **kwargs: Any) -> None:
         if groups.tensor.mode != self.mode:

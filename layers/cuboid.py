@@ -7,13 +7,16 @@ other's backward. (AxoNN, arXiv 2305.13525, first wrote 1D, 2D and 3D as one alg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dslpar import comm
 from dslpar.comm import Axis, Pending
 from dslpar.groups import Groups
+from dslpar.layers.placement import Letters
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,25 @@ class Kept:
     axis: Axis
     dim: int | None
     """The dim that is in pieces; None: equal copies."""
-    blocks: int = 1
-    """`dim` is so many equal blocks, each in pieces."""
+    blocks: tuple[int, ...] = ()
+    """`dim` is blocks (q, k, v), their lengths in these proportions, each in pieces by itself; (): it is one."""
 
     def gather(self, stored: Tensor) -> Tensor:
         """Stored, to the whole panel."""
+        return self._gather(stored, comm.all_gather)
+
+    def join(self, stored: Tensor) -> Tensor:
+        """As `gather`, differentiable, where all ranks go on with the same panel: backward takes this rank's pieces."""
+        return self._gather(stored, comm.joined)
+
+    def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
             return stored
-        if self.blocks == 1:
-            return comm.all_gather(stored, self.axis, self.dim)
+        if not self.blocks:
+            return gather(stored, self.axis, self.dim)
         dim = self.dim % stored.dim()
-        panel = comm.all_gather(comm.in_blocks(stored, dim, self.blocks), self.axis, dim + 1)
-        return panel.flatten(dim, dim + 1)
+        blocks = self._split(gather(stored.unsqueeze(0), self.axis, 0), dim + 1)
+        return torch.cat([piece for block in blocks for piece in block.unbind()], dim)
 
     def start_reduce(self, partial: Tensor) -> Pending:
         """A partial panel, a temporary of the caller's, to its sum as it is stored; begun, not waited for."""
@@ -42,30 +52,42 @@ class Kept:
             return Pending(partial)
         if self.dim is None:
             return comm.start_all_reduce_(partial, self.axis)
-        if self.blocks == 1:
+        if not self.blocks:
             return comm.start_reduce_scatter(partial, self.axis, self.dim)
         dim = self.dim % partial.dim()
-        pending = comm.start_reduce_scatter(comm.in_blocks(partial, dim, self.blocks), self.axis, dim + 1)
-        return Pending(pending.result.flatten(dim, dim + 1), pending.work)
+        blocks = [comm.in_blocks(block, dim, self.axis.size) for block in self._split(partial, dim)]
+        pieces = torch.cat([block.movedim(dim, 0) for block in blocks], dim + 1)
+        pending = comm.start_reduce_scatter(pieces, self.axis)
+        return Pending(pending.result.squeeze(0), pending.work)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """As `start_reduce`, waited for."""
         return self.start_reduce(partial).wait()
 
+    def _split(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
+        """The blocks of `x`, or of a piece of it, as views."""
+        length, total = x.shape[dim], sum(self.blocks)
+        return torch.split(x, [length * block // total for block in self.blocks], dim)
+
 
 def residual_over_y(groups: Groups) -> Kept:
-    """How the residual stream [batch, sequence, hidden] is kept over y."""
-    dims = {"replicated": None, "batch": 0, "sequence": 1, "hidden": -1}
+    """How the residual stream [batch, sequence, hidden], or [tokens, hidden], is kept over y."""
+    dims = {"replicated": None, "batch": 0, "sequence": -2, "hidden": -1}
     return Kept(groups.axis("y"), dims[groups.tensor.residual])
 
 
-def inner_over_z(groups: Groups, blocks: int = 1) -> Kept:
-    """How inner activations [batch, sequence, blocks * features] are kept over z."""
+def inner_over_z(groups: Groups, blocks: tuple[int, ...] = ()) -> Kept:
+    """How inner activations [batch, sequence, features], or [tokens, features], are kept over z."""
     if groups.tensor.inner == "batch":
         return Kept(groups.axis("z"), 0)
     return Kept(groups.axis("z"), -1, blocks)
 
 
-def weight_over_q(groups: Groups, blocks: int = 1) -> Kept:
+def features_of(groups: Groups, letters: Letters, blocks: tuple[int, ...] = ()) -> tuple[Kept, ...]:
+    """How features that `letters` cut, slowest first, are kept; in the order in which to gather them: fastest first."""
+    return tuple(Kept(groups.axis(letter), -1, blocks) for letter in reversed(letters))
+
+
+def weight_over_q(groups: Groups, blocks: tuple[int, ...] = ()) -> Kept:
     """How weights are kept over q: rows in pieces."""
     return Kept(groups.axis("q"), 0, blocks)

@@ -3,7 +3,8 @@
 Letters: V vocabulary, H residual features; x = d q. The token table [V/yq, H/z] is, as an embedding, an outward linear
 of a one-hot: gather it over q, look up the ids that fall into V/y, reduce over y (Megatron-LM's vocabulary-parallel
 embedding, arXiv 1909.08053). As a head it is an inward linear, from the same pieces, so tying converts nothing. V is
-padded with zero rows; the loss never counts them, so they stay zero.
+padded with zero rows; the loss never counts them, so they stay zero. There is no second embedding whose rows are not
+cut: where y and q are 1, this is that one.
 """
 
 from __future__ import annotations
@@ -17,22 +18,41 @@ from torch.nn import functional
 from dslpar import comm
 from dslpar.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.ids import check_range, own_tokens, row_of
 from dslpar.layers.linear import Product, multiply, product
-from dslpar.layers.parameter import GPT2, Init, Layer, Shared, parameter
+from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.placement import Cuts
 
 
 class Embedding(nn.Module):
     """The token table (V, H); nothing else inside, so that it can be tied.
 
-    `forward(ids)`: ids [batch, sequence] of the whole micro-batch, equal on all ranks of a tensor group, to the stored
-    residual. `forward(residual)`, of a floating dtype: the table as head, to stored logits [batch, sequence, V], never
+    `forward(ids)`: ids [batch, sequence] or [tokens] of the whole micro-batch, equal on all ranks of a tensor group, to
+    the stored residual. `forward(residual)`, of a floating dtype: the table as head, to stored logits [..., V], never
     gathered. One forward for both uses, since ZeRO-3 fetches weights at a module's forward.
+
+    `padding_idx`, as torch has it: this row begins as zeros, and looking it up gives it no gradient (its use in a tied
+    head does); a negative one counts from the end.
+
+    Raises:
+        DslparError: an id is not in the vocabulary, on whichever rank its row would be (on an accelerator, the device
+            stops); `padding_idx` is no row.
     """
 
-    def __init__(self, groups: Groups, vocab_size: int, hidden_size: int, *, init: Init = GPT2) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        padding_idx: int | None = None,
+        init: Init = GPT2,
+    ) -> None:
         super().__init__()
-        self.groups = groups
-        self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
+        self.groups, self.vocab_size = groups, vocab_size
+        self.padding_idx = None if padding_idx is None else row_of(padding_idx, vocab_size)
+        at = placement.table(groups.tensor, vocab_size, hidden_size)
+        self.weight = parameter(at, init._replace(zero_row=self.padding_idx))
         self.look_up = product(groups, "outward")
         self.project = product(groups, "inward")
 
@@ -40,25 +60,39 @@ class Embedding(nn.Module):
         """See the class."""
         if x.is_floating_point():
             return multiply(x, self.weight, None, self.project)
-        ids = _own_rows(x, self.groups)
+        check_range(x, self.vocab_size, "ids")
         if self.look_up.local:
-            return functional.embedding(ids, self.weight)
+            return functional.embedding(x, self.weight, self.padding_idx)
         rows = self.weight.shape[0] * self.look_up.w.axis.size
         first = self.groups.axis("y").index * rows
-        return cast("Tensor", _LookUp.apply(ids - first, self.weight, self.look_up))  # type: ignore[no-untyped-call]
+        ids = own_tokens(self.groups, x, _panel_cuts(self.groups)) - first
+        padding = self._padding_of_panel(first, rows)
+        return cast("Tensor", _LookUp.apply(ids, self.weight, padding, self.look_up))  # type: ignore[no-untyped-call]
+
+    def _padding_of_panel(self, first: int, rows: int) -> int:
+        """The padding's row, counted from the first of this rank's panel; -1, torch's own, where it is not there."""
+        row = -1 if self.padding_idx is None else self.padding_idx - first
+        return row if 0 <= row < rows else -1
 
 
-class Head(nn.Module):
-    """An untied head (V, H): stored residual to stored logits."""
+class Head(Layer):
+    """An untied head (V, H), with a bias or without: stored residual [..., H] to stored logits [..., V].
 
-    def __init__(self, groups: Groups, hidden_size: int, vocab_size: int, *, init: Init = GPT2) -> None:
-        super().__init__()
+    Also the classifier of a model that is no language model: V classes, however few.
+    """
+
+    def __init__(
+        self, groups: Groups, hidden_size: int, vocab_size: int, *, bias: bool = False, init: Init = GPT2
+    ) -> None:
+        super().__init__(groups)
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
+        self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS) if bias else None
         self.project = product(groups, "inward")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """See the class."""
-        return multiply(x, self.weight, None, self.project)
+        bias = self.stand_in(self.bias, self.share() if shared is None else shared)
+        return multiply(x, self.weight, bias, self.project)
 
 
 class PositionEmbedding(Layer):
@@ -78,33 +112,31 @@ class PositionEmbedding(Layer):
         return x + table.narrow(0, index * length, length)
 
 
-def _own_rows(ids: Tensor, groups: Groups) -> Tensor:
-    """The tokens of this rank's panel: cut over x alone."""
+def _panel_cuts(groups: Groups) -> Cuts:
+    """How the tokens of an embedding's panel are cut: as the residual's, over x alone."""
     cuts = placement.residual_cuts(groups.tensor)
-    for dim, letters in enumerate((cuts.batch, cuts.sequence)):
-        over_x = tuple(letter for letter in letters if letter in ("d", "q"))
-        ids = placement.take(ids, dim, groups.tensor, groups.coord, over_x)
-    return ids
+    batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
+    return Cuts(batch, sequence, ())
 
 
 class _LookUp(torch.autograd.Function):
     """Rows of a table that is in pieces; ids count from the first row of this rank's panel, and may lie outside."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, how: Product) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, how: Product) -> Tensor:
         panel = how.w.gather(weight)
         outside = (ids < 0) | (ids >= panel.shape[0])
         ids = ids.masked_fill(outside, 0)
         rows = functional.embedding(ids, panel).masked_fill_(outside.unsqueeze(-1), 0)
         ctx.save_for_backward(ids, outside)
-        ctx.how, ctx.num_rows = how, panel.shape[0]
+        ctx.how, ctx.num_rows, ctx.padding = how, panel.shape[0], padding
         return how.y.reduce(rows)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None, None]:
         how: Product = ctx.how
         ids, outside = ctx.saved_tensors
         y_grad = how.y.gather(grads[0]).masked_fill(outside.unsqueeze(-1), 0)
-        panel_grad = torch.ops.aten.embedding_dense_backward(y_grad, ids, ctx.num_rows, -1, False)
+        panel_grad = torch.ops.aten.embedding_dense_backward(y_grad, ids, ctx.num_rows, ctx.padding, False)
         w_grad = comm.start_all_reduce_(how.w.reduce(panel_grad), how.depth).wait()
-        return None, w_grad, None
+        return None, w_grad, None, None

@@ -21,6 +21,7 @@ wgrad's product; with `sequence`, 2205.05198; which gathered panels live until t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -32,7 +33,7 @@ from dslpar import comm
 from dslpar.comm import Axis
 from dslpar.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.cuboid import Kept, inner_over_z, residual_over_y, weight_over_q
+from dslpar.layers.cuboid import Kept, features_of, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 
 Role = Literal["inward", "outward"]
@@ -57,8 +58,8 @@ class Product:
         return self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
 
 
-def product(groups: Groups, role: Role, blocks: int = 1) -> Product:
-    """The product of a linear in `role`; its output (inward) or none has `blocks` blocks of features."""
+def product(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> Product:
+    """The product of a linear in `role`; inward, its output may be `blocks` of features."""
     residual, inner = residual_over_y(groups), inner_over_z(groups, blocks)
     keep = groups.tensor.keep
     return Product(
@@ -88,24 +89,30 @@ class _Multiply(torch.autograd.Function):
             y = how.y.reduce(functional.linear(x_panel, w_panel))
             y = y if bias is None else y.add_(bias)
         # What is not gathered is saved itself, never a view: ZeRO-3 empties the Parameter and fills it again.
-        ctx.save_for_backward(x_panel if how.keeps_x else x, w_panel if how.keeps_w else weight)
-        ctx.how, ctx.has_bias = how, bias is not None
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(
+            (x_panel if how.keeps_x else x) if needs_w else None,
+            (w_panel if how.keeps_w else weight) if needs_x else None,
+        )
+        ctx.how = how
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         how: Product = ctx.how
         x, weight = ctx.saved_tensors
-        y_grad = how.y.gather(grads[0])
+        needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
         x_grad, w_grad, b_grad = None, None, None
-        if ctx.needs_input_grad[0]:
+        if needs_x or needs_w:
+            y_grad = how.y.gather(grads[0])
+        if needs_x:
             w_panel = weight if how.keeps_w else how.w.gather(weight)
             x_grad = how.x.start_reduce(y_grad @ w_panel)  # on its way while the next product runs
-        if ctx.needs_input_grad[1]:
+        if needs_w:
             x_panel = x if how.keeps_x else how.x.gather(x)
             w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
             w_grad = comm.start_all_reduce_(how.w.reduce(w_panel_grad), how.depth).wait()
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if needs_b:
             b_grad = grads[0].flatten(0, -2).sum(0)
         return x_grad and x_grad.wait(), w_grad, b_grad, None
 
@@ -113,40 +120,46 @@ class _Multiply(torch.autograd.Function):
 class Linear(Layer):
     """A linear layer of the residual stream (`inward`: read it; `outward`: add to it).
 
-    `forward(x)`: stored residual [batch, sequence, H] to stored inner activation [batch, sequence, blocks * F], or the
-    other way round; all sizes as this rank stores them. `blocks` inward linears in one (q, k, v): the output has their
-    features one after the other.
+    `forward(x)`: stored residual [batch, sequence, H] to stored inner activation [batch, sequence, F], or the other way
+    round; all sizes as this rank stores them. `out_features` may be several lengths, of inward linears in one (q, k, v;
+    gate, up): each is cut by itself, and the output has this rank's features of each one after the other. x may also be
+    [tokens, features]: its first dim is then cut by all that cuts batch or sequence.
+
+    With `gather_output` the output has all features on every rank, and all are to go on with it alike: backward takes
+    this rank's features of the gradient. Tokens stay as they are stored.
+
+    What is frozen (`requires_grad_(False)`; an input that needs no gradient) costs nothing in the backward.
     """
 
     def __init__(
         self,
         groups: Groups,
         in_features: int,
-        out_features: int,
+        out_features: int | Sequence[int],
         *,
         role: Role,
         bias: bool = True,
-        blocks: int = 1,
+        gather_output: bool = False,
         init: Init = GPT2,
     ) -> None:
         super().__init__(groups)
-        assert blocks == 1 or role == "inward", "blocks are of inner features"
         tensor = groups.tensor
         if role == "inward":
-            at, vector = (
-                placement.inward_weight(tensor, out_features, in_features, blocks),
-                placement.inner_vector(tensor, out_features, blocks),
-            )
+            at = placement.inward_weight(tensor, out_features, in_features)
+            vector = placement.inner_vector(tensor, out_features)
         else:
-            at, vector = (
-                placement.outward_weight(tensor, out_features, in_features),
-                placement.residual_vector(tensor, out_features),
-            )
+            assert isinstance(out_features, int), "blocks are of inner features"
+            at = placement.outward_weight(tensor, out_features, in_features)
+            vector = placement.residual_vector(tensor, out_features)
         self.weight = parameter(at, init)
         self.bias = parameter(vector, ZEROS) if bias else None
-        self.product = product(groups, role, blocks)
+        self.product = product(groups, role, at.blocks)
+        self.joins = features_of(groups, vector.cuts[0], at.blocks) if gather_output else ()
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """See the class."""
         bias = self.stand_in(self.bias, self.share() if shared is None else shared)
-        return multiply(x, self.weight, bias, self.product)
+        y = multiply(x, self.weight, bias, self.product)
+        for kept in self.joins:
+            y = kept.join(y)
+        return y

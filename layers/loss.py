@@ -1,13 +1,23 @@
-"""Cross-entropy of logits whose vocabulary is in pieces, never gathered.
+"""Cross-entropy and accuracy of logits whose vocabulary is in pieces, never gathered.
 
-Letters: M tokens, V vocabulary in n pieces. All-reduce the maximum, then (sum of exponents, target logit) in one
-all-reduce: Megatron-LM's vocabulary-parallel cross-entropy (arXiv 1909.08053) with two of its three all-reduces merged.
-In and out in float32, or wider. Columns beyond the vocabulary (padding) count as -inf.
+Letters: m tokens of this rank, V vocabulary in n pieces, t pieces of the micro-batch's M tokens. All-reduce the
+maximum, then (sum of exponents, target logit) in one all-reduce: Megatron-LM's vocabulary-parallel cross-entropy (arXiv
+1909.08053) with two of its three all-reduces merged. Label smoothing (1512.00567) sends nothing more: its share of the
+other logits is added to the target's before they are summed. In and out in float32, or wider. Columns beyond the
+vocabulary (padding) count as -inf, and get no share of the smoothing.
+
+==================  ============================================  =========================================
+function            forward sends, in elements a rank             backward
+==================  ============================================  =========================================
+`cross_entropy`     6 m (n-1)/n; and 2 (t-1)/t for the sum,       nothing
+                    or M (t-1)/t for all losses ("none")
+`accuracy`          4 m (n-1)/n and 2 (t-1)/t                     -
+==================  ============================================  =========================================
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,10 +25,15 @@ from torch.nn import functional
 
 from dslpar import comm
 from dslpar.comm import Axis
+from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.groups import Groups
-from dslpar.layers import placement
+from dslpar.layers.boundary import joined
+from dslpar.layers.ids import check_range, own_tokens
+from dslpar.layers.placement import inner_cuts, piece
 
 IGNORE_INDEX = -100
+
+Reduction = Literal["mean", "sum", "none"]
 
 
 def cross_entropy(
@@ -28,64 +43,141 @@ def cross_entropy(
     vocab_size: int,
     denominator: Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
+    *,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
-    """Sum of the token losses of the whole micro-batch over `denominator` (default: its counted tokens, at least 1).
+    """Torch's cross-entropy of the whole micro-batch, over the `vocab_size` columns that are no padding.
 
-    `logits`: as stored, [batch, sequence, V/n]. `labels` [batch, sequence]: of the whole micro-batch, equal on all
-    ranks of the tensor group. The same number on every one of them, to the bit; the backward is of each one's own
-    tokens.
+    `logits`: as stored, [batch, sequence, V/n] or [tokens, V/n]. `labels` [batch, sequence] or [tokens]: of the whole
+    micro-batch, equal on all ranks of the tensor group; those of `ignore_index` do not count.
+
+    `reduction`: "mean", the sum of the token losses over `denominator` (default: the counted tokens; 1 where there are
+    none, so that the mean of nothing is 0, where torch says nan); "sum"; or "none", the token losses in the shape of
+    the labels, 0 where ignored. These two are divided by a `denominator` only where one is given.
+
+    The same numbers on every rank of the tensor group, to the bit; the backward is of each one's own tokens.
+
+    Raises:
+        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); a
+            `reduction` of another name, or a `label_smoothing` outside 0 to 1.
     """
-    if denominator is None:
+    _check_options(reduction, label_smoothing)
+    check_range(labels, vocab_size, "labels", ignore_index)
+    cuts = inner_cuts(groups.tensor)
+    if denominator is None and reduction == "mean":
         denominator = (labels != ignore_index).sum().clamp(min=1)
-    cuts = placement.inner_cuts(groups.tensor)
-    for dim, letters in enumerate((cuts.batch, cuts.sequence)):
-        labels = placement.take(labels, dim, groups.tensor, groups.coord, letters)
-    logits, labels = logits.flatten(0, -2), labels.flatten()
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    if groups.axis(*cuts.features).size == 1:
-        total = functional.cross_entropy(logits[:, :vocab_size], labels, ignore_index=ignore_index, reduction="sum")
+    own = own_tokens(groups, labels, cuts)
+    losses = _token_losses(
+        groups, _wide(logits.flatten(0, -2)), own.flatten(), vocab_size, ignore_index, label_smoothing
+    )
+    if reduction == "none":
+        result = joined(groups, losses.view(own.shape), cuts.of(logits.dim())[:-1])
     else:
-        total = _vocabulary_parallel(groups, logits, labels, vocab_size, ignore_index)
-    return comm.summed(total, groups.axis(*cuts.tokens)) / denominator
+        result = comm.summed(losses.sum(), groups.axis(*cuts.tokens))
+    return result if denominator is None else result / denominator
 
 
-def _vocabulary_parallel(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Sum of the losses of this rank's tokens: [M, V/n] and [M] to a scalar."""
-    letters = placement.inner_cuts(groups.tensor).features
-    index, _ = placement.piece(groups.tensor, groups.coord, letters)
-    first = index * logits.shape[-1]
+def _check_options(reduction: str, label_smoothing: float) -> None:
+    """Raises: DslparError, where torch does."""
+    if reduction not in get_args(Reduction):
+        said, help_ = f"reduction={reduction!r}", f"one of {', '.join(map(repr, get_args(Reduction)))}"
+    elif not 0 <= label_smoothing <= 1:
+        said, help_ = f"label_smoothing={label_smoothing!r}", "a share of each label, from 0.0 to 1.0"
+    else:
+        return
+    said = f"cross_entropy with {said}"
+    raise DslparError([Finding("TEN225", "no-such-loss", "error", said, help_, Location(WORLD))])
+
+
+@torch.no_grad()
+def accuracy(
+    groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX
+) -> Tensor:
+    """The share of counted tokens whose largest logit is the label's; of equal ones the first counts, as in argmax.
+
+    Arguments as in `cross_entropy`. A scalar, equal on all ranks of the tensor group; 0 where no token counts.
+
+    Raises:
+        DslparError: a label is neither in the vocabulary nor ignored.
+    """
+    check_range(labels, vocab_size, "labels", ignore_index)
+    cuts = inner_cuts(groups.tensor)
+    axis = groups.axis(*cuts.features)
+    first = piece(groups.tensor, groups.coord, cuts.features)[0] * logits.shape[-1]
+    own = own_tokens(groups, labels, cuts)
+    value, index = _largest(logits[..., : max(vocab_size - first, 0)])
+    largest = comm.all_reduce(value, axis, "max")
+    nowhere = torch.full_like(index, vocab_size)
+    index = comm.all_reduce(torch.where(value == largest, index + first, nowhere), axis, "min")
+    right = comm.all_reduce(((index == own) & (own != ignore_index)).sum(), groups.axis(*cuts.tokens))
+    return right / (labels != ignore_index).sum().clamp(min=1)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(the largest logit, the first column that has it) of each token; of no columns, (-inf, 0)."""
+    if logits.shape[-1] == 0:
+        return _wide(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
+    index = logits.argmax(-1)
+    return _wide(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)), index
+
+
+def _token_losses(
+    groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int, smoothing: float
+) -> Tensor:
+    """[m] losses of this rank's tokens, of [m, V/n] and [m]."""
+    letters = inner_cuts(groups.tensor).features
+    axis = groups.axis(*letters)
+    if axis.size == 1:
+        return functional.cross_entropy(
+            logits[:, :vocab_size], labels, ignore_index=ignore_index, label_smoothing=smoothing, reduction="none"
+        )
+    first = piece(groups.tensor, groups.coord, letters)[0] * logits.shape[-1]
     ignored = labels == ignore_index
     targets = (labels - first).masked_fill(ignored, -1)
+    columns = min(max(vocab_size - first, 0), logits.shape[-1])
     losses: Tensor = _TokenLosses.apply(  # type: ignore[no-untyped-call]
-        logits, targets, groups.axis(*letters), vocab_size - first
+        logits, targets, axis, columns, smoothing, smoothing / vocab_size
     )
-    return losses.masked_fill(ignored, 0).sum()
+    return losses.masked_fill(ignored, 0)
 
 
 class _TokenLosses(torch.autograd.Function):
-    """[M, V/n] logits and targets counted from this rank's first column, to [M] losses, equal on all ranks."""
+    """[m, V/n] logits and targets counted from this rank's first column, to [m] losses, equal on all ranks.
+
+    Of this rank's columns the first `columns` are vocabulary. Each gets the share `even` of a token's label, which
+    leaves 1 - `smoothing` on top for the target.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, num_columns: int) -> Tensor:
-        if num_columns < logits.shape[-1]:
-            logits = logits.clone()
-            logits[:, max(num_columns, 0) :] = -torch.inf
-        maximum = comm.all_reduce(logits.amax(-1, keepdim=True), axis, "max")
-        shifted = logits - maximum
-        outside = (targets < 0) | (targets >= logits.shape[-1])
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, columns: int, smoothing: float, even: float
+    ) -> Tensor:
+        own = logits[:, :columns]
+        largest = own.amax(-1, keepdim=True) if columns else logits.new_full((len(logits), 1), -torch.inf)
+        shifted = logits - comm.start_all_reduce_(largest, axis, "max").wait()
+        outside = (targets < 0) | (targets >= columns)
         targets = targets.masked_fill(outside, 0).unsqueeze(-1)
-        target = shifted.gather(-1, targets).squeeze(-1).masked_fill(outside, 0)
+        wanted = shifted.gather(-1, targets).squeeze(-1).masked_fill_(outside, 0)
+        label_mean = wanted if smoothing == 0 else wanted * (1 - smoothing) + even * shifted[:, :columns].sum(-1)
         exponents = shifted.exp_()
-        sums = torch.stack([exponents.sum(-1), target])
-        exponent_sum, target = comm.start_all_reduce_(sums, axis).wait()
+        exponents[:, columns:] = 0
+        exponent_sum, label_mean = comm.start_all_reduce_(torch.stack([exponents.sum(-1), label_mean]), axis).wait()
         ctx.save_for_backward(exponents.div_(exponent_sum.unsqueeze(-1)), targets, outside)
-        losses: Tensor = exponent_sum.log() - target
+        ctx.columns, ctx.smoothing, ctx.even = columns, smoothing, even
+        losses: Tensor = exponent_sum.log() - label_mean
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         softmax, targets, outside = ctx.saved_tensors
         loss_grad = grads[0].unsqueeze(-1)
         logits_grad = softmax * loss_grad
+        if ctx.smoothing:
+            logits_grad[:, : ctx.columns] -= loss_grad * ctx.even
         own = loss_grad.masked_fill(outside.unsqueeze(-1), 0)
-        return logits_grad.scatter_add_(-1, targets, -own), None, None, None
+        return logits_grad.scatter_add_(-1, targets, own * (ctx.smoothing - 1)), None, None, None, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,14 +1,24 @@
-"""LayerNorm of a residual stream whose hidden dim may be in pieces.
+"""LayerNorm and RMSNorm of a residual stream whose hidden dim may be in pieces.
 
-Letters: M tokens, H residual features in n pieces. Where H is whole this is torch's own. Where it is cut, each rank has
-(mean, variance) of its H/n features; they are gathered and merged (Chan, Golub, LeVeque 1979; never E[x^2] - E[x]^2,
-which cancels), and the backward sums two numbers a token over the ranks. Traffic in elements: forward 2 M (n-1),
-backward 4 M (n-1)/n.
+Letters: M tokens, H residual features in n pieces. Where H is whole these are torch's own. Where it is cut, one
+function serves both: statistics of all features from those of the pieces, and a backward that sums over the ranks what
+the statistics owe to every feature. Statistics are in float32 or wider.
+
+==========  ==============================================  ========================  ===========  ================
+norm        forward sends                                   backward sums             forward      backward
+==========  ==============================================  ========================  ===========  ================
+LayerNorm   (mean, variance) of each piece, all-gathered    two numbers a token       2 M (n-1)    4 M (n-1)/n
+RMSNorm     the sum of squares, all-reduced                 one number a token        2 M (n-1)/n  2 M (n-1)/n
+==========  ==============================================  ========================  ===========  ================
+
+The last two columns are elements a rank sends. LayerNorm's pieces are merged as Chan, Golub and LeVeque (1979) have it,
+never by E[x^2] - E[x]^2, which cancels; RMSNorm (Zhang and Sennrich, arXiv 1910.07467) subtracts nothing, so a plain
+sum of squares is as good as any.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -21,57 +31,111 @@ from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
 
 
-class LayerNorm(Layer):
-    """`forward(residual)`: the stored residual [batch, sequence, H/n], normalised over all H, in float32 or wider."""
+class _Norm(Layer):
+    """A gain, and perhaps a bias, after dividing each token by its spread over all H."""
 
-    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5) -> None:
+    centred: ClassVar[bool]
+    """Whether the mean is subtracted."""
+
+    def __init__(self, groups: Groups, hidden_size: int, *, eps: float, bias: bool) -> None:
         super().__init__(groups)
-        tensor = groups.tensor
+        vector = placement.residual_vector(groups.tensor, hidden_size)
         self.eps = eps
-        self.weight = parameter(placement.residual_vector(tensor, hidden_size), ONES)
-        self.bias = parameter(placement.residual_vector(tensor, hidden_size), ZEROS)
-        self.axis = groups.axis(*placement.residual_cuts(tensor).features)
+        self.weight = parameter(vector, ONES)
+        self.bias = parameter(vector, ZEROS) if bias else None
+        self.axis = groups.axis(*placement.residual_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """See the class."""
         shared = self.share() if shared is None else shared
         weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
-        if self.axis.size == 1:
+        if self.axis.size > 1:
+            y = _CutNorm.apply(x, weight, bias, self.axis, self.eps, self.centred)  # type: ignore[no-untyped-call]
+            return cast("Tensor", y)
+        if self.centred:
             return functional.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
-        return cast("Tensor", _CutNorm.apply(x, weight, bias, self.axis, self.eps))  # type: ignore[no-untyped-call]
+        return functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+
+class LayerNorm(_Norm):
+    """Torch's LayerNorm over the residual's features, `bias` or not.
+
+    `forward(residual)`: stored residual [..., H/n] to the same.
+    """
+
+    centred = True
+
+    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(groups, hidden_size, eps=eps, bias=bias)
+
+
+class RMSNorm(_Norm):
+    """Torch's RMSNorm over the residual's features: x / sqrt(mean(x^2) + eps), times a gain.
+
+    `forward(residual)`: stored residual [..., H/n] to the same.
+    """
+
+    centred = False
+
+    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5) -> None:
+        super().__init__(groups, hidden_size, eps=eps, bias=False)
 
 
 class _CutNorm(torch.autograd.Function):
+    """Both norms of features in pieces of one length; `mean` is None in one that is not centred."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, axis: Axis, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, eps: float, centred: bool
+    ) -> Tensor:
         wide = _wide(x)
-        mean, rstd = _statistics(wide, axis, eps)
+        mean, rstd = _moments(wide, axis, eps) if centred else (None, _root(wide, axis, eps))
         ctx.save_for_backward(x, mean, rstd, weight)
         ctx.axis = axis
-        return torch.addcmul(bias, (wide - mean) * rstd, weight).to(x.dtype)
+        normed = _normed(wide, mean, rstd)
+        y = normed * weight if bias is None else torch.addcmul(bias, normed, weight)
+        return y.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, mean, rstd, weight = ctx.saved_tensors
-        y_grad = _wide(grads[0])
-        normed = (_wide(x) - mean) * rstd
-        normed_grad = y_grad * weight
-        features = x.shape[-1] * ctx.axis.size
-        sums = torch.stack([normed_grad.sum(-1), (normed_grad * normed).sum(-1)])
-        means = comm.start_all_reduce_(sums, ctx.axis).wait().div_(features).unsqueeze(-1)
-        x_grad = (normed_grad - means[0] - normed * means[1]) * rstd
-        weight_grad = (y_grad * normed).flatten(0, -2).sum(0)
-        bias_grad = y_grad.flatten(0, -2).sum(0)
-        return x_grad.to(x.dtype), weight_grad.to(weight.dtype), bias_grad.to(weight.dtype), None, None
+        y_grad, normed = _wide(grads[0]), _normed(_wide(x), mean, rstd)
+        x_grad, weight_grad, bias_grad = None, None, None
+        if ctx.needs_input_grad[0]:
+            normed_grad = y_grad * weight
+            x_grad = _through_statistics(normed_grad, normed, ctx.axis, centred=mean is not None).mul_(rstd).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            weight_grad = (y_grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            bias_grad = y_grad.flatten(0, -2).sum(0).to(weight.dtype)
+        return x_grad, weight_grad, bias_grad, None, None, None
 
 
-def _statistics(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / standard deviation [batch, sequence, 1] of features in pieces of one length."""
+def _normed(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
+    return x * rstd if mean is None else (x - mean) * rstd
+
+
+def _through_statistics(normed_grad: Tensor, normed: Tensor, axis: Axis, *, centred: bool) -> Tensor:
+    """The gradient, less what every feature owes to the spread, and to the mean if that was subtracted."""
+    sums = [(normed_grad * normed).sum(-1), *([normed_grad.sum(-1)] if centred else [])]
+    means = comm.start_all_reduce_(torch.stack(sums), axis).wait().div_(normed.shape[-1] * axis.size).unsqueeze(-1)
+    x_grad = normed_grad - normed * means[0]
+    return x_grad.sub_(means[1]) if centred else x_grad
+
+
+def _moments(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / standard deviation [..., 1] of features in pieces of one length."""
     variance, mean = torch.var_mean(x, -1, correction=0)
     means, variances = comm.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
     mean = means.mean(0)
     variance = variances.mean(0) + (means - mean).square().mean(0)
     return mean.unsqueeze(-1), (variance + eps).rsqrt().unsqueeze(-1)
+
+
+def _root(x: Tensor, axis: Axis, eps: float) -> Tensor:
+    """1 / root of the mean square [..., 1]."""
+    squares = comm.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
+    return (squares / (x.shape[-1] * axis.size) + eps).rsqrt()
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class Init(NamedTuple):
 
     mean: float = 0.0
     std: float = 0.0
+    zero_row: int | None = None
+    """This row is zero, as that of padding in a table; the others are drawn as if it were not."""
 
 
 ZEROS, ONES = Init(0.0), Init(1.0)
@@ -67,9 +69,13 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -
 def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tensor:
     """The full parameter `name` of a run with `seed`."""
     if init.std == 0:
-        return torch.full(shape, init.mean, dtype=torch.float32, device="cpu")
-    generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
-    return torch.normal(init.mean, init.std, shape, generator=generator, dtype=torch.float32, device="cpu")
+        full = torch.full(shape, init.mean, dtype=torch.float32, device="cpu")
+    else:
+        generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
+        full = torch.normal(init.mean, init.std, shape, generator=generator, dtype=torch.float32, device="cpu")
+    if init.zero_row is not None:
+        full[init.zero_row] = 0
+    return full
 
 
 def stable_hash(*values: object) -> int:
@@ -111,13 +117,14 @@ class Layer(nn.Module):
         self._vectors: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def share(self) -> Shared:
-        """{parameter: its stand-in}, without those whose gradients are whole already."""
+        """{parameter: its stand-in}, without those whose gradients are whole already, or are not asked for."""
         if self._vectors is None:
             self._vectors = _vectors(self)
         shared: dict[nn.Parameter, torch.Tensor] = {}
         for letters, places in self._vectors.items():
             # By attribute each time: that is how ZeRO-3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in places]
+            parameters = [p for p in parameters if p.requires_grad]
             shared.update(zip(parameters, comm.shared_together(parameters, self.groups.axis(*letters)), strict=True))
         return shared
 

@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 import torch
 
-from dslpar import comm
 from dslpar.mesh import TENSOR_AXES, Mesh, Tensor
 
 Letters = tuple[str, ...]
@@ -44,8 +43,15 @@ class Cuts(NamedTuple):
 
     @property
     def tokens(self) -> Letters:
-        """All axes that cut tokens: over these a vector's gradient comes in parts."""
-        return self.batch + self.sequence
+        """All axes that cut tokens: over these a vector's gradient comes in parts.
+
+        They are in the order in which they cut the one dim of [tokens, features]: d, q, then y or z.
+        """
+        return tuple(letter for letter in TENSOR_AXES if letter in self.batch + self.sequence)
+
+    def of(self, num_dims: int) -> tuple[Letters, ...]:
+        """For [batch, sequence, features], or for [tokens, features]."""
+        return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
 def residual_cuts(tensor: Tensor) -> Cuts:
@@ -101,8 +107,8 @@ class Placement:
     """For each dim the axes that cut it, slowest cut first."""
     partial: Letters = ()
     """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it there."""
-    blocks: int = 1
-    """Dim 0 is so many equal blocks (q, k, v), each cut by itself: (3 * F, H) is cut as (3, F, H) on dim 1."""
+    blocks: tuple[int, ...] = ()
+    """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): it is one."""
     padded_rows: int | None = None
     """Length of dim 0 with the zero rows that make it divisible; None: none."""
 
@@ -115,9 +121,9 @@ class Placement:
     def local_shape(self) -> tuple[int, ...]:
         """Shape of each rank's piece."""
         counts = [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
-        divisors = [counts[0] * self.blocks, *counts[1:]]
-        divides = not any(length % divisor for length, divisor in zip(self.padded, divisors, strict=True))
-        assert divides, f"{self.padded} does not divide by {divisors}: lint would have refused it"
+        cuts = [*zip(self.padded, counts, strict=True), *((block, counts[0]) for block in self.blocks)]
+        divides = not any(length % count for length, count in cuts)
+        assert divides, f"{self.blocks or ''}{self.padded} does not divide by {counts}: lint would have refused it"
         return tuple(length // count for length, count in zip(self.padded, counts, strict=True))
 
     @property
@@ -135,7 +141,7 @@ class Placement:
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         if self.padded != self.shape:
             full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
-        return self._view(full, coord).clone().view(self.local_shape)
+        return torch.cat(self._views(full, coord))
 
     def merge(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         """The full, unpadded tensor, from the pieces of all ranks of a tensor group in their order."""
@@ -144,17 +150,17 @@ class Placement:
         full = pieces[0].new_empty(self.padded)
         for coord, shard in zip(map(mesh.coord, range(mesh.world_size)), pieces, strict=True):
             if self.owner(coord):
-                view = self._view(full, coord)
-                view.copy_(shard.view(view.shape))
+                views = self._views(full, coord)
+                for view, part in zip(views, torch.split(shard, [len(view) for view in views]), strict=True):
+                    view.copy_(part)
         return full[: self.shape[0]] if self.padded_rows is not None else full
 
-    def _view(self, padded: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
-        cuts = self.cuts
-        if self.blocks > 1:
-            padded, cuts = comm.in_blocks(padded, 0, self.blocks), ((), *cuts)
-        for dim, letters in enumerate(cuts):
+    def _views(self, padded: torch.Tensor, coord: Mapping[str, int]) -> list[torch.Tensor]:
+        """Of each block, the part that the rank at `coord` holds."""
+        for dim, letters in list(enumerate(self.cuts))[1:]:
             padded = take(padded, dim, self.tensor, coord, letters)
-        return padded
+        blocks = torch.split(padded, list(self.blocks) or len(padded))
+        return [take(block, 0, self.tensor, coord, self.cuts[0]) for block in blocks]
 
 
 def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
@@ -163,9 +169,10 @@ def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def inward_weight(tensor: Tensor, out_features: int, in_features: int, blocks: int = 1) -> Placement:
-    """Weight of a linear from the residual to inner features; `blocks` of `out_features` each."""
-    return Placement(tensor, (blocks * out_features, in_features), (("y", "q"), ("z",)), blocks=blocks)
+def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
+    """Weight of a linear from the residual to inner features, or to blocks of them."""
+    length, blocks = _blocks(out_features)
+    return Placement(tensor, (length, in_features), (("y", "q"), ("z",)), blocks=blocks)
 
 
 def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
@@ -180,10 +187,22 @@ def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
     return Placement(tensor, (vocab_size, hidden_size), (("y", "q"), ("z",)), padded_rows=rows)
 
 
-def inner_vector(tensor: Tensor, length: int, blocks: int = 1) -> Placement:
-    """A vector added to inner activations; `blocks` of `length` each."""
-    cuts = inner_cuts(tensor)
-    return Placement(tensor, (blocks * length,), (cuts.features,), partial=cuts.tokens, blocks=blocks)
+def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:
+    """A vector added to inner activations, or to blocks of them."""
+    cuts, (length, blocks) = inner_cuts(tensor), _blocks(features)
+    return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens, blocks=blocks)
+
+
+def logit_vector(tensor: Tensor, vocab_size: int) -> Placement:
+    """A vector added to the logits, with padding."""
+    cuts, padded = inner_cuts(tensor), padded_vocab(tensor, vocab_size)
+    rows = padded if padded != vocab_size else None
+    return Placement(tensor, (vocab_size,), (cuts.features,), partial=cuts.tokens, padded_rows=rows)
+
+
+def _blocks(features: int | Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """(all of them, the lengths of the blocks)."""
+    return (features, ()) if isinstance(features, int) else (sum(features), tuple(features))
 
 
 def residual_vector(tensor: Tensor, length: int) -> Placement:
@@ -198,11 +217,11 @@ def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Plac
     return Placement(tensor, (num_positions, hidden_size), ((), cuts.features), partial=cuts.tokens)
 
 
-def residual(tensor: Tensor, batch: int, sequence: int, hidden_size: int) -> Placement:
-    """The residual stream [batch, sequence, hidden]."""
-    return Placement(tensor, (batch, sequence, hidden_size), residual_cuts(tensor))
+def residual(tensor: Tensor, *shape: int) -> Placement:
+    """The residual stream [batch, sequence, hidden], or [tokens, hidden]."""
+    return Placement(tensor, shape, residual_cuts(tensor).of(len(shape)))
 
 
-def inner(tensor: Tensor, batch: int, sequence: int, features: int) -> Placement:
-    """An inner activation [batch, sequence, features]."""
-    return Placement(tensor, (batch, sequence, features), inner_cuts(tensor))
+def inner(tensor: Tensor, *shape: int) -> Placement:
+    """An inner activation [batch, sequence, features], or [tokens, features]."""
+    return Placement(tensor, shape, inner_cuts(tensor).of(len(shape)))

@@ -51,8 +51,11 @@ def on_ranks(
     `init`: what each rank starts before `fn`: torch.distributed over gloo, DeepSpeed over it as well, or nothing.
     `timeout`, in seconds, is for everything. RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are set, and `env`.
     """
+    # What ranks would import, once, here: the first backward brings sympy with it, 0.4 s a rank.
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
     if init == "deepspeed":
-        # Once, here, and not in every rank: with ZeRO on, the second one brings torch's compiler with it.
+        # With ZeRO on, the second one brings torch's compiler with it.
         import deepspeed
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
     with tempfile.TemporaryDirectory(prefix="dslpar_ranks_") as folder:

@@ -14,6 +14,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # ZeRO imports 
 import pytest
 
 from dslpar import cli, flow, hostfile, train
+from dslpar.plan.divisors import least_micro_size
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,7 @@ RUN_BY_DEFAULT = {
     "configs/gpt_3d.py",
     "configs/gpt_zero3.py",
     "configs/layers_cfg.py",
+    "configs/llama_2d.py",
     "configs/libai/data_tensor_pipeline.py",
     "configs/libai/load_balanced.py",
 }
@@ -60,8 +62,10 @@ def scaled_down(config: str) -> list[str]:
     model = root.get("model").value
     names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
     words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
+    least = least_micro_size(flow.job_of(config, world_of(config)).mesh.tensor)
     words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
-    return [*words, "batch={'global_size': 8, 'micro_size': 1}", "train.steps=2", "train.eval_interval=None"]
+    batch = f"batch={{'global_size': 8, 'micro_size': {least}}}"
+    return [*words, batch, "train.steps=2", "train.eval_interval=None"]
 
 
 def losses(config: str, world: int, folder: Path, *overrides: str) -> list[float]:

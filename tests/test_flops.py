@@ -15,7 +15,16 @@ from dslpar.mesh import Mesh
 from dslpar.models import GPT, build_module
 
 TIED = GPT(num_layers=3, hidden_size=24, num_heads=4, vocab_size=50, max_seq_len=16)
-MODELS = [TIED, replace(TIED, tie_embeddings=False, ffn_hidden_size=40), replace(TIED, num_layers=1, vocab_size=7)]
+LLAMA = replace(
+    TIED, norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, num_kv_heads=2
+)
+MODELS = [
+    TIED,
+    replace(TIED, tie_embeddings=False, ffn_hidden_size=40),
+    replace(TIED, num_layers=1, vocab_size=7),
+    LLAMA,
+    replace(TIED, num_kv_heads=1, activation="swiglu"),
+]
 
 
 def counted(model: GPT, batch: int) -> int:
@@ -41,8 +50,9 @@ def test_weights_that_are_multiplied_are_the_matrices_of_the_module() -> None:
     for model in MODELS:
         module = build_module(model, Groups(Mesh()), seed=0)
         matrices = {name: p.numel() for name, p in module.named_parameters() if p.dim() >= 2}
-        tables = matrices.pop("embedding.positions.weight") + matrices["embedding.tokens.weight"]
-        assert tables > 0
+        assert matrices["embedding.tokens.weight"] > 0
+        assert ("embedding.positions.weight" in matrices) == (model.positions == "learned")
+        matrices.pop("embedding.positions.weight", None)
         if not model.tie_embeddings:
             del matrices["embedding.tokens.weight"]
         assert num_multiplied_weights(model) == sum(matrices.values())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import dslpar
@@ -34,6 +35,32 @@ def test_the_stage_of_a_layer_by_its_index(tmp_path: Path) -> None:
         ranks = on_ranks(2, _stage_ids, path, init="deepspeed")
         assert [rank[:3] for rank in ranks] == [(expected, 0, 2), (expected, 1, 2)]
         assert "PIP208 no-such-layer: there is no layer 7: the model has 3\nhelp: from 0 to 2" in ranks[0][3]
+
+
+def _placements(path: str) -> Any:
+    from dslpar.tensors import broadcast, split
+
+    run = dslpar.start(path)
+    noise, found = torch.arange(128.0).view(16, 8), []
+    for layer in (0, 1, -1):
+        placement = run.get_layer_placement(layer)
+        local = run.distribute(noise, run.get_nd_sbp([split(0), broadcast]), placement).to_local()
+        found.append((placement.mesh.tolist(), tuple(local.shape)))
+    with pytest.raises(DslparError, match="there is no layer 7"):
+        run.get_layer_placement(7)
+    return run.stage, found
+
+
+def test_the_placement_of_a_layer_is_the_mesh_of_its_stage(tmp_path: Path) -> None:
+    """LiBai's get_layer_placement; a rank of another stage may ask, and holds nothing."""
+    model = GPT.replace("num_layers=2", "num_layers=3").replace("clip_grad_norm=1.0", "{}")
+    ids = "dist=dict(tensor_parallel_size=2, pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1])"
+    ranks = on_ranks(8, _placements, written(tmp_path, model.replace("{}", ids)), init="deepspeed")
+    stages = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    for rank, (mine, found) in enumerate(ranks):
+        assert mine == rank // 4
+        assert [mesh for mesh, _ in found] == [stages[0], stages[1], stages[1]]
+        assert [shape for _, shape in found] == [(8, 8) if stage == mine else (0,) for stage in (0, 1, 1)]
 
 
 def _by_a_program(path: str) -> Any:
@@ -71,8 +98,6 @@ class Head(Block):
 
 
 def _cut(path: str) -> Any:
-    import torch
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Tanh(), *(Block(index) for index in range(4)), Head())
     engine, *_ = dslpar.initialize(path, model=model, optimizer=sgd(model.parameters()))

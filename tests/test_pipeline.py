@@ -83,3 +83,60 @@ def test_a_user_s_pipeline_of_unknown_layers_is_not_cut_by_guess() -> None:
     for layer_idx in ([None], [0, 2], [0, 1, 0], [0, 1, 2], [0, -2, 1, -3]):
         with pytest.raises(ValueError, match="do not rise"):
             parts_of(layer_idx, [1, 1])
+
+
+# ---- what crosses a boundary ----
+
+BOUNDARIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    "1d 2": ({"size": 2, "mode": "1d"}, (4, 12, 24)),
+    "1d 2 sequence": ({"size": 2, "mode": "1d", "sequence": True}, (4, 6, 24)),
+    "2d 4": ({"size": 4, "mode": "2d"}, (2, 12, 12)),
+    "2.5d 8": ({"size": 8, "mode": "2.5d", "depth": 2}, (1, 12, 12)),
+    "3d 8": ({"size": 8, "mode": "3d"}, (1, 12, 12)),
+    "cuboid (1, 2, 2) hidden": ({"size": 4, "mode": "cuboid", "shape": (1, 2, 2)}, (4, 12, 6)),
+    "cuboid (1, 2, 2) batch": ({"size": 4, "mode": "cuboid", "shape": (1, 2, 2), "residual": "batch"}, (2, 12, 12)),
+    "ring 2": ({"size": 2, "mode": "sequence"}, (4, 6, 24)),
+    "ulysses 2": ({"size": 2, "mode": "sequence", "impl": "ulysses"}, (4, 6, 24)),
+}
+"""Of each mode, the shape that each rank sends of a residual [4, 12, 24]."""
+
+
+def _sent(made: Job) -> tuple[list[tuple[int, ...]], bool]:
+    """Shapes of all tensors of a floating dtype that this rank sends in a step; and whether any is partitioned."""
+    import torch
+    from deepspeed.runtime.pipe import p2p
+
+    from dslpar.build import build
+    from dslpar.groups import Groups
+
+    engine = build(made, Groups(made.mesh), all_counted=True)
+    shapes, send = [], p2p.send
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.is_floating_point():
+            shapes.append(tuple(tensor.shape))
+        return send(tensor, *args, **kwargs)
+
+    p2p.send = counted
+    ids = torch.zeros(4, 12, dtype=torch.long)
+    engine.train_batch([(ids, ids)] * 2)
+    return shapes, engine.deepspeed.is_pipe_partitioned or engine.deepspeed.is_grad_partitioned
+
+
+@pytest.mark.filterwarnings("default")  # DeepSpeed's own
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in ("2.5d 8", "3d 8") else []) for name in BOUNDARIES]
+)
+def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> None:
+    """Forward from the first stage, its gradient from the last, once a micro-batch. DeepSpeed's own partitioning is
+    off: it would cut copies once more, and take pieces for copies.
+    """
+    section, shape = BOUNDARIES[name]
+    model = spec.GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=30, max_seq_len=12)
+    parallel = spec.Parallel(pipeline=spec.PipelineParallel(size=2), tensor=spec.TensorParallel(**section))
+    batch = spec.Batch(micro_size=4, accumulation=2)
+    world = 2 * section["size"]
+    made = resolve(spec.Spec(model=model, parallel=parallel, batch=batch), world, "cfg.py")
+    ranks = on_ranks(world, _sent, made, init="deepspeed", timeout=200)
+    assert [partitioned for _, partitioned in ranks] == [False] * world
+    assert [sent for sent, _ in ranks] == [[shape] * 2] * world

@@ -7,11 +7,15 @@
 
 A checkpoint is DeepSpeed's own (`global_step5/`, `latest`: its tools read it), and beside that `checkpoint.json`, the
 manifest, and `ranks/`, what DeepSpeed does not keep. `folder` knows names and files, `manifest` what must be equal,
-`state` what is inside.
+`state` what is inside. `weights` is apart from these: the whole model's tensors, out of one layout and into another.
+
+    whole = checkpoint.full_state(engine.module, engine.groups)
+    checkpoint.load_full_state(other.module, whole, other.groups)
 """
 
 from dslpar.checkpoint.folder import Stored
 from dslpar.checkpoint.manifest import check, text_identity
 from dslpar.checkpoint.state import load, newest, save
+from dslpar.checkpoint.weights import full_state, load_full_state
 
-__all__ = ["Stored", "check", "load", "newest", "save", "text_identity"]
+__all__ = ["Stored", "check", "full_state", "load", "load_full_state", "newest", "save", "text_identity"]

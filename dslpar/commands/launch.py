@@ -37,7 +37,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     words.config_argument(parser)
     words.world_arguments(parser)
-    parser.add_argument("--num-ranks", dest="world_size", type=words.count, metavar="N", help="as --world-size")
     parser.add_argument("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where it is missing")
     parser.add_argument("--print", action="store_true", help="print the command line and start nothing")
     for flag, help_ in _PASSED.items():

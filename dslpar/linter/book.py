@@ -13,6 +13,7 @@ from dslpar.linter import (
     language,
     offload,
     parallel,
+    performance,
     pipeline,
     schedules,
     tensor,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *schedules.RULES,
     *deepspeed.RULES,
     *hosts.RULES,
+    *performance.RULES,
 )
 
 

@@ -15,8 +15,9 @@ from dslpar import mesh, spec
 from dslpar.config.load import Config
 from dslpar.errors import Finding, Location
 from dslpar.hostfile import Cluster
-from dslpar.job import MODES, Batch, asked_batch, batch_of, cuboid_of, least_micro_size, pipeline_of, tensor_of
+from dslpar.job import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
 from dslpar.linter.rule import Problem, UnknownValueError
+from dslpar.plan.divisors import least_micro_size
 from dslpar.read import Reading, read
 from dslpar.reading import Registered
 

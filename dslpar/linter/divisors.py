@@ -1,13 +1,14 @@
-"""TEN201 and on: the model's dims against what the cuboid cuts them by (DESIGN, section 5, "Divisors")."""
+"""TEN201 and on: the model's sizes against what the cuboid cuts them by; `dslpar.plan.divisors` is the table."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.mesh import Tensor
+from dslpar.plan import divisors
+from dslpar.plan.divisors import Condition, multiples
 
 
 @rule("TEN201", "heads-do-not-divide")
@@ -29,22 +30,7 @@ def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    cuboid = cx.cuboid
-    by, words = cuboid.y, f"y = {cuboid.y}"
-    if cuboid.inner == "heads" and cuboid.z > 1:
-        by, words = cuboid.y * cuboid.z, f"y * z = {cuboid.y * cuboid.z}"
-    if cuboid.split == "sequence" and cuboid.impl == "ulysses":
-        by, words = cuboid.y * cuboid.x, f"x = {cuboid.x} (Ulysses)"
-    heads, hidden = cx.gpt.num_heads, cx.gpt.hidden_size
-    if heads % by:
-        said = f"num_heads {heads} does not divide by {words} of mode {cx.cuboid.mode!r}"
-        legal = [count for count in divisors(hidden) if count % by == 0]
-        fix = (
-            _two_nearest(heads, legal)
-            if legal
-            else f"a hidden_size that is a multiple of {by}, or a smaller tensor size"
-        )
-        yield cx.problem("model.num_heads", said, fix)
+    yield from _of_gpt(cx, "TEN201", "num_heads")
 
 
 @rule("TEN202", "hidden-does-not-divide")
@@ -68,12 +54,7 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=8, mode='3d'))
         batch = dict(micro_size=4)
     """
-    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
-    cuts = {name: size for name, size in _hidden_cuts(cx).items() if hidden % size}
-    if cuts:
-        words = " and by ".join(f"{name} = {size}" for name, size in cuts.items())
-        said = f"hidden_size {hidden} does not divide by {words} of mode {cx.cuboid.mode!r}"
-        yield cx.problem("model.hidden_size", said, _nearest(hidden, math.lcm(heads, *_hidden_cuts(cx).values())))
+    yield from _of_gpt(cx, "TEN202", "hidden_size")
 
 
 @rule("TEN203", "ffn-does-not-divide")
@@ -96,11 +77,11 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
                      ffn_hidden_size=96)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    ffn, by = cx.gpt.ffn_hidden_size, math.lcm(*_inner_cuts(cx).values())
-    if ffn is not None and ffn % by:
-        words = " and by ".join(f"{name} = {size}" for name, size in _inner_cuts(cx).items() if ffn % size)
-        said = f"ffn_hidden_size {ffn} does not divide by {words} of mode {cx.cuboid.mode!r}"
-        yield cx.problem("model.ffn_hidden_size", said, _nearest(ffn, by))
+    ffn, found = cx.gpt.ffn_hidden_size, list(divisors.ffn(cx.gpt, cx.cuboid))
+    wrong = _wrong(found, "TEN203")
+    if ffn is not None and wrong:
+        fix = "nearest legal: " + _either(multiples(ffn, divisors.common(found)))
+        yield cx.problem("model.ffn_hidden_size", _said(cx, "model.ffn_hidden_size", wrong), fix)
 
 
 @rule("TEN204", "sequence-does-not-divide")
@@ -122,16 +103,15 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
         data = dict(seq_len=32)
     """
-    cuboid = cx.cuboid
-    by = cuboid.y if cuboid.residual == "sequence" else 1
-    if cuboid.split == "sequence":
-        by *= cuboid.x
-    keys = ("data.seq_len", "model.max_seq_len")
-    length = cx.spec.data.seq_len or cx.gpt.max_seq_len
-    if length % by:
-        said = f"sequences of {length} tokens do not divide over {by} ranks"
-        longest = cx.gpt.max_seq_len if cx.spec.data.seq_len else length + by
-        yield cx.problem(keys, said, _two_nearest(length, range(by, max(longest, by) + 1, by)))
+    length, longest = cx.spec.data.seq_len or cx.gpt.max_seq_len, cx.gpt.max_seq_len
+    found = list(divisors.sequence(length, cx.cuboid))
+    if not _wrong(found, "TEN204"):
+        return
+    by = divisors.common(found)
+    legal = [size for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
+    fix = "nearest legal: " + _either(legal) if legal else f"nearest legal: seq_len={by} with max_seq_len={by}"
+    said = f"sequences of {length} tokens do not divide over {by} ranks"
+    yield cx.problem(("data.seq_len", "model.max_seq_len"), said, fix)
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
@@ -150,40 +130,156 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
     Use instead:
         model = dict(type='GPT', num_layers=2, hidden_size=52, num_heads=4, vocab_size=256, max_seq_len=64)
     """
-    heads, hidden = cx.gpt.num_heads, cx.gpt.hidden_size
+    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
     if hidden % heads:
-        said = f"hidden_size {hidden} is not a multiple of num_heads {heads}"
-        yield cx.problem("model.hidden_size", said, _nearest(hidden, heads))
+        yield cx.problem("model.hidden_size", f"hidden_size {hidden} is not a multiple of num_heads {heads}", _fix(cx))
 
 
-def _inner_cuts(cx: Context) -> dict[str, int]:
-    """What inner features are cut by."""
-    cuboid = cx.cuboid
-    cuts = {"y * q": cuboid.y * cuboid.q}
-    return cuts | {"y * z": cuboid.y * cuboid.z} if cuboid.inner == "heads" else cuts
+@rule("TEN206", "kv-heads-do-not-divide")
+def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
+    """The heads of keys and values do not divide over the ranks that share them.
+
+    What it does:
+        Checks num_kv_heads against what num_heads is checked against: y (y * z if inner activations are kept by heads),
+        and y * x for Ulysses.
+
+    Why:
+        A rank computes whole heads, and has the keys and values of its own queries; none are copied.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=2)
+        parallel = dict(tensor=dict(size=4, mode='1d'))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=4)
+        parallel = dict(tensor=dict(size=4, mode='1d'))
+    """
+    yield from _of_gpt(cx, "TEN206", "num_kv_heads")
 
 
-def _hidden_cuts(cx: Context) -> dict[str, int]:
-    """What hidden_size is cut by: the features of the residual stream, and those of attention."""
-    cuboid = cx.cuboid
-    cuts = {"z * q": cuboid.z * cuboid.q} | _inner_cuts(cx)
-    return cuts | {"z * y": cuboid.z * cuboid.y} if cuboid.residual == "hidden" else cuts
+@rule("TEN207", "kv-heads-do-not-divide-heads")
+def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
+    """num_heads is no multiple of num_kv_heads.
+
+    What it does:
+        Checks that each head of keys and values serves a whole number of queries' heads.
+
+    Why:
+        Grouped-query attention shares each key and value among num_heads / num_kv_heads queries.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=3)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=4)
+    """
+    heads, kv_heads = cx.gpt.num_heads, cx.gpt.num_kv_heads
+    if kv_heads is not None and heads % kv_heads:
+        said = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
+        yield cx.problem("model.num_kv_heads", said, _fix(cx))
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, in order."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
+@rule("TEN208", "kv-features-do-not-divide")
+def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
+    """The features of keys and values do not divide over the ranks that cut their weights.
+
+    What it does:
+        Checks num_kv_heads * hidden_size / num_heads against y * q.
+
+    Why:
+        The weights of queries, keys and values are blocks of one weight, each cut by itself into equal pieces. Of many
+        queries a key, the block of the keys is the small one.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=2)
+        parallel = dict(tensor=dict(size=16, mode='cuboid', shape=(8, 2, 1)))
+        batch = dict(micro_size=8)  # a world of 16
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=64,
+                     num_kv_heads=2)
+        parallel = dict(tensor=dict(size=8, mode='cuboid', shape=(4, 2, 1)))
+        batch = dict(micro_size=4)
+    """
+    if any(not each.holds for each in divisors.heads(cx.gpt, cx.cuboid)) or cx.gpt.hidden_size % cx.gpt.num_heads:
+        return
+    if _wrong(divisors.hidden(cx.gpt, cx.cuboid), "TEN208"):
+        cut, features = cx.cuboid.y * cx.cuboid.q, cx.gpt.num_kv_heads * (cx.gpt.hidden_size // cx.gpt.num_heads)
+        said = f"num_kv_heads {cx.gpt.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
+        yield cx.problem("model.num_kv_heads", f"{said} of mode {cx.cuboid.mode!r}", _fix(cx))
 
 
-def _two_nearest(value: int, legal: Sequence[int]) -> str:
-    """The legal sizes next to `value`; `legal` is in order and not empty."""
-    at = bisect_left(legal, value)
-    return "nearest legal: " + " or ".join(map(str, legal[max(0, at - 1) : at + 1]))
+@rule("TEN209", "odd-head")
+def odd_head(cx: Context) -> Iterator[Problem]:
+    """Rotary positions, and a head has an odd number of features.
+
+    What it does:
+        Checks that hidden_size / num_heads is even where positions='rotary'.
+
+    Why:
+        Rotary positions turn pairs of features.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=36, num_heads=4, vocab_size=256, max_seq_len=64,
+                     positions='rotary')
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=4, vocab_size=256, max_seq_len=64,
+                     positions='rotary')
+    """
+    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
+    if cx.gpt.positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
+        said = f"a head has {hidden // heads} features, and rotary positions turn pairs of them"
+        yield cx.problem("model.hidden_size", said, _fix(cx))
 
 
-def _nearest(value: int, by: int) -> str:
-    return _two_nearest(value, range(by, value + by + 1, by))
+def _of_gpt(cx: Context, code: str, field: str) -> Iterator[Problem]:
+    """What the table says under `code`."""
+    wrong = _wrong((*divisors.heads(cx.gpt, cx.cuboid), *divisors.hidden(cx.gpt, cx.cuboid)), code)
+    if wrong:
+        yield cx.problem(f"model.{field}", _said(cx, f"model.{field}", wrong), _fix(cx))
+
+
+def _wrong(found: Iterable[Condition], code: str) -> list[Condition]:
+    return [each for each in found if each.code == code and not each.holds]
+
+
+def _said(cx: Context, key: str, wrong: list[Condition]) -> str:
+    words = " and by ".join(each.why for each in wrong)
+    return f"{_name(cx, key)} {wrong[0].value} does not divide by {words} of mode {cx.cuboid.mode!r}"
+
+
+def _fix(cx: Context) -> str:
+    """Sizes that are legal together: all rules about heads and hidden_size name the same."""
+    choices = divisors.nearest(cx.gpt, _cuboid_or_one(cx))
+    if not choices:
+        return "a smaller tensor size"
+    names = {key: _name(cx, f"model.{key}") for key in choices[0]}
+    if len(names) == 1:
+        ((key, name),) = names.items()
+        return f"nearest legal: {name}=" + _either([choice[key] for choice in choices])
+    return "nearest legal: " + " with ".join(f"{name}={choices[0][key]}" for key, name in names.items())
+
+
+def _cuboid_or_one(cx: Context) -> Tensor:
+    """The cuboid; where another rule has to say that it is none, one rank."""
+    try:
+        return cx.cuboid
+    except UnknownValueError:
+        return Tensor()
+
+
+def _name(cx: Context, key: str) -> str:
+    return cx.wrote(key).rpartition(".")[2]
+
+
+def _either(sizes: Iterable[int]) -> str:
+    return " or ".join(map(str, sizes))
 
 
 RULES = (
@@ -192,4 +288,8 @@ RULES = (
     ffn_does_not_divide,
     sequence_does_not_divide,
     heads_do_not_divide_hidden,
+    kv_heads_do_not_divide,
+    kv_heads_do_not_divide_heads,
+    kv_features_do_not_divide,
+    odd_head,
 )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dslpar.errors import Location
 from dslpar.hostfile import Cluster
 from dslpar.linter.context import Context
-from dslpar.linter.divisors import divisors
 from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.plan.divisors import divisors
 
 _GRAMMAR = "one host a line: NAME slots=N"
 

@@ -10,7 +10,7 @@ from dslpar import spec
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
 from dslpar.plan import listed
-from dslpar.plan.stages import LAYER_CLASSES, PATTERN
+from dslpar.plan.stages import PATTERN, layer_classes
 from dslpar.reading import did_you_mean
 
 _CUTS = ("stage_ids", "counts", "method")
@@ -341,7 +341,7 @@ def _class_names(cx: Context) -> Sequence[str]:
     if cx.unlisted:
         raise UnknownValueError("layers")
     model = cx.reading.spec.model
-    return listed.class_names(model) if isinstance(model, spec.OtherModel) else LAYER_CLASSES
+    return listed.class_names(model) if isinstance(model, spec.OtherModel) else layer_classes(model)
 
 
 def _ids(cx: Context) -> tuple[int, ...]:

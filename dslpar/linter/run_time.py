@@ -447,6 +447,22 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CKP207",
+        "other-weights",
+        """
+Weights that are to be loaded are not those of the model: a name is missing or unknown, or a shape differs.
+
+What it does:
+    Compares the names and whole shapes of all tensors with those of the model, before one of them is changed.
+
+Why:
+    A weight that is left as it was drawn spoils a model that seems to be loaded.
+
+Use instead:
+    load_full_state(module, full, groups, strict=False)  # where only a part is to be loaded
+""",
+    ),
+    RunTimePage(
         "HST201",
         "half-a-place",
         """
@@ -814,6 +830,134 @@ Why:
 
 Use instead:
     parallel = dict(tensor=1)
+""",
+    ),
+    RunTimePage(
+        "TEN221",
+        "activation-does-not-divide",
+        """
+An activation of your own that the ranks of a tensor group cannot share out in equal pieces.
+
+What it does:
+    Divides each dim of what enters `to_residual` or `to_inner` by the ranks that cut it.
+
+Why:
+    The linter knows the dims of GPT; those of other models are known when they run.
+
+Use instead:
+    x = torch.nn.functional.pad(x, (0, 0, 0, 1))  # one more token: 16 x 16 patches and a class token are 257
+""",
+    ),
+    RunTimePage(
+        "TEN222",
+        "outside-the-vocabulary",
+        """
+A token or a label that is no entry of the vocabulary.
+
+What it does:
+    Looks at all ids and labels of a micro-batch, on every rank; on a GPU the device itself stops, as in torch.
+
+Why:
+    A rank that holds a part of the vocabulary would look the token up, find it elsewhere, and go on with zeros.
+
+Use instead:
+    model = dict(type='GPT', vocab_size=50257)  # of the tokenizer; labels that do not count are -100
+""",
+    ),
+    RunTimePage(
+        "TEN223",
+        "wrong-mask",
+        """
+A padding mask that is not bool [batch, sequence] of the whole micro-batch.
+
+What it does:
+    Compares the mask that a layer is called with to its input, with the pieces of all ranks of the tensor group.
+
+Why:
+    As ids and labels, a mask enters whole on every rank, and the layers slice it. Of integers, "not" is another number.
+
+Use instead:
+    block(x, mask=ids != pad_id)
+""",
+    ),
+    RunTimePage(
+        "TEN224",
+        "no-such-layer-option",
+        """
+A norm or an activation that no layer has.
+
+What it does:
+    Looks up the names that `Form` and `MLP` are given.
+
+Why:
+    The linter checks those of GPT; a model of your own is known when it is built.
+
+Use instead:
+    Block(groups, 256, 8, form=Form(norm='rmsnorm', activation='swiglu'))
+""",
+    ),
+    RunTimePage(
+        "TEN225",
+        "no-such-loss",
+        """
+A cross-entropy that does not exist: another reduction, or a label smoothing outside 0 to 1.
+
+What it does:
+    Checks the arguments of `dslpar.layers.cross_entropy` at each call.
+
+Why:
+    The ranks compute their parts themselves, so torch never sees these arguments.
+
+Use instead:
+    cross_entropy(groups, logits, labels, vocab_size, reduction='none', label_smoothing=0.1)
+""",
+    ),
+    RunTimePage(
+        "TEN231",
+        "no-such-mesh",
+        """
+A DeviceMesh over axes that do not exist, or that overlap.
+
+What it does:
+    Checks the names that `run.device_mesh` is given.
+
+Why:
+    A rank has one place on each axis; "tensor" is d, q, y and z together, and "x" is d and q.
+
+Use instead:
+    mesh = run.device_mesh('data', 'tensor')
+""",
+    ),
+    RunTimePage(
+        "TEN232",
+        "placements-do-not-fit",
+        """
+Placements of a tensor of your own that do not fit the mesh or the tensor.
+
+What it does:
+    Counts them against the dims of the mesh, and looks up the dims that they split.
+
+Why:
+    Each dim of the mesh needs to know what happens to the tensor there.
+
+Use instead:
+    run.distribute(noise, run.get_nd_sbp([split(0), split(1)]))
+""",
+    ),
+    RunTimePage(
+        "TEN233",
+        "blocks-are-no-shards",
+        """
+A parameter of several blocks (queries, keys, values; gate, up) asked for as a DTensor.
+
+What it does:
+    Looks at the placement of what `as_dtensor` is given.
+
+Why:
+    Each rank holds a part of each block, which lie apart in the full weight; a DTensor's pieces are contiguous.
+
+Use instead:
+    full = dslpar.layers.gather(p, dslpar.layers.placement_of(p), run.groups)
 """,
     ),
     RunTimePage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from dslpar import mesh
 from dslpar.job import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
@@ -199,6 +200,46 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
             yield cx.problem(f"parallel.tensor.{option}", said, f"leave it out; {option} belongs to mode {modes}")
 
 
+@rule("DEAD109", "keep-without-effect", "warning")
+def keep_without_effect(cx: Context) -> Iterator[Problem]:
+    """keep names panels that are not gathered.
+
+    What it does:
+        Compares keep with the panels that the layers gather on this cuboid: of activations where z is over 1, or y is
+        and the residual is not replicated; of weights where q is over 1.
+
+    Why:
+        What is not gathered cannot be kept or let go. In modes '1d' (without sequence) and 'sequence' nothing is, and
+        keep has no effect; elsewhere 'w' may mean 'none', and 'both' may mean 'x' or 'w'.
+
+    Example:
+        parallel = dict(tensor=dict(size=2, mode='1d', keep='none'))
+
+    Use instead:
+        parallel = dict(tensor=dict(size=2, mode='1d', sequence=True, keep='none'))
+    """
+    tensor, cuboid = cx.tensor, cx.cuboid
+    if tensor is None or tensor.keep is None:
+        return
+    asked = {"x": {"x"}, "w": {"w"}, "both": {"x", "w"}, "none": set()}[tensor.keep]
+    gathered = gathered_panels(cuboid)
+    named = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
+    if not gathered:
+        said = f"keep={tensor.keep!r} has no effect: no panels are gathered {named}"
+        yield cx.problem("parallel.tensor.keep", said, "leave it out")
+    elif not asked <= gathered:
+        (panel,) = asked - gathered
+        same = "".join(asked & gathered) or "none"
+        said = f"keep={tensor.keep!r}, and no {panel} panels are gathered {named}"
+        yield cx.problem("parallel.tensor.keep", said, f"keep={same!r} means the same")
+
+
+def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
+    """The panels that a linear gathers: "x", of activations, and "w", of weights."""
+    x = cuboid.z > 1 or (cuboid.y > 1 and cuboid.residual != "replicated")
+    return {name for name, there in (("x", x), ("w", cuboid.q > 1)) if there}
+
+
 def _roots(value: float, power: int) -> tuple[int, int]:
     root = max(1, math.floor(value ** (1 / power) + 1e-9))
     return root, root + 1
@@ -226,4 +267,5 @@ RULES = (
     not_depth_times_square,
     shape_is_not_the_size,
     option_of_another_mode,
+    keep_without_effect,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar import spec
-from dslpar.job import least_micro_size
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
+from dslpar.plan.divisors import least_micro_size
 
 
 @rule("BAT101", "batch-does-not-fit")
@@ -92,13 +92,14 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
-    """Samples are longer than the model's position table.
+    """Samples are longer than the model's longest sequence.
 
     What it does:
         Compares data.seq_len with the model's max_seq_len.
 
     Why:
-        A position past the table has no embedding.
+        A position past the table has no embedding; rotary positions have no table, and max_seq_len is what the author
+        says that the model is for.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)

@@ -1,24 +1,27 @@
-"""GPT-2: token and position tables, pre-norm blocks, norm, head; as a list of layers over dslpar.layers.
+"""GPT-2, or by its fields Llama: tables, pre-norm blocks, norm, head; as a list of layers over dslpar.layers.
 
     model = GPT(num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)
     module = build_module(model, groups, seed=1234)
     loss = model.loss(groups)(module(ids), labels)
 
 Initial weights are N(0, init_std), those of projections that add to the residual N(0, init_std / sqrt(2 num_layers)),
-as in GPT-2; biases zero. The blocks read as in nanoGPT.
+as in GPT-2; biases zero. The blocks read as in nanoGPT. Llama's form (arXiv 2302.13971) is norm="rmsnorm",
+activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, later with num_kv_heads.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from dslpar import spec
 from dslpar.groups import Groups
-from dslpar.layers import Block, Dropout, Embedding, Head, LayerNorm, PositionEmbedding, cross_entropy, normal
+from dslpar.layers import Block, Dropout, Embedding, Form, Head, PositionEmbedding, Rotary, cross_entropy, normal
+from dslpar.layers.block import Activation, Norm
 from dslpar.layers.parameter import Shared
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 
@@ -27,7 +30,7 @@ class GPT(spec.GPT, LayeredModel):
     """A decoder-only transformer; its fields are `dslpar.spec.GPT`'s."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """embedding.tokens, embedding.positions, blocks.0 ..., norm, head."""
+        """embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head."""
         init = normal(self.init_std)
         tokens = partial(Embedding, groups, self.vocab_size, self.hidden_size, init=init)
         if self.tie_embeddings:
@@ -36,9 +39,9 @@ class GPT(spec.GPT, LayeredModel):
             head = LayerSpec(name="head", build=partial(Head, groups, self.hidden_size, self.vocab_size, init=init))
         return [
             LayerSpec(name="embedding.tokens", build=tokens),
-            LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self)),
+            self._after_tokens(groups),
             *(self._layer(groups, index) for index in range(self.num_layers)),
-            LayerSpec(name="norm", build=partial(LayerNorm, groups, self.hidden_size, eps=self.layernorm_eps)),
+            LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
 
@@ -51,6 +54,22 @@ class GPT(spec.GPT, LayeredModel):
 
         return loss
 
+    @property
+    def _form(self) -> Form:
+        return Form(
+            norm=cast("Norm", self.norm),
+            activation=cast("Activation", self.activation),
+            num_kv_heads=self.num_kv_heads,
+            rotary=Rotary(self.rope_theta) if self.positions == "rotary" else None,
+            bias=self.bias,
+        )
+
+    def _after_tokens(self, groups: Groups) -> LayerSpec:
+        """What follows the token table, in which, since it may be tied, nothing else can stand."""
+        if self.positions == "rotary":
+            return LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
+        return LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
+
     def _layer(self, groups: Groups, index: int) -> LayerSpec:
         build = partial(self._block, groups)
         return LayerSpec(name=f"blocks.{index}", build=build, layer_idx=index, recomputable=True)
@@ -60,6 +79,7 @@ class GPT(spec.GPT, LayeredModel):
             groups,
             self.hidden_size,
             self.num_heads,
+            form=self._form,
             ffn_hidden_size=self.ffn_size,
             dropout=self.dropout,
             eps=self.layernorm_eps,

@@ -59,33 +59,64 @@ def balanced(first: int, layer: int, last: int, num_layers: int, stages: int) ->
 
 def by_cost(model: GPT, stages: int, seq_len: int) -> Parts:
     """Balanced by the multiplications of a forward; the embedding is a look-up and costs next to nothing."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    layer = 4 * hidden * hidden + 2 * hidden * ffn + seq_len * hidden
-    return balanced(0, layer, hidden * model.vocab_size, model.num_layers, stages)
+    layer = block_weights(model) + seq_len * model.hidden_size  # of the causal scores, a half for each of two products
+    return balanced(0, layer, model.hidden_size * model.vocab_size, model.num_layers, stages)
 
 
 def by_parameters(model: GPT, stages: int) -> Parts:
     """Balanced by the parameters that a stage holds; a tied table is held by the first and by the last stage."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    layer = 4 * hidden * hidden + 2 * hidden * ffn + 9 * hidden + ffn
+    hidden = model.hidden_size
     table = hidden * model.vocab_size
-    return balanced(table + hidden * model.max_seq_len, layer, table + 2 * hidden, model.num_layers, stages)
+    first = table + (hidden * model.max_seq_len if model.positions == "learned" else 0)
+    return balanced(first, block_parameters(model), table + _norm(model), model.num_layers, stages)
+
+
+def block_weights(model: GPT) -> int:
+    """Elements of a block's matrices: attention's four (in one of them, less of keys and values), the MLP's two or
+    three.
+    """
+    hidden, ffn = model.hidden_size, model.ffn_size
+    qkv, up = hidden + 2 * kv_features(model), (2 if model.activation == "swiglu" else 1) * ffn
+    return hidden * (qkv + hidden) + hidden * (up + ffn)
+
+
+def block_parameters(model: GPT) -> int:
+    """All of a block: its matrices, their biases if they have any, two norms."""
+    hidden, up = model.hidden_size, (2 if model.activation == "swiglu" else 1) * model.ffn_size
+    biases = hidden + 2 * kv_features(model) + hidden + up + hidden if model.bias else 0
+    return block_weights(model) + biases + 2 * _norm(model)
+
+
+def kv_features(model: GPT) -> int:
+    """Features of all keys, or of all values, of a token."""
+    return model.kv_heads * model.hidden_size // model.num_heads
+
+
+def _norm(model: GPT) -> int:
+    """Parameters of a norm: RMSNorm has no bias."""
+    return model.hidden_size * (2 if model.bias and model.norm == "layernorm" else 1)
 
 
 PATTERN = re.compile(r"[\w|^$.]+", re.ASCII)
 """What may follow 'type:': names, `|` between them, `^` `$` and `.` as in regular expressions."""
-LAYER_CLASSES = ("Embedding", "PositionEmbedding", "Block", "LayerNorm", "Head")
 
 
-def by_type(pattern: str, num_layers: int, stages: int) -> Parts:
+def layer_classes(model: GPT) -> tuple[str, str, str, str, str]:
+    """Of the layers in order; the third is that of all blocks."""
+    positions = "PositionEmbedding" if model.positions == "learned" else "Dropout"
+    norm = "LayerNorm" if model.norm == "layernorm" else "RMSNorm"
+    return "Embedding", positions, "Block", norm, "Head"
+
+
+def by_type(pattern: str, model: GPT, stages: int) -> Parts:
     """Balanced by the number of layers whose class name matches; as DeepSpeed's 'type:', case does not count.
 
     `pattern` is of PATTERN's form: without groups and repetitions no match takes long.
     """
     token, position, block, norm, head = (
-        int(re.search(pattern, name, re.IGNORECASE) is not None) for name in LAYER_CLASSES
+        int(re.search(pattern, name, re.IGNORECASE) is not None) for name in layer_classes(model)
     )
-    return balanced(token + position, block, norm + head, num_layers, stages)
+    return balanced(token + position, block, norm + head, model.num_layers, stages)
 
 
 def contiguous(weights: Sequence[int], stages: int) -> Parts:

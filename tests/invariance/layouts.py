@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,8 +13,9 @@ from dslpar.job import Job, resolve
 
 GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
 """12 heads divide by 2, 3 and 4; 250 rows need padding in all of these."""
+LLAMA = GPT | {"num_kv_heads": 4, "ffn_hidden_size": 96, "norm": "rmsnorm", "activation": "swiglu", "bias": False}
 STEPS, SAMPLES, CLIP = 10, 16, 0.3
-"""The norm is above 1, so that clipping acts in every step."""
+"""The norm is above 0.3, so that clipping acts in every step."""
 
 OPTIMIZERS: Mapping[str, Any] = {
     "SGD": spec.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -21,6 +23,9 @@ OPTIMIZERS: Mapping[str, Any] = {
     "RMSprop": spec.OtherOptimizer(target="RMSprop", lr=1e-4, weight_decay=0.1, args={"momentum": 0.5}),
     "Adagrad": spec.OtherOptimizer(target="Adagrad", lr=1e-2, args={"initial_accumulator_value": 0.1}),
 }
+
+UNCLIPPED = spec.SGD(lr=0.02, momentum=0.9, weight_decay=0.01)
+"""Steps as large as those that are clipped: with larger ones the noise of fp32 itself grows from step to step."""
 
 
 class Layout(NamedTuple):
@@ -44,11 +49,13 @@ class Layout(NamedTuple):
     """Interval of activation checkpointing; 0: none."""
     scale: dict[str, Any] | None = None
     """fp16: DeepSpeed's keys of the loss scale."""
+    clip: bool = True
+    """Whether the norm is clipped to CLIP; with SGD alone."""
 
     @property
     def problem(self) -> Problem:
         """What the reference depends on."""
-        return Problem(self.model, self.tied, self.ignoring, self.optimizer)
+        return Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip)
 
     def job(self) -> Job:
         """The Job of this row."""
@@ -60,12 +67,12 @@ class Layout(NamedTuple):
             spec.Spec(
                 model=MODELS[self.model](self.tied),
                 parallel=spec.Parallel(**self.parallel),
-                optimizer=OPTIMIZERS[self.optimizer],
+                optimizer=OPTIMIZERS[self.optimizer] if self.clip else UNCLIPPED,
                 lr_scheduler=spec.LRScheduler(type="cosine", warmup_steps=3),
                 zero=spec.Zero(stage=self.zero, extra=extra),
                 precision=spec.Precision(dtype=self.dtype, extra=self.scale or {}),
                 batch=spec.Batch(global_size=SAMPLES, accumulation=self.accumulation),
-                train=spec.Train(steps=STEPS, clip_grad_norm=CLIP),
+                train=spec.Train(steps=STEPS, clip_grad_norm=CLIP if self.clip else None),
                 activation_checkpoint=recompute,
             ),
             self.world,
@@ -80,10 +87,16 @@ class Problem(NamedTuple):
     tied: bool
     ignoring: bool
     optimizer: str
+    clip: bool
 
 
 def _gpt(tied: bool) -> spec.GPT:
     return spec.GPT(**GPT, tie_embeddings=tied)
+
+
+def _llama(tied: bool) -> spec.GPT:
+    """Grouped queries, rotary positions, RMSNorm, swiglu, no bias."""
+    return spec.GPT(**LLAMA, positions="rotary", tie_embeddings=tied)
 
 
 def _layers_cfg(tied: bool) -> spec.OtherModel:
@@ -119,7 +132,12 @@ def _sequential(tied: bool) -> spec.OtherModel:
     return spec.OtherModel(target="tests.invariance.layouts.Mlp", args={"width": GPT["hidden_size"]})
 
 
-MODELS: Mapping[str, Callable[[bool], Any]] = {"GPT": _gpt, "layers_cfg": _layers_cfg, "Sequential": _sequential}
+MODELS: Mapping[str, Callable[[bool], Any]] = {
+    "GPT": _gpt,
+    "Llama": _llama,
+    "layers_cfg": _layers_cfg,
+    "Sequential": _sequential,
+}
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
 takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
 
@@ -135,6 +153,56 @@ def pipe(size: int, **more: Any) -> dict[str, Any]:
 def tensor(mode: str, size: int, **more: Any) -> dict[str, Any]:
     """A tensor group."""
     return {"tensor": spec.TensorParallel(size=size, mode=mode, **more)}
+
+
+KEEPS = ("x", "w", "both", "none")
+MODES: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "1d 2": lambda keep: tensor("1d", 2, keep=keep),
+    "1d 2 sequence": lambda keep: tensor("1d", 2, sequence=True, keep=keep),
+    "2d 4": lambda keep: tensor("2d", 4, keep=keep),
+    "2.5d 2 (depth 2)": lambda keep: tensor("2.5d", 2, depth=2, keep=keep),
+    "3d 8": lambda keep: tensor("3d", 8, keep=keep),
+    "cuboid (1, 2, 2)": lambda keep: tensor("cuboid", 4, shape=(1, 2, 2), keep=keep, **HELD[keep]),
+    "ring 2": lambda keep: tensor("sequence", 2, keep=keep),
+    "ulysses 2": lambda keep: tensor("sequence", 2, impl="ulysses", keep=keep),
+}
+"""By the panels that are kept."""
+HELD: Mapping[str, dict[str, Any]] = {
+    "x": {"residual": "sequence", "inner": "batch"},
+    "w": {"residual": "replicated", "inner": "heads"},
+    "both": {"residual": "batch", "inner": "heads"},
+    "none": {"residual": "hidden", "inner": "batch"},
+}
+"""A way to keep the residual and the inner activations of a cuboid with each."""
+LIMITS = {1: ((0, 3), (1, 3), (3, 0), (3, 1)), 2: ((0, 1), (1, 0))}
+"""ZeRO stages for data 1 and 2, without a pipeline and with one: 3, or what a pipeline allows, in each mode."""
+
+
+def grid() -> dict[str, Layout]:
+    """Every mode with and without a pipeline and replicas; ZeRO, clipping, accumulation, ties and `keep` take turns."""
+    rows = {}
+    for (number, (words, section)), pipes in product(enumerate(MODES.items()), (1, 2)):
+        for data in (1, 2):
+            at = 2 * (pipes - 1) + data - 1
+            zero, keep = LIMITS[pipes][number % len(LIMITS[pipes])][data - 1], KEEPS[(number + at) % 4]
+            parallel = section(keep) | (pipe(2) if pipes > 1 else {})
+            clip, tied = (number // 4 + at) % 2 == 0, (number // 2 + at // 2) % 2 == 0
+            accumulation = (1, 2, 4)[(number + at) % 3]
+            layout = Layout(
+                pipes * data * parallel["tensor"].size,
+                parallel,
+                zero=zero,
+                tied=tied,
+                accumulation=min(accumulation, 4 // data) if words == "3d 8" else accumulation,
+                clip=clip,
+            )
+            rows[f"{words}, pipe {pipes}, data {data}: ZeRO {zero}, {_says(layout, keep)}"] = layout
+    return rows
+
+
+def _says(layout: Layout, keep: str) -> str:
+    words = [f"keep {keep}", f"{layout.accumulation} micro-batches"]
+    return ", ".join([*words, *["untied"] * (not layout.tied), *["no clipping"] * (not layout.clip)])
 
 
 ONE = Layout(1, {})
@@ -245,7 +313,42 @@ LAYOUTS: dict[str, Layout] = {
     "Sequential, pipe 2, data 2": Layout(4, pipe(2), ignoring=True, model="Sequential"),
     "Sequential, data 2, ZeRO 2": Layout(2, {}, zero=2, model="Sequential"),
     "pipe 2, ring 2, recompute 2": Layout(4, pipe(2) | tensor("sequence", 2), recompute=2),
-}
+    # Llama's form
+    "Llama, one process": ONE._replace(model="Llama", tied=False),
+    "Llama, 1d 2, tied": Layout(2, tensor("1d", 2), model="Llama"),
+    "Llama, pipe 2, 1d 2 sequence, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, tied=False, model="Llama"
+    ),
+    "Llama, data 2, 1d 2 sequence, ZeRO 3": Layout(
+        4, tensor("1d", 2, sequence=True), zero=3, tied=False, ignoring=True, model="Llama"
+    ),
+    "Llama, 2d 4, keep both, no clipping": Layout(
+        4, tensor("2d", 4, keep="both"), tied=False, clip=False, model="Llama"
+    ),
+    "Llama, pipe 2, 2d 4, ZeRO 1, tied": Layout(8, pipe(2) | tensor("2d", 4), zero=1, model="Llama"),
+    "Llama, pipe 2, data 2, 2.5d 2 (depth 2)": Layout(
+        8, pipe(2) | tensor("2.5d", 2, depth=2), tied=False, model="Llama"
+    ),
+    "Llama, 3d 8, ZeRO 3": Layout(8, tensor("3d", 8), zero=3, tied=False, model="Llama"),
+    "Llama, cuboid (1, 2, 2), sequence, heads": Layout(
+        4, tensor("cuboid", 4, shape=(1, 2, 2), residual="sequence", inner="heads"), tied=False, model="Llama"
+    ),
+    "Llama, pipe 2, ring 2, recompute 1": Layout(
+        4, pipe(2) | tensor("sequence", 2), tied=False, recompute=1, model="Llama"
+    ),
+    "Llama, data 2, ulysses 2, ZeRO 3": Layout(
+        4, tensor("sequence", 2, impl="ulysses"), zero=3, tied=False, model="Llama"
+    ),
+    "Llama, data 2, ring 2, ZeRO 1, 4 micro-batches": Layout(
+        4, tensor("sequence", 2), zero=1, tied=False, accumulation=4, model="Llama"
+    ),
+    # 3d and cuboids that keep activations otherwise
+    "3d 8, sequence, heads": Layout(8, tensor("3d", 8, residual="sequence", inner="heads"), accumulation=4),
+    "cuboid (2, 3, 1), hidden": Layout(6, tensor("cuboid", 6, shape=(2, 3, 1)), tied=False),
+    "cuboid (2, 3, 2), ZeRO 1": Layout(12, tensor("cuboid", 12, shape=(2, 3, 2)), zero=1, ignoring=True),
+    "pipe 2, 2.5d 8 (depth 2)": Layout(16, pipe(2) | tensor("2.5d", 8, depth=2), clip=False),
+    "no clipping": ONE._replace(clip=False),
+} | grid()
 
 
 class Bound(NamedTuple):

@@ -65,6 +65,7 @@ def run(layout: Layout) -> Curve:
 
 def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
     from dslpar.build import build
+    from dslpar.checkpoint import full_state
     from dslpar.groups import Groups
 
     job = layout.job()
@@ -76,21 +77,7 @@ def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
         )
         losses.append(engine.train_batch(batches))
         norms.append(engine.grad_norm)
-    return losses, norms, whole_weights(engine)
-
-
-def whole_weights(engine: object) -> dict[str, Tensor]:
-    """The full, unpadded tensors of all parameters of this stage."""
-    import deepspeed
-
-    from dslpar.layers import gather, placement_of
-
-    weights = {}
-    for name, p in engine.named_parameters():  # type: ignore[attr-defined]
-        with deepspeed.zero.GatheredParameters([p]):
-            placement = placement_of(p)
-            weights[name] = (p.detach() if placement is None else gather(p, placement, engine.groups)).clone()  # type: ignore[attr-defined]
-    return weights
+    return losses, norms, full_state(engine.module, engine.groups)
 
 
 # ---- the reference: one process, double precision, torch alone ----
@@ -137,7 +124,7 @@ def _reference(problem: Problem) -> Curve:
         loss = loss_of(module(ids), labels)
         loss.backward()
         norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
-        for p in module.parameters():
+        for p in module.parameters() if problem.clip else ():
             p.grad *= min(1.0, CLIP / (norm + 1e-6))
         optimizer.step()
         losses.append(loss.item())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,48 +26,107 @@ def linear(p: Parameters, x: Tensor) -> Tensor:
 
 def norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * p["weight"] + p["bias"]
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * p["weight"] + p.get("bias", 0)
+
+
+def rms_norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * p["weight"]
 
 
 def gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def attention(p: Parameters, x: Tensor, num_heads: int) -> Tensor:
-    batch, sequence, hidden = x.shape
-    q, k, v = linear(under(p, "qkv"), x).view(batch, sequence, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-    scores = q @ k.transpose(-1, -2) / math.sqrt(hidden // num_heads)
-    future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
-    y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
-    return linear(under(p, "out"), y.transpose(1, 2).reshape(batch, sequence, hidden))
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def attention(
+    p: Parameters,
+    x: Tensor,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    causal: bool = True,
+    theta: float | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Head by head of keys, softmax written out; a query without keys gives zeros."""
+    (_, sequence, hidden), groups = x.shape, num_kv_heads or num_heads
+    size = hidden // num_heads
+    inner = linear(under(p, "qkv"), x).unflatten(-1, (-1, size))
+    q, k, v = inner[:, :, :num_heads], inner[:, :, num_heads : num_heads + groups], inner[:, :, num_heads + groups :]
+    if theta:
+        q, k = rotated(q, theta), rotated(k, theta)
+    allowed = torch.ones(sequence, sequence, dtype=torch.bool).tril() if causal else torch.ones(1, 1, dtype=torch.bool)
+    allowed = allowed if mask is None else allowed & mask[:, None, :]
+    heads = []
+    for head in range(num_heads):
+        key = head // (num_heads // groups)
+        weights = torch.exp(q[:, :, head] @ k[:, :, key].transpose(1, 2) / math.sqrt(size)) * allowed
+        total = weights.sum(-1, keepdim=True)
+        heads.append(weights / (total + (total == 0)) @ v[:, :, key])
+    return linear(under(p, "out"), torch.cat(heads, -1))
+
+
+def rotated(x: Tensor, theta: float) -> Tensor:
+    """[batch, sequence, heads, features]: feature i and its partner half a head on as one complex number, turned."""
+    half = x.shape[-1] // 2
+    speeds = torch.tensor([theta ** (-i / half) for i in range(half)], dtype=torch.float64)
+    angles = torch.arange(x.shape[1])[:, None, None] * speeds
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1)
 
 
 def mlp(p: Parameters, x: Tensor) -> Tensor:
     return linear(under(p, "down"), gelu(linear(under(p, "up"), x)))
 
 
-def block(p: Parameters, x: Tensor, num_heads: int) -> Tensor:
-    x = x + attention(under(p, "attention"), norm(under(p, "norm1"), x), num_heads)
-    return x + mlp(under(p, "mlp"), norm(under(p, "norm2"), x))
+def mlp_swiglu(p: Parameters, x: Tensor) -> Tensor:
+    gate, up = linear(under(p, "up"), x).chunk(2, -1)
+    return linear(under(p, "down"), silu(gate) * up)
 
 
-def embedding(p: Parameters, ids: Tensor) -> Tensor:
-    return p["weight"][ids]
+def block(p: Parameters, x: Tensor, num_heads: int, **of_attention: Any) -> Tensor:
+    """GPT-2's; Llama's where norms have no bias."""
+    normed, fed = (norm, mlp) if "norm1.bias" in p else (rms_norm, mlp_swiglu)
+    x = x + attention(under(p, "attention"), normed(under(p, "norm1"), x), num_heads, **of_attention)
+    return x + fed(under(p, "mlp"), normed(under(p, "norm2"), x))
+
+
+def embedding(p: Parameters, ids: Tensor, padding_idx: int | None = None) -> Tensor:
+    rows = p["weight"][ids]
+    return rows if padding_idx is None else torch.where((ids == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 def positions(p: Parameters, x: Tensor) -> Tensor:
     return x + p["weight"][: x.shape[1]]
 
 
+def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """0 where the label is -100."""
+    log_probabilities = logits.log_softmax(-1)
+    of_label = log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    smoothed = (1 - smoothing) * of_label + smoothing * log_probabilities.mean(-1)
+    return -smoothed * (labels != -100)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, denominator: float | None = None) -> Tensor:
-    counted = labels != -100
-    log_probabilities = logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return -(log_probabilities * counted).sum() / (denominator or counted.sum())
+    return token_losses(logits, labels).sum() / (denominator or (labels != -100).sum())
 
 
-def gpt(p: Parameters, ids: Tensor, num_layers: int, num_heads: int) -> Tensor:
-    x = positions(under(p, "embedding.positions"), embedding(under(p, "embedding.tokens"), ids))
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Token by token, in Python: the first of the largest."""
+    rows = zip(logits.flatten(0, -2).tolist(), labels.flatten().tolist(), strict=True)
+    counted = [(row, label) for row, label in rows if label != -100]
+    return sum(row.index(max(row)) == label for row, label in counted) / len(counted)
+
+
+def gpt(p: Parameters, ids: Tensor, num_layers: int, num_heads: int, **of_attention: Any) -> Tensor:
+    """GPT-2; Llama where norms have no bias."""
+    x = embedding(under(p, "embedding.tokens"), ids)
+    if "embedding.positions.weight" in p:
+        x = positions(under(p, "embedding.positions"), x)
     for i in range(num_layers):
-        x = block(under(p, f"blocks.{i}"), x, num_heads)
+        x = block(under(p, f"blocks.{i}"), x, num_heads, **of_attention)
     head = p.get("head.weight", p["embedding.tokens.weight"])
-    return norm(under(p, "norm"), x) @ head.T
+    return (norm if "norm.bias" in p else rms_norm)(under(p, "norm"), x) @ head.T

@@ -8,11 +8,15 @@ Everything is compared on every rank, gathered: the output, the gradient of the 
 Errors are max|a - b| / max|b|. All is float64 with sums of at most some hundred terms, so a right layer is off by a few
 units of 1e-16; TOLERANCE leaves room for a longer path, and any missing or doubled term is off by 1e-3 and more. The
 cases themselves are in `tests.layers.cases`.
+
+A case serves twice. Where its groups are `Training`, the layer takes STEPS steps of an optimizer in float32 and its
+reference the same in float64, each on numbers of its own step; then outputs and weights are compared (`proven`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +24,28 @@ from torch import Tensor, nn
 from dslpar.comm import all_gather
 from dslpar.groups import Groups
 from dslpar.layers import Init, Placement, gather, initialize, placement
+from dslpar.mesh import Mesh
 from tests.layers import dense
 
 TOLERANCE = 1e-12
+STEPS = 3
 
-BATCH, SEQUENCE, HIDDEN, HEADS, FFN, VOCAB = 12, 12, 24, 12, 48, 17
-"""Divisible by all that the layouts divide by; the vocabulary by nothing, so it is always padded."""
+BATCH, SEQUENCE, HIDDEN, HEADS, FFN, VOCAB = 12, 12, 48, 12, 72, 17
+"""Divisible by all that the layouts divide by; the vocabulary by nothing, so it is always padded. A head has 4
+features, which makes two frequencies of rotary positions."""
+QUERY_HEADS, KV_HEADS = 24, 12
+"""Of grouped-query attention: both divide by all that cuts heads."""
 
 Errors = dict[str, float]
 Found = Iterator[tuple[str, float]]
+
+
+class Training(Groups):
+    """This rank's groups, in a run whose cases take steps of an optimizer before they compare."""
+
+    def __init__(self, mesh: Mesh, optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+        super().__init__(mesh)
+        self.optimizer = optimizer
 
 
 def tokens() -> tuple[Tensor, Tensor]:
@@ -45,14 +62,29 @@ def compare(
 ) -> Found:
     """One layer between two activations, fed with random numbers and a random gradient of its output."""
     full = whole(randomized(layer, groups), groups)
-    x_full, y_grad = numbers(x_at.shape, 1).requires_grad_(), numbers(y_at.shape, 2)
-    x = x_at.cut(x_full.detach(), groups.coord).requires_grad_()
-    y, dense_y = layer(x), reference(full, x_full)
-    y.backward(y_at.cut(y_grad, groups.coord))
-    dense_y.backward(y_grad)
-    yield "output", error(y, y_at, dense_y, groups)
-    yield "input gradient", error(x.grad, x_at, x_full.grad, groups)
-    yield from gradients(layer, full, groups)
+
+    def once(step: int) -> Found:
+        x_full, y_grad = numbers(x_at.shape, 10 * step + 1).requires_grad_(), numbers(y_at.shape, 10 * step + 2)
+        x = piece(x_full, x_at, groups).requires_grad_()
+        y, dense_y = layer(x), reference(full, x_full)
+        y.backward(piece(y_grad, y_at, groups))
+        dense_y.backward(y_grad)
+        yield "output", error(y, y_at, dense_y, groups)
+        yield "input gradient", error(x.grad, x_at, x_full.grad, groups)
+
+    yield from proven(groups, layer, full, once)
+
+
+def proven(groups: Groups, layer: nn.Module, full: dense.Parameters, once: Callable[[int], Found]) -> Found:
+    """What `once(step)` finds, and of parameters their gradients; or, after some steps, their values.
+
+    `once` runs layer and reference, forward and backward, on numbers of that step; only then yields what it compares.
+    """
+    if isinstance(groups, Training):
+        yield from _after_steps(groups, layer, full, once)
+    else:
+        yield from once(0)
+        yield from gradients(layer, full, groups)
 
 
 def gradients(layer: nn.Module, full: dense.Parameters, groups: Groups) -> Found:
@@ -71,7 +103,7 @@ def error(shard: Tensor | None, at: Placement, whole: Tensor | None, groups: Gro
 
 def relative(a: Tensor, b: Tensor) -> float:
     """max|a - b| / max|b|."""
-    return ((a - b).abs().max() / b.abs().max()).item()
+    return ((a.double() - b).abs().max() / b.abs().max()).item()
 
 
 def assert_copies_equal(shard: Tensor, at: Placement, groups: Groups) -> None:
@@ -90,12 +122,17 @@ def randomized(layer: nn.Module, groups: Groups) -> nn.Module:
 
 def whole(layer: nn.Module, groups: Groups) -> dict[str, Tensor]:
     """Every parameter, gathered, as the reference takes them."""
-    return {name: gather(p, p.placement, groups).requires_grad_() for name, p in layer.named_parameters()}
+    return {name: gather(p, p.placement, groups).double().requires_grad_() for name, p in layer.named_parameters()}
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Random ones, equal on all ranks."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    """Random ones, equal on all ranks; in float64, of values that the layers' type has."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def piece(full: Tensor, at: Placement, groups: Groups) -> Tensor:
+    """What this rank stores of it, in the layers' type."""
+    return at.cut(full.detach(), groups.coord).to(torch.get_default_dtype())
 
 
 def residual(groups: Groups) -> Placement:
@@ -106,3 +143,36 @@ def residual(groups: Groups) -> Placement:
 def inner(groups: Groups, features: int) -> Placement:
     """Where an inner activation of BATCH, SEQUENCE lies."""
     return placement.inner(groups.tensor, BATCH, SEQUENCE, features)
+
+
+# ---- after some steps ----
+
+
+def _after_steps(groups: Training, layer: nn.Module, full: dense.Parameters, once: Callable[[int], Found]) -> Found:
+    before = {name: value.detach().clone() for name, value in full.items()}
+    optimizers: list[torch.optim.Optimizer] = []
+    for step in range(STEPS):
+        next(once(step))
+        optimizers = optimizers or _optimizers(groups, layer, full)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    yield from ((what, error) for what, error in once(STEPS) if "gradient" not in what)
+    for name, p in layer.named_parameters():
+        yield f"weight {name}", error(p, p.placement, full[name], groups)
+        if p.requires_grad:
+            yield f"movement of {name}", relative(before[name], full[name].detach())
+
+
+def _optimizers(groups: Training, layer: nn.Module, full: dense.Parameters) -> list[torch.optim.Optimizer]:
+    """Of the layer and of the reference, the same for both: each parameter with a rate for its size and gradient."""
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    for name, p in layer.named_parameters():
+        if p.requires_grad:
+            grad = full[name].grad
+            assert grad is not None, f"the reference has no gradient of {name}"
+            sizes = {"weight_size": full[name].abs().max().item(), "gradient_size": grad.abs().max().item()}
+            ours.append({"params": [p], **sizes})
+            theirs.append({"params": [full[name]], **sizes})
+    return [groups.optimizer(params) for params in (ours, theirs) if params]

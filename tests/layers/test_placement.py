@@ -17,14 +17,18 @@ from tests.layouts import LAYOUTS
 
 TABLES: dict[str, Callable[[Tensor], Placement]] = {
     "inward": lambda tensor: placement.inward_weight(tensor, 48, 24),
-    "qkv": lambda tensor: placement.inward_weight(tensor, 24, 24, blocks=3),
+    "qkv": lambda tensor: placement.inward_weight(tensor, (24, 24, 24), 24),
+    "grouped qkv": lambda tensor: placement.inward_weight(tensor, (48, 24, 24), 24),
     "outward": lambda tensor: placement.outward_weight(tensor, 24, 48),
     "table": lambda tensor: placement.table(tensor, 17, 24),
-    "inner vector": lambda tensor: placement.inner_vector(tensor, 24, blocks=3),
+    "inner vector": lambda tensor: placement.inner_vector(tensor, (24, 24, 24)),
+    "grouped inner vector": lambda tensor: placement.inner_vector(tensor, (48, 24, 24)),
     "residual vector": lambda tensor: placement.residual_vector(tensor, 24),
     "positions": lambda tensor: placement.position_table(tensor, 5, 24),
     "residual": lambda tensor: placement.residual(tensor, 12, 12, 24),
     "inner": lambda tensor: placement.inner(tensor, 12, 12, 24),
+    "residual of [tokens, hidden]": lambda tensor: placement.residual(tensor, 144, 24),
+    "inner of [tokens, features]": lambda tensor: placement.inner(tensor, 144, 24),
 }
 CASES = list(itertools.product(LAYOUTS, TABLES))
 
@@ -54,9 +58,30 @@ def test_owners_hold_every_element_once(layout: str, name: str) -> None:
 
 
 def test_qkv_is_cut_within_each_of_q_k_v() -> None:
-    at = placement.inward_weight(Tensor(y=2), 4, 1, blocks=3)
+    at = placement.inward_weight(Tensor(y=2), (4, 4, 4), 1)
     second = at.cut(torch.arange(12).view(12, 1), {"d": 0, "q": 0, "y": 1, "z": 0})
     assert second.flatten().tolist() == [2, 3, 6, 7, 10, 11]
+
+
+def test_blocks_of_unequal_length_are_each_cut_by_themselves() -> None:
+    at = placement.inward_weight(Tensor(q=2, y=2, mode="2d"), (8, 4), 1)
+    third = at.cut(torch.arange(12).view(12, 1), {"d": 0, "q": 0, "y": 1, "z": 0})
+    assert third.flatten().tolist() == [4, 5, 10], "a quarter of each: y's second half, q's first half of it"
+
+
+def test_equal_blocks_are_cut_as_the_middle_dim_of_three() -> None:
+    """As checkpoints have had them: (3 * F, H) is cut as (3, F, H) on dim 1."""
+    tensor = LAYOUTS["cuboid-2-3-2"]
+    blocks, plain = (placement.inward_weight(tensor, out_features, 24) for out_features in ((24, 24, 24), 24))
+    full = torch.randn(3, 24, 24)
+    for coord in coords(tensor):
+        pieces = [plain.cut(block, coord) for block in full]
+        assert torch.equal(blocks.cut(full.flatten(0, 1), coord), torch.cat(pieces))
+
+
+def test_a_block_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(AssertionError, match="does not divide"):
+        _ = placement.inward_weight(Tensor(y=4), (6, 2), 1).local_shape
 
 
 def test_two_cuts_of_one_dim_go_slowest_first() -> None:
@@ -64,6 +89,12 @@ def test_two_cuts_of_one_dim_go_slowest_first() -> None:
     at = placement.residual_vector(tensor, 4)
     held = [at.cut(torch.arange(4), coord).item() for coord in coords(tensor)]  # ranks by (y, z)
     assert held == [0, 2, 1, 3], "z cuts before y"
+
+
+def test_one_dim_of_tokens_takes_all_their_cuts() -> None:
+    tensor = Tensor(d=2, y=2, mode="1d", residual="sequence")  # d cuts the batch, y the sequence
+    assert placement.residual(tensor, 8, 4, 2).cuts == (("d", "q"), ("y",), ("z",))
+    assert placement.residual(tensor, 32, 2).cuts == (("d", "q", "y"), ("z",))
 
 
 @pytest.mark.parametrize(

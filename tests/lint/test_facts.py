@@ -13,7 +13,7 @@ from dslpar.flow import job_of, load_text
 from dslpar.linter.book import lint
 from dslpar.plan.stages import libai
 from dslpar.show import AXES, as_record
-from tests.lint.helpers import BATCH, MODEL, PATH
+from tests.lint.helpers import BATCH, MODEL, PATH, TOO_SMALL
 
 FACTS = Path(__file__).parents[1] / "facts"
 FORMS = json.loads((FACTS / "parallel_forms.json").read_text())["forms"]
@@ -36,7 +36,7 @@ def test_form_of_parallel(row: dict[str, Any]) -> None:
     found = lint(config, row["world"])
     assert has_errors(found) == (row["verdict"] == "error"), found
     if row["verdict"] == "ok":
-        assert found == []
+        assert [finding.concise() for finding in found if finding.code not in TOO_SMALL] == []
         shown: Any = as_record(job_of(config, row["world"]))["parallel"]
         assert (shown["data"], shown["pipeline"]) == (row["data"], row["pipeline"])
         assert shown["tensor"] == {"size": row["tensor"], "mode": row["mode"], "shape": row["shape"]}

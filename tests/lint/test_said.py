@@ -276,3 +276,72 @@ def test_help_about_the_cpu_s_optimizer_goes_with_a_pipeline() -> None:
     fix = "zero = dict(stage=1, offload_optimizer='cpu')"
     assert (found.code, found.help) == ("ZER105", f"{fix}, or 'AdamW'")
     assert codes(text + fix) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said", "help_"),
+    [
+        (
+            "size=2, mode='1d', keep='x'",
+            "no effect: no panels are gathered in mode '1d' of shape 1*2*1",
+            "leave it out",
+        ),
+        ("size=4, mode='sequence', keep='both'", "no effect: no panels", "leave it out"),
+        ("size=3, mode='2.5d', depth=3, keep='none'", "no effect: no panels", "leave it out"),
+        ("size=1, keep='none'", "no effect: no panels are gathered without a mode", "leave it out"),
+        (
+            "size=2, mode='1d', sequence=True, keep='w'",
+            "no w panels are gathered in mode '1d'",
+            "keep='none' means the",
+        ),
+        ("size=2, mode='1d', sequence=True, keep='both'", "no w panels", "keep='x' means the same"),
+        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='both'", "no x panels", "keep='w' means the same"),
+        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='x'", "no x panels", "keep='none' means the same"),
+        ("size=2, mode='1d', sequence=True, keep='x'", None, ""),
+        ("size=2, mode='cuboid', shape=(1, 1, 2), keep='x'", None, ""),
+        ("size=4, mode='cuboid', shape=(2, 2, 1), residual='replicated', keep='w'", None, ""),
+        ("size=4, mode='2d', keep='both'", None, ""),
+    ],
+)
+def test_keep_is_of_panels_that_are_gathered(tensor: str, said: str | None, help_: str) -> None:
+    found = findings(f"{MODEL}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size=12)\n", 12)
+    assert [finding.code for finding in found] == (["DEAD109"] if said else [])
+    if said:
+        assert said in found[0].message
+        assert help_ in found[0].help
+
+
+@pytest.mark.parametrize(
+    ("text", "help_"),
+    [
+        ("optimizer = 'RMSprop'", "optimizer = dict(type='RMSprop', ...)"),
+        ("optimizer = 3", "optimizer = dict(type='AdamW', ...)"),
+        ("lr_scheduler = 'cosine'", "lr_scheduler = dict(type='cosine', ...)"),
+    ],
+)
+def test_a_name_alone_is_told_where_it_belongs(text: str, help_: str) -> None:
+    (found,) = findings(MODEL + text)
+    assert (found.code, found.help) == ("CFG102", help_)
+
+
+def test_grouped_queries_and_rotary_positions_are_told_where_they_do_not_fit() -> None:
+    grouped = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads={}")
+    tensor = "parallel = dict(tensor=dict(size=8, mode='1d'))\n"
+    (found,) = findings(grouped.format(4) + tensor)
+    said = "num_kv_heads 4 does not divide by y = 8 of mode '1d'"
+    assert (found.code, found.message, found.help) == ("TEN206", said, "nearest legal: num_kv_heads=8")
+    (found,) = findings(grouped.format(5))
+    said = "num_heads 24 is not a multiple of num_kv_heads 5"
+    assert (found.code, found.message, found.help) == ("TEN207", said, "nearest legal: num_kv_heads=4 or 6")
+    odd = grouped.replace("hidden_size=96", "hidden_size=120, positions='rotary'").format(8)
+    (found,) = findings(odd)
+    said = "a head has 5 features, and rotary positions turn pairs of them"
+    assert (found.code, found.message, found.help) == ("TEN209", said, "nearest legal: hidden_size=96 or 144")
+
+
+def test_rules_about_one_rank_need_no_mode() -> None:
+    """What is wrong on any cuboid is told before the mode is right."""
+    text = MODEL.replace("hidden_size=96", "hidden_size=90") + "parallel = dict(tensor=4)\n"
+    found = {finding.code: finding.help for finding in findings(text)}
+    assert found.keys() == {"TEN205", "TEN101"}
+    assert found["TEN205"] == "nearest legal: hidden_size=72 or 96"

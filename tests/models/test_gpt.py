@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dslpar import mesh
 from dslpar.comm import all_gather, all_reduce
 from dslpar.groups import Groups
-from dslpar.layers import Attention, gather, initialize, placement
+from dslpar.layers import Attention, Rotary, gather, initialize, placement
 from dslpar.layers.parameter import draw, normal
 from dslpar.mesh import Mesh
 from dslpar.models import GPT, build_layer, build_module
@@ -24,6 +24,16 @@ from tests.ranks import on_ranks
 
 TINY = GPT(num_layers=2, hidden_size=24, num_heads=12, vocab_size=17, max_seq_len=12)
 UNTIED = replace(TINY, tie_embeddings=False)
+LLAMA = replace(
+    UNTIED,
+    hidden_size=48,
+    num_heads=24,
+    num_kv_heads=12,
+    norm="rmsnorm",
+    activation="swiglu",
+    positions="rotary",
+    bias=False,
+)
 SHARDED = ("1d-2", "1d-sequence-3", "2.5d-8-depth-2", "cuboid-2-3-2")
 
 
@@ -37,15 +47,17 @@ def parameters(model: GPT, tensor: mesh.Tensor) -> dict[str, Tensor]:
     return {name: gather(p, p.placement, groups) for name, p in module.named_parameters()}
 
 
-@pytest.mark.parametrize("layout", SHARDED)
-def test_initial_weights_do_not_depend_on_the_layout(layout: str) -> None:
-    tensor, whole = LAYOUTS[layout], parameters(TINY, mesh.Tensor())
-    for found in on_ranks(tensor.size, parameters, TINY, tensor):
+@pytest.mark.parametrize(
+    ("model", "layout"), [*((TINY, layout) for layout in SHARDED), (LLAMA, "1d-sequence-3"), (LLAMA, "cuboid-2-3-2")]
+)
+def test_initial_weights_do_not_depend_on_the_layout(model: GPT, layout: str) -> None:
+    tensor, whole = LAYOUTS[layout], parameters(model, mesh.Tensor())
+    for found in on_ranks(tensor.size, parameters, model, tensor):
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
-@pytest.mark.parametrize("model", [TINY, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("model", [TINY, UNTIED, LLAMA], ids=["tied", "untied", "llama"])
 def test_initial_weights_do_not_depend_on_the_stage(model: GPT) -> None:
     groups = Groups(Mesh())
     module = build_module(model, groups, seed=3)
@@ -65,6 +77,34 @@ def test_names_and_initial_values() -> None:
     name = "blocks.1.mlp.down.weight"  # adds to the residual: GPT-2's smaller start
     assert torch.equal(found[name], draw((24, 96), normal(0.02 / 2), 3, name))
     assert "head.weight" in parameters(UNTIED, mesh.Tensor())
+
+
+def test_names_in_the_form_of_llama() -> None:
+    found = {name: tuple(value.shape) for name, value in parameters(LLAMA, mesh.Tensor()).items()}
+    block = {
+        "norm1.weight": (48,),
+        "attention.qkv.weight": (48 + 2 * 24, 48),
+        "attention.out.weight": (48, 48),
+        "norm2.weight": (48,),
+        "mlp.up.weight": (2 * 192, 48),
+        "mlp.down.weight": (48, 192),
+    }
+    blocks = {f"blocks.{i}.{name}": shape for i in range(2) for name, shape in block.items()}
+    outer = {"embedding.tokens.weight": (17, 48), "norm.weight": (48,), "head.weight": (17, 48)}
+    assert found == blocks | outer
+
+
+@pytest.mark.parametrize("model", [TINY, LLAMA], ids=["learned", "rotary"])
+def test_dropout_follows_the_embeddings(model: GPT) -> None:
+    """Of half of the elements of what enters the first block."""
+    module = build_module(replace(model, dropout=0.5, init_std=1.0), Groups(Mesh()), seed=3)
+    entered: list[Tensor] = []
+    module.get_submodule("blocks.0").register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    module(ids())
+    module.eval()(ids())
+    dropped, whole = entered
+    assert 0.45 < (dropped == 0).double().mean() < 0.55
+    assert torch.equal(dropped[dropped != 0], 2 * whole[dropped != 0])
 
 
 def test_draws_stay_what_they_are() -> None:
@@ -154,7 +194,11 @@ def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
     """Slope of a sum of attention's outputs along one direction of its input: by backward, and by difference."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(Mesh(tensor=tensor))
-    attention = Attention(groups, 24, 12, dropout=0.4, init=normal(0.3), init_out=normal(0.3))
+    attention = Attention(
+        groups, 24, 12, num_kv_heads=6, rotary=Rotary(), dropout=0.4, init=normal(0.3), init_out=normal(0.3)
+    )
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, :3] = mask[1, 7:] = False
     initialize(attention, groups, seed=3)
     at = placement.residual(tensor, 2, 12, 24)
     generator = torch.Generator().manual_seed(groups.rank)
@@ -162,7 +206,7 @@ def slope_with_dropout(tensor: mesh.Tensor) -> tuple[float, float]:
 
     def value(x: Tensor) -> Tensor:
         torch.manual_seed(11)
-        return (attention(x) * y_grad).sum()
+        return (attention(x, mask=mask) * y_grad).sum()
 
     def over_all(own: Tensor) -> float:
         return all_reduce(own.detach(), groups.axis("tensor")).item()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from itertools import accumulate, combinations, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dslpar import models
+from dslpar.groups import Groups
+from dslpar.mesh import Mesh
 from dslpar.plan import stages
 from dslpar.spec import GPT
 
@@ -48,7 +53,7 @@ def test_every_method_fills_every_stage(sizes: tuple[int, int]) -> None:
         stages.uniform(layers, size),
         stages.by_cost(model, size, 32),
         stages.by_parameters(model, size),
-        stages.by_type("block|head", layers, size),
+        stages.by_type("block|head", model, size),
     ]
     for counts in cuts:
         assert (len(counts), sum(counts), min(counts) >= 1) == (size, layers, True)
@@ -58,6 +63,46 @@ def test_a_large_head_lightens_the_last_stage() -> None:
     model = GPT(num_layers=24, hidden_size=256, num_heads=4, vocab_size=50000, max_seq_len=128)
     assert stages.by_cost(model, 4, 128) == (7, 8, 8, 1)
     assert stages.uniform(24, 4) == (6, 6, 6, 6)
+
+
+GPT2 = GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=50, max_seq_len=16)
+FORMS = [
+    GPT2,
+    replace(GPT2, tie_embeddings=False, ffn_hidden_size=40, num_kv_heads=2),
+    replace(GPT2, norm="rmsnorm"),
+    replace(GPT2, activation="swiglu", num_kv_heads=1),
+    replace(GPT2, bias=False),
+    replace(GPT2, positions="rotary"),
+    replace(GPT2, norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, num_kv_heads=2),
+]
+
+
+@pytest.mark.parametrize("model", FORMS, ids=lambda model: f"{model.norm}-{model.activation}-{model.positions}")
+def test_parameters_and_classes_are_the_module_s(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each layer weighs: seen where the cut is made, against the layers built on one rank."""
+    seen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        stages, "balanced", lambda first, layer, last, num_layers, size: seen.append((first, layer, last))
+    )
+    stages.by_parameters(model, 2)
+    groups = Groups(Mesh())
+    built = [spec.build() for spec in models.GPT(**asdict(model)).layers(groups)]
+    token, positions, block, other_block, norm, head = (sum(p.numel() for p in layer.parameters()) for layer in built)
+    assert seen == [(token + positions, block, norm + head)]
+    assert other_block == block
+    weights = sum(p.numel() for p in built[2].parameters() if p.dim() == 2)
+    assert stages.block_weights(model) == weights
+    *classes, _ = stages.layer_classes(model)
+    for layer, name in zip([built[0], built[1], built[2], built[4]], classes, strict=True):
+        assert name in [cls.__name__ for cls in type(layer).__mro__]
+
+
+def test_a_table_of_positions_moves_the_cut() -> None:
+    """With a long table of positions the first stage has fewer blocks; rotary positions have none."""
+    model = GPT(num_layers=8, hidden_size=64, num_heads=8, vocab_size=1000, max_seq_len=32, ffn_hidden_size=64)
+    assert stages.by_parameters(model, 2) == (4, 4)
+    assert stages.by_parameters(replace(model, positions="rotary", max_seq_len=1000), 2) == (4, 4)
+    assert stages.by_parameters(replace(model, max_seq_len=1000), 2) == (3, 5)
 
 
 def test_ids_and_counts() -> None:

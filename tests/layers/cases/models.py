@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dslpar.comm import all_gather
 from dslpar.groups import Groups
 from dslpar.models import GPT, build_module
@@ -10,10 +12,12 @@ from tests.layers.proof import (
     FFN,
     HEADS,
     HIDDEN,
+    KV_HEADS,
+    QUERY_HEADS,
     SEQUENCE,
     VOCAB,
     Found,
-    gradients,
+    proven,
     randomized,
     relative,
     tokens,
@@ -22,38 +26,47 @@ from tests.layers.proof import (
 
 
 def gpt_tied(groups: Groups) -> Found:
-    yield from _gpt(groups, tie_embeddings=True)
+    yield from _gpt(groups, {"num_heads": HEADS})
 
 
 def gpt_untied(groups: Groups) -> Found:
-    yield from _gpt(groups, tie_embeddings=False)
+    yield from _gpt(groups, {"num_heads": HEADS, "tie_embeddings": False})
 
 
-def _gpt(groups: Groups, tie_embeddings: bool) -> Found:
+def gpt_llama(groups: Groups) -> Found:
+    form = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "rope_theta": 100.0, "bias": False}
+    heads = {"num_heads": QUERY_HEADS, "num_kv_heads": KV_HEADS}
+    yield from _gpt(groups, heads | form | {"tie_embeddings": False}, num_kv_heads=KV_HEADS, theta=100.0)
+
+
+def _gpt(groups: Groups, fields: dict[str, Any], **of_attention: Any) -> Found:
     model = GPT(
         num_layers=2,
         hidden_size=HIDDEN,
-        num_heads=HEADS,
         ffn_hidden_size=FFN,
         vocab_size=VOCAB,
         max_seq_len=SEQUENCE,
-        tie_embeddings=tie_embeddings,
         init_std=0.3,
+        **fields,
     )
     module = randomized(build_module(model, groups, seed=3), groups)
     full = whole(module, groups)
     ids, labels = tokens()
-    loss = model.loss(groups)(module(ids), labels)
-    dense_loss = dense.cross_entropy(dense.gpt(full, ids, 2, HEADS), labels)
-    loss.backward()
-    dense_loss.backward()
-    losses = all_gather(loss.detach()[None], groups.axis("tensor"))
-    assert (losses == losses[0]).all(), "the loss differs between ranks of a tensor group"
-    yield "loss", relative(loss, dense_loss)
-    yield from gradients(module, full, groups)
+
+    def once(step: int) -> Found:
+        loss = model.loss(groups)(module(ids), labels)
+        dense_loss = dense.cross_entropy(dense.gpt(full, ids, 2, model.num_heads, **of_attention), labels)
+        loss.backward()
+        dense_loss.backward()
+        losses = all_gather(loss.detach()[None], groups.axis("tensor"))
+        assert (losses == losses[0]).all(), "the loss differs between ranks of a tensor group"
+        yield "loss", relative(loss, dense_loss)
+
+    yield from proven(groups, module, full, once)
 
 
 CASES = (
     gpt_tied,
     gpt_untied,
+    gpt_llama,
 )

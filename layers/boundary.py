@@ -1,0 +1,100 @@
+"""Doors between activations of your own, whole on every rank, and those that a tensor group stores in pieces.
+
+    class Net(Layer):                                       # images as patches, tables: whatever is no GPT
+        def forward(self, images):
+            x = to_residual(self.groups, self.patches(images))      # [batch, sequence, H], whole, to this rank's piece
+            for block in self.blocks:
+                x = block(x)
+            return self.classifier(from_residual(self.groups, x))   # and back
+
+What goes in is [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group; tokens are
+cut by what cuts the batch, then by what cuts the sequence. So are the gradients on the whole side: each rank computes
+the same there, and nothing is summed. Modules on the whole side must therefore start equal (torch.manual_seed) and draw
+the same dropout.
+
+=================  ==========================  =======================  ============================================
+door               forward                     backward                 ColossalAI's name
+=================  ==========================  =======================  ============================================
+`to_residual`      this rank's piece           all-gather               partition_batch and split_batch_2d, ...;
+`to_inner`                                                              split_forward_gather_backward in 1d
+`from_residual`    all-gather                  this rank's piece        gather_forward_split_backward; gather_output
+`from_inner`                                                            of Linear1D_Col
+=================  ==========================  =======================  ============================================
+
+Traffic in elements a rank, of E elements in n pieces: E (n-1)/n in the direction that gathers, nothing in the other.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dslpar import comm
+from dslpar.errors import WORLD, DslparError, Finding, Location
+from dslpar.groups import Groups
+from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_cuts
+
+
+def to_residual(groups: Groups, x: Tensor) -> Tensor:
+    """Whole to stored residual. Raises: DslparError, where a dim does not divide by what cuts it."""
+    return _enter(groups, x, residual_cuts(groups.tensor))
+
+
+def from_residual(groups: Groups, x: Tensor) -> Tensor:
+    """Stored residual to whole, equal on all ranks."""
+    return _leave(groups, x, residual_cuts(groups.tensor))
+
+
+def to_inner(groups: Groups, x: Tensor) -> Tensor:
+    """Whole to stored inner activation, of one block. Raises: DslparError, where a dim does not divide."""
+    return _enter(groups, x, inner_cuts(groups.tensor))
+
+
+def from_inner(groups: Groups, x: Tensor) -> Tensor:
+    """Stored inner activation, of one block, to whole, equal on all ranks."""
+    return _leave(groups, x, inner_cuts(groups.tensor))
+
+
+def joined(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
+    """Pieces to the whole: dim i of `x` is cut by dims[i], slowest first, so the fastest is joined first."""
+    for dim, letters in enumerate(dims):
+        for letter in reversed(letters):
+            x = comm.joined(x, groups.axis(letter), dim)
+    return x
+
+
+def _leave(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+    return joined(groups, x, cuts.of(x.dim()))
+
+
+def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+    dims = cuts.of(x.dim())
+    _check_divides(groups, x, dims)
+    for dim, letters in enumerate(dims):
+        for letter in letters:
+            x = comm.sliced(x, groups.axis(letter), dim)
+    return x
+
+
+def _check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> None:
+    """Raises: DslparError, with every dim that does not divide by the ranks that cut it."""
+    counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
+    findings = [
+        _does_not_divide(dim, length, count, groups.tensor.mode)
+        for dim, (length, count) in enumerate(zip(x.shape, counts, strict=True))
+        if length % count
+    ]
+    if findings:
+        raise DslparError(findings)
+
+
+def _does_not_divide(dim: int, length: int, count: int, mode: str | None) -> Finding:
+    below, above = length // count * count, -(-length // count) * count
+    return Finding(
+        code="TEN221",
+        name="activation-does-not-divide",
+        severity="error",
+        message=f"dim {dim} of an activation has {length} entries, and mode {mode!r} cuts it in {count}",
+        help=f"{f'{below} or ' if below else ''}{above} entries: pad it, or choose another size",
+        location=Location(WORLD),
+        key="parallel.tensor",
+    )

@@ -1,0 +1,81 @@
+"""Rotary position embedding: queries and keys are rotated by their position (RoFormer, arXiv 2104.09864).
+
+Letters: D features of a head. Pair i of D/2 turns by position * theta^(-2i/D), so a product of a query and a key
+depends on their distance alone. Pairs are (i, i + D/2), the "rotate half" of GPT-NeoX, Llama and Hugging Face's
+weights; RoFormer itself pairs neighbours (2i, 2i + 1), which is the same after a permutation of W_q's and W_k's rows.
+
+    rotary = Rotary(theta=10000.0)
+    qkv = rotary(qkv, first=0, num_heads=12)       # [batch, sequence, heads, D], of which 12 are queries and keys
+
+What is not rotated is copied along: the values then stand beside the rotated queries and keys, and what came in can be
+freed, where values that are a part of it would hold all of it until the backward.
+
+Angles are computed in float64, the rotation in float32 or wider, and the result has the dtype that came. The tables of
+cosines and sines are no part of a module: nothing of them is saved, cut, cast with the weights or sent between stages.
+They are made when they are first asked for, and kept for the last few (length, device, dtype), one for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation, as a value that all layers of a model may share."""
+
+    theta: float = 10000.0
+    """The longest wavelength is 2 pi times this, in tokens (nearly: the last pair's exponent is 2/D short of 1)."""
+
+    def __call__(self, x: Tensor, first: int, num_heads: int | None = None) -> Tensor:
+        """`x` [batch, sequence, heads, D], its first `num_heads` heads (None: all) rotated. D is even.
+
+        Its first token stands at position `first`.
+        """
+        wide = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = _table(self.theta, x.shape[3], first, x.shape[1], x.device, wide)
+        return cast("Tensor", _Turn.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=8)
+def _table(
+    theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [sequence, 1, D/2]."""
+    assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
+    with torch.inference_mode(False):  # else a table first made in evaluation could not serve training
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+        positions = torch.arange(first, first + length, dtype=torch.float64, device="cpu")
+        angles = torch.outer(positions, theta**-exponents).unsqueeze(1)
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+class _Turn(torch.autograd.Function):
+    """Forward turns by the angles, backward by their opposites: only the tables are kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.num_heads = num_heads
+        y = torch.empty_like(x)
+        y[:, :, num_heads:] = x[:, :, num_heads:]
+        a, b = x[:, :, :num_heads].to(cos.dtype).chunk(2, -1)
+        turned = y[:, :, :num_heads]
+        wide = turned if y.dtype == cos.dtype else torch.empty_like(turned, dtype=cos.dtype)
+        real, imaginary = wide.chunk(2, -1)
+        torch.mul(a, cos, out=real).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=imaginary).addcmul_(a, sin)
+        if wide is not turned:
+            turned.copy_(wide)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        x_grad: Tensor = _Turn.apply(grads[0], cos, -sin, ctx.num_heads)  # type: ignore[no-untyped-call]
+        return x_grad, None, None, None
