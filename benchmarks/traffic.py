@@ -6,8 +6,8 @@ Elements of one micro-batch by ring counts (dslpar.counter); `formula` is dslpar
 that the two differ somewhere, or that a target is missed. `papers` counts the linear layers alone, by the scheme of the
 mode's paper:
 
-1d        Megatron-LM: an all-reduce of X for each input that is shared and each output that is summed, four a block, so
-          8 b s h (t-1)/t: 2104.04473, section 3.2, as it says itself.
+1d        Megatron-LM (1909.08053): its f and g, an all-reduce of each input that is shared and of each output that is
+          summed; four a block, which are 8 b s h (t-1)/t by ring counts. Derived.
 2d        SUMMA (2104.05343): Y = X W broadcasts panels of X and W, dX those of W and reduces those of dX, dW those of X
           and reduces those of dW: 3 (q-1)/q^2 (X + W), re-derived with a broadcast that sends its panel once a rank.
 2.5d      Tesseract (2105.14500): the same with X cut by the depth too, 3 (q-1)/q^2 (X/d + W). Its authors'

@@ -6,6 +6,7 @@ engine = build(job, Groups(job.mesh))
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -21,6 +22,7 @@ from dslpar.foreign import model_of
 from dslpar.given import MakesOptimizer, optimizer_here
 from dslpar.groups import Groups, Mpu
 from dslpar.job import Job
+from dslpar.layers.parameter import Layer
 from dslpar.models import LayeredModel, LayerSpec, module_of
 from dslpar.models.layered import Finish, Loss
 
@@ -71,6 +73,8 @@ def build(
     workarounds.norms_of_all_groups(runner, groups.axis("model"))
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
         workarounds.compute_norm_without_zero(runner, groups.axis("model"))
+    if job.spec.zero.stage == 3:
+        workarounds.fetch_what_is_borrowed(_borrowed(module))
     gradient.install(runner, handlers)
     return Engine(job, groups, runner, loss, all_counted)
 
@@ -84,6 +88,13 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     decay: dict[str, Any] = {"params": [p for p in parameters if _num_dims(p) >= 2]}
     rest = {"params": [p for p in parameters if _num_dims(p) < 2], "weight_decay": 0.0}
     return [group for group in (decay, rest) if group["params"]]
+
+
+def _borrowed(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """(layer, a parameter of a layer within it that its forward reads)."""
+    for layer in module.modules():
+        if isinstance(layer, Layer):
+            yield from ((layer, p) for p in layer.borrowed())
 
 
 def _num_dims(p: nn.Parameter) -> int:

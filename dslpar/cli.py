@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -64,8 +65,17 @@ def _no_command(words: list[str]) -> int:
 
 
 def run() -> NoReturn:
-    """The entry point of `python -m dslpar.cli`."""
-    sys.exit(main())
+    """The entry point of the command `dslpar` and of `python -m dslpar.cli`.
+
+    Who reads no further (`dslpar explain TEN101 | head -3`) has had enough: that is no error to speak of.
+    """
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
+        status = 128 + 13  # as a shell has it of SIGPIPE
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ class Axis:
     group: dist.ProcessGroup | None = None
     """The group made real; None only where one process trains by itself."""
 
+    def __deepcopy__(self, memo: object) -> Axis:
+        """Itself: a copy of a layer talks to the same ranks."""
+        return self
+
 
 class Pending(NamedTuple):
     """A collective under way; its result may be read after `wait()`."""

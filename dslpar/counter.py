@@ -74,18 +74,17 @@ class Sent:
 
     def add(self, call: _Call) -> None:
         """One call, over more than one rank."""
-        key = (call.collective, self._axis(call.ranks))
+        key = (call.collective, self._axis(call))
         self._elements[key] += call.elements
         self._bytes[key] += call.elements * call.itemsize
         self._calls[key] += 1
 
-    def _axis(self, ranks: Sequence[int]) -> str:
-        """The letters on which these ranks differ, if they are all that differ on them alone."""
-        coords = [self._mesh.coord(rank) for rank in ranks]
+    def _axis(self, call: _Call) -> str:
+        """The letters on which these ranks differ; of a group, if they are all that differ on them alone."""
+        coords = [self._mesh.coord(rank) for rank in call.ranks]
         letters = [letter for letter in self._mesh.sizes if len({coord[letter] for coord in coords}) > 1]
-        pair = len(ranks) == 2
-        whole = sorted(ranks) == sorted(self._mesh.peers(self._rank, *letters))
-        return " ".join(letters) if whole or pair else OTHER
+        whole = sorted(call.ranks) == sorted(self._mesh.peers(self._rank, *letters))
+        return " ".join(letters) if whole or call.collective == "send" else OTHER
 
 
 class _Call(NamedTuple):

@@ -47,6 +47,10 @@ class Groups:
         for names in _wanted(mesh):
             self._axes.setdefault(self._key(names), self._make(names, timeout))
 
+    def __deepcopy__(self, memo: object) -> Groups:
+        """Itself: a copy of a layer talks to the same ranks."""
+        return self
+
     @property
     def tensor(self) -> Tensor:
         """The cuboid of each tensor group."""

@@ -104,9 +104,10 @@ def _traffic_lines(job: Job) -> Iterator[str]:
     if sent is None:
         return
     yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
-    for name, by_axis in (("a layer", sent.layer), ("all", sent.model)):
+    stages = f"all {job.mesh.pipe} stages" if job.mesh.pipe > 1 else "all"
+    for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
         axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())
-        yield f"  {name:8}{sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
+        yield f"  {name:<7} {sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
     if job.mesh.tensor.mode != "1d":
         needed = "never" if sent.break_even_tokens is None else f"from {sent.break_even_tokens:,} tokens on"
         yield f"  less than 1d on {job.mesh.tensor.size} ranks: {needed}"

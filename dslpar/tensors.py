@@ -9,7 +9,8 @@
 
 A placement says for each dim of the mesh what happens to the tensor there: `split(dim)`, `broadcast` (equal copies) or
 `partial_sum`. The words are LiBai's and OneFlow's ("sbp"), for torch's Shard, Replicate and Partial, which do as well.
-What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients.
+What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. torch has it since 2.5;
+training does without.
 
 A rank that has no place in a mesh, of another pipeline stage, may take part in every line above: it holds an empty
 tensor, and so does its `full_tensor()`; torch's `mesh.get_coordinate()` is None there. Where a size does not divide,
@@ -96,7 +97,8 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
     _check(tensor, placements, mesh)
     if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return distribute_tensor(tensor, mesh, list(placements), src_data_rank=source)
+    how = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not know the word
+    return distribute_tensor(tensor, mesh, list(placements), **how)
 
 
 def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
@@ -138,9 +140,12 @@ def _check(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh) ->
         said = f"{len(placements)} placements over a mesh of {mesh.ndim} dims {mesh.mesh_dim_names}"
         raise _error(code, name, said, "one for each dim of the mesh: split(dim), broadcast or partial_sum")
     for each in placements:
+        if not isinstance(each, Sbp):
+            raise _error(code, name, f"{each!r} is no placement", "split(dim), broadcast or partial_sum")
         if isinstance(each, Shard) and not -tensor.dim() <= each.dim < tensor.dim():
             said = f"split({each.dim}) of a tensor of shape {tuple(tensor.shape)}"
-            raise _error(code, name, said, f"a dim from 0 to {tensor.dim() - 1}")
+            dims = f"a dim from 0 to {tensor.dim() - 1}" if tensor.dim() else "broadcast or partial_sum"
+            raise _error(code, name, said, dims)
 
 
 def _error(code: str, name: str, said: str, help_: str) -> DslparError:

@@ -2,14 +2,14 @@
 
 Each function says what it mends and where that is written down (FACTS, section 7, by number; the upstream issue where
 one is known; from B14 on, the text here is all there is). For each there is a test that fails when DeepSpeed no longer
-needs it: in tests/test_engine.py, tests/test_precision.py and tests/test_optimizers.py.
+needs it: in tests/test_engine.py, tests/test_precision.py, tests/test_optimizers.py and tests/test_resume.py.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +135,17 @@ def forget_what_overflowed(engine: Any) -> None:
         zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
 
     zero.reset_cpu_buffers = reset_all
+
+
+def fetch_what_is_borrowed(borrowed: Iterable[tuple[nn.Module, nn.Parameter]]) -> None:
+    """B19: ZeRO 3 notes that a module's forward reads a parameter of another module when that one is first found
+    empty there. After a checkpoint was loaded, small parameters are not empty: they are never noted, are emptied all
+    the same, and activation checkpointing reads nothing. So each is noted as soon as the engine is there.
+    """
+    from deepspeed.runtime.zero.partition_parameters import register_external_parameter
+
+    for module, p in borrowed:
+        register_external_parameter(module, p)
 
 
 def with_lazy_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from dslpar.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.boundary import wrong_shape
 from dslpar.layers.dropout import random_of_piece, seed_of_piece
 from dslpar.layers.heads import heads_of_rank, own_samples
 from dslpar.layers.linear import Linear
@@ -56,7 +57,7 @@ class Attention(Layer):
         init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
-        num_kv_heads = num_kv_heads or num_heads
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.heads = heads_of_rank(groups, hidden_size, num_heads, num_kv_heads, rotary=rotary is not None)
         self.head_dim = hidden_size // num_heads
         self.causal, self.rotary, self.dropout = causal, rotary, dropout
@@ -68,6 +69,8 @@ class Attention(Layer):
 
     def forward(self, x: Tensor, shared: Shared | None = None, mask: Tensor | None = None) -> Tensor:
         """See the class."""
+        if x.dim() != 3:
+            raise wrong_shape(f"an activation of shape {tuple(x.shape)}", "[batch, sequence, hidden], as it is stored")
         shared = self.share() if shared is None else shared
         mask = mask if mask is None else own_samples(self.groups, mask, x)
         q, k, v = self._heads(self.qkv(x, shared))

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
 from dslpar.layers.norm import LayerNorm, RMSNorm
+from dslpar.layers.options import one_of
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
 
 Activation = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
-T = TypeVar("T")
 
 
 class MLP(Layer):
@@ -46,7 +45,7 @@ class MLP(Layer):
         init_out: Init = GPT2,
     ) -> None:
         super().__init__(groups)
-        blocks, self.activation = _one_of(_ACTIVATIONS, activation, "activation")
+        blocks, self.activation = one_of(_ACTIVATIONS, activation, "activation")
         inner = ffn_hidden_size if blocks == 1 else [ffn_hidden_size] * blocks
         self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
         self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
@@ -76,7 +75,7 @@ class Form:
 
     def make_norm(self, groups: Groups, hidden_size: int, eps: float) -> LayerNorm | RMSNorm:
         """Of the residual; for a model's last norm too. Raises: DslparError, of an unknown one."""
-        if _one_of(_NORMS, self.norm, "norm") is RMSNorm:
+        if one_of(_NORMS, self.norm, "norm") is RMSNorm:
             return RMSNorm(groups, hidden_size, eps=eps)
         return LayerNorm(groups, hidden_size, eps=eps, bias=self.bias)
 
@@ -164,13 +163,3 @@ _ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 }
 """Of each activation: how many blocks of features go in, and the function."""
 _NORMS: Mapping[str, type[LayerNorm | RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
-
-
-def _one_of(known: Mapping[str, T], name: str, what: str) -> T:
-    """Raises: DslparError, where there is none of that name."""
-    if name not in known:
-        said, help_ = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
-        raise DslparError(
-            [Finding("TEN224", "no-such-layer-option", "error", said, help_, Location(WORLD), f"model.{what}")]
-        )
-    return known[name]

@@ -35,7 +35,7 @@ from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_c
 
 
 def to_residual(groups: Groups, x: Tensor) -> Tensor:
-    """Whole to stored residual. Raises: DslparError, where a dim does not divide by what cuts it."""
+    """Whole to stored residual. Raises: DslparError, where a dim does not divide, or is one too many."""
     return _enter(groups, x, residual_cuts(groups.tensor))
 
 
@@ -45,7 +45,7 @@ def from_residual(groups: Groups, x: Tensor) -> Tensor:
 
 
 def to_inner(groups: Groups, x: Tensor) -> Tensor:
-    """Whole to stored inner activation, of one block. Raises: DslparError, where a dim does not divide."""
+    """Whole to stored inner activation, of one block. Raises: DslparError, as `to_residual`."""
     return _enter(groups, x, inner_cuts(groups.tensor))
 
 
@@ -63,23 +63,31 @@ def joined(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
 
 
 def _leave(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
-    return joined(groups, x, cuts.of(x.dim()))
+    return joined(groups, x, _dims(x, cuts))
 
 
 def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
-    dims = cuts.of(x.dim())
-    _check_divides(groups, x, dims)
+    dims = _dims(x, cuts)
+    check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
         for letter in letters:
             x = comm.sliced(x, groups.axis(letter), dim)
     return x
 
 
-def _check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> None:
+def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
+    """What cuts each dim. Raises: DslparError, of neither two dims nor three."""
+    if x.dim() not in (2, 3):
+        said = f"an activation of shape {tuple(x.shape)}"
+        raise wrong_shape(said, "[batch, sequence, features] or [tokens, features]: flatten or add dims first")
+    return cuts.of(x.dim())
+
+
+def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: str) -> None:
     """Raises: DslparError, with every dim that does not divide by the ranks that cut it."""
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     findings = [
-        _does_not_divide(dim, length, count, groups.tensor.mode)
+        _does_not_divide(what, dim, length, count, groups.tensor.mode)
         for dim, (length, count) in enumerate(zip(x.shape, counts, strict=True))
         if length % count
     ]
@@ -87,13 +95,18 @@ def _check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> None
         raise DslparError(findings)
 
 
-def _does_not_divide(dim: int, length: int, count: int, mode: str | None) -> Finding:
+def wrong_shape(said: str, help_: str) -> DslparError:
+    """The error of what a layer cannot take, in whatever layout."""
+    return DslparError([Finding("TEN226", "wrong-shape", "error", said, help_, Location(WORLD), "model")])
+
+
+def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | None) -> Finding:
     below, above = length // count * count, -(-length // count) * count
     return Finding(
         code="TEN221",
         name="activation-does-not-divide",
         severity="error",
-        message=f"dim {dim} of an activation has {length} entries, and mode {mode!r} cuts it in {count}",
+        message=f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
         help=f"{f'{below} or ' if below else ''}{above} entries: pad it, or choose another size",
         location=Location(WORLD),
         key="parallel.tensor",

@@ -12,19 +12,20 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from dslpar import comm
 from dslpar.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.ids import check_range, own_tokens, row_of
+from dslpar.layers.boundary import wrong_shape
+from dslpar.layers.ids import check_range, check_shape, own_tokens, row_of
 from dslpar.layers.linear import Product, multiply, product
-from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Placed, Shared, parameter
 from dslpar.layers.placement import Cuts
 
 
-class Embedding(nn.Module):
+class Embedding(Placed):
     """The token table (V, H); nothing else inside, so that it can be tied.
 
     `forward(ids)`: ids [batch, sequence] or [tokens] of the whole micro-batch, equal on all ranks of a tensor group, to
@@ -60,6 +61,8 @@ class Embedding(nn.Module):
         """See the class."""
         if x.is_floating_point():
             return multiply(x, self.weight, None, self.project)
+        check_shape(self.groups, x, placement.residual_cuts(self.groups.tensor))
+        x = x.long()  # torch takes no bytes, and they would wrap around below
         check_range(x, self.vocab_size, "ids")
         if self.look_up.local:
             return functional.embedding(x, self.weight, self.padding_idx)
@@ -96,7 +99,13 @@ class Head(Layer):
 
 
 class PositionEmbedding(Layer):
-    """A learned table (S, H) of positions: `forward(residual)` adds to each stored token the row of its position."""
+    """A learned table (S, H) of positions: `forward(residual)` adds to each stored token the row of its position.
+
+    The residual is [batch, sequence, H/n]: flattened tokens have lost their positions.
+
+    Raises:
+        DslparError: the residual has other dims, or its sequences are longer than the table.
+    """
 
     def __init__(self, groups: Groups, num_positions: int, hidden_size: int, *, init: Init = GPT2) -> None:
         super().__init__(groups)
@@ -107,9 +116,19 @@ class PositionEmbedding(Layer):
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
         index, count = placement.piece(tensor, coord, placement.residual_cuts(tensor).sequence)
+        _check_positions(x, count, table.shape[0])
         length = x.shape[1]
-        assert length * count <= table.shape[0], f"a sequence of {length * count} in {table.shape[0]} positions"
         return x + table.narrow(0, index * length, length)
+
+
+def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
+    """Raises: DslparError, of a residual without a sequence, or with one that in all its pieces is too long."""
+    if x.dim() != 3:
+        raise wrong_shape(f"positions of a residual of shape {tuple(x.shape)}", "[batch, sequence, features]")
+    length = x.shape[1] * pieces
+    if length > num_positions:
+        said = f"a sequence of {length} tokens, and the table has {num_positions} positions"
+        raise wrong_shape(said, f"num_positions={length}, or shorter sequences")
 
 
 def _panel_cuts(groups: Groups) -> Cuts:

@@ -27,7 +27,7 @@ def heads_of_rank(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads
         _does_not_divide("TEN201", "heads-do-not-divide", "num_heads", num_heads, ranks, "the ranks that share them"),
         _does_not_divide("TEN206", "kv-heads-do-not-divide", "num_kv_heads", num_kv_heads, ranks, "these ranks"),
     ]
-    if rotary and hidden_size // num_heads % 2:
+    if rotary and num_heads > 0 and hidden_size // num_heads % 2:
         wrong.append(_finding("TEN209", "odd-head", *_odd(hidden_size, num_heads), "model.hidden_size"))
     if findings := [finding for finding in wrong if finding is not None]:
         raise DslparError(findings)
@@ -51,6 +51,8 @@ def own_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _does_not_divide(code: str, name: str, what: str, number: int, by: int, by_what: str) -> Finding | None:
+    if by < 1:
+        return _finding(code, name, f"{by_what} is {by}", f"{by_what}=1, or more", f"model.{by_what}")
     if number % by == 0:
         return None
     below, above = number // by * by, -(-number // by) * by

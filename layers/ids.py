@@ -14,6 +14,7 @@ from torch import Tensor
 from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.boundary import check_divides, wrong_shape
 from dslpar.layers.placement import Cuts
 
 
@@ -22,6 +23,14 @@ def own_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
     for dim, letters in enumerate(cuts.of(ids.dim() + 1)[:-1]):
         ids = placement.take(ids, dim, groups.tensor, groups.coord, letters)
     return ids
+
+
+def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
+    """Raises: DslparError, of ids with neither one dim nor two, or of a number that the ranks cannot share out."""
+    if ids.dim() not in (1, 2):
+        said = f"ids of shape {tuple(ids.shape)}"
+        raise wrong_shape(said, "[batch, sequence] or [tokens], of the whole micro-batch")
+    check_divides(groups, ids, cuts.of(ids.dim() + 1)[:-1], "the ids")
 
 
 def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | None = None) -> None:

@@ -34,9 +34,11 @@ from dslpar.comm import Axis
 from dslpar.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.cuboid import Kept, features_of, inner_over_z, residual_over_y, weight_over_q
+from dslpar.layers.options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 
 Role = Literal["inward", "outward"]
+_ROLES = {"inward": "inward", "outward": "outward"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,9 @@ class Linear(Layer):
     this rank's features of the gradient. Tokens stay as they are stored.
 
     What is frozen (`requires_grad_(False)`; an input that needs no gradient) costs nothing in the backward.
+
+    Raises:
+        DslparError: another role, or a number of features that the ranks cannot share out.
     """
 
     def __init__(
@@ -143,6 +148,7 @@ class Linear(Layer):
         init: Init = GPT2,
     ) -> None:
         super().__init__(groups)
+        one_of(_ROLES, role, "role")
         tensor = groups.tensor
         if role == "inward":
             at = placement.inward_weight(tensor, out_features, in_features)

@@ -27,7 +27,7 @@ from dslpar import comm
 from dslpar.comm import Axis
 from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.groups import Groups
-from dslpar.layers.boundary import joined
+from dslpar.layers.boundary import joined, wrong_shape
 from dslpar.layers.ids import check_range, own_tokens
 from dslpar.layers.placement import inner_cuts, piece
 
@@ -59,10 +59,13 @@ def cross_entropy(
     The same numbers on every rank of the tensor group, to the bit; the backward is of each one's own tokens.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); a
-            `reduction` of another name, or a `label_smoothing` outside 0 to 1.
+        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); labels of
+            another shape than the logits, or fewer logits than `vocab_size`; a `reduction` of another name, or a
+            `label_smoothing` outside 0 to 1.
     """
     _check_options(reduction, label_smoothing)
+    _check_shapes(groups, logits, labels, vocab_size)
+    labels = labels.long()  # what is compared and subtracted below would wrap around in 8 bits
     check_range(labels, vocab_size, "labels", ignore_index)
     cuts = inner_cuts(groups.tensor)
     if denominator is None and reduction == "mean":
@@ -90,6 +93,19 @@ def _check_options(reduction: str, label_smoothing: float) -> None:
     raise DslparError([Finding("TEN225", "no-such-loss", "error", said, help_, Location(WORLD))])
 
 
+def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> None:
+    """Raises: DslparError, where a rank would take other tokens' labels, or columns that are not there."""
+    dims = inner_cuts(groups.tensor).of(logits.dim())
+    counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
+    *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
+    if logits.dim() not in (2, 3) or list(labels.shape) != tokens:
+        said = f"labels {tuple(labels.shape)} and, of all ranks, logits {(*tokens, columns)}"
+        raise wrong_shape(said, "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch")
+    if columns < vocab_size:
+        said = f"logits of {columns} columns, and a vocabulary of {vocab_size}"
+        raise wrong_shape(said, "the vocab_size of the head that made them")
+
+
 @torch.no_grad()
 def accuracy(
     groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX
@@ -99,8 +115,10 @@ def accuracy(
     Arguments as in `cross_entropy`. A scalar, equal on all ranks of the tensor group; 0 where no token counts.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored.
+        DslparError: a label is neither in the vocabulary nor ignored, or shapes differ.
     """
+    _check_shapes(groups, logits, labels, vocab_size)
+    labels = labels.long()
     check_range(labels, vocab_size, "labels", ignore_index)
     cuts = inner_cuts(groups.tensor)
     axis = groups.axis(*cuts.features)

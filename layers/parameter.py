@@ -7,7 +7,7 @@ name), and cuts: weights depend neither on the layout nor on which stage builds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -42,7 +42,12 @@ GPT2 = normal(0.02)
 
 
 def parameter(placement: Placement, init: Init) -> nn.Parameter:
-    """This rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults."""
+    """This rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults.
+
+    Raises:
+        DslparError: a dim does not divide by the ranks that cut it.
+    """
+    placement.check()
     p = nn.Parameter(torch.empty(placement.local_shape))
     p.placement, p.init = placement, init  # type: ignore[attr-defined]
     return p
@@ -101,15 +106,49 @@ def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.T
     return placement.merge(list(pieces))
 
 
-class Layer(nn.Module):
+class Placed(nn.Module):
+    """A module that remembers where its own parameters lie, whatever takes their place.
+
+    torch makes new Parameters in `load_state_dict(assign=True)`, `to_empty` and `copy.deepcopy`, without attributes; a
+    parameter that had lost its placement would be taken for equal copies, and its gradient for whole.
+    """
+
+    __call__: Callable[..., torch.Tensor]  # nn.Module's says Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._placements: dict[str, tuple[Placement, Init]] = {}
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As torch's; what sets an attribute comes here too."""
+        super().register_parameter(name, param)
+        if param is not None and placement_of(param) is not None:
+            self._placements[name] = (param.placement, param.init)  # type: ignore[attr-defined]
+        self._put_back()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Placed:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._put_back()
+        return self
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for name, known in self._placements.items():
+            p = self._parameters.get(name)
+            if p is not None and placement_of(p) is None:
+                p.placement, p.init = known  # type: ignore[attr-defined]
+
+
+class Layer(Placed):
     """A module whose vectors get whole gradients.
 
     A vector meets a rank's own tokens only, so its gradient comes in parts. `share()` returns stand-ins for all
     vectors of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all
     that need the same. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
     """
-
-    __call__: Callable[..., torch.Tensor]  # nn.Module's says Any
 
     def __init__(self, groups: Groups) -> None:
         super().__init__()
@@ -127,6 +166,11 @@ class Layer(nn.Module):
             parameters = [p for p in parameters if p.requires_grad]
             shared.update(zip(parameters, comm.shared_together(parameters, self.groups.axis(*letters)), strict=True))
         return shared
+
+    def borrowed(self) -> Iterator[nn.Parameter]:
+        """Parameters of layers within, which `share` reads in this one's forward; ZeRO 3 has to be told."""
+        for places in _vectors(self).values():
+            yield from (owner._parameters[name] for owner, name in places if owner is not self)  # type: ignore[misc]
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
         """What the layer computes with in place of its parameter `p`."""

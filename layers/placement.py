@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import torch
 
+from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.mesh import TENSOR_AXES, Mesh, Tensor
 
 Letters = tuple[str, ...]
@@ -97,7 +98,7 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
 class Placement:
     """Where the pieces of one tensor lie on a cuboid; a value, the same on every rank.
 
-    Dims are divisible by their cuts (linted long before), after padding.
+    Dims are divisible by their cuts, after padding: of GPT the linter has said so long before, of others `check` does.
     """
 
     tensor: Tensor
@@ -120,11 +121,24 @@ class Placement:
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of each rank's piece."""
-        counts = [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
-        cuts = [*zip(self.padded, counts, strict=True), *((block, counts[0]) for block in self.blocks)]
-        divides = not any(length % count for length, count in cuts)
-        assert divides, f"{self.blocks or ''}{self.padded} does not divide by {counts}: lint would have refused it"
-        return tuple(length // count for length, count in zip(self.padded, counts, strict=True))
+        assert not self._uneven(), f"{self.shape} does not divide: {self._uneven()}"
+        return tuple(length // count for length, count in zip(self.padded, self._counts(), strict=True))
+
+    def check(self) -> None:
+        """Raises: DslparError, with every length that does not divide by the ranks that cut it."""
+        if uneven := self._uneven():
+            raise DslparError([_does_not_divide(length, count, self.tensor.mode) for length, count in uneven])
+
+    def _counts(self) -> list[int]:
+        """In how many pieces each dim is cut."""
+        return [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
+
+    def _uneven(self) -> list[tuple[int, int]]:
+        """(length, in how many pieces) of what does not divide: dims, or instead of the first one its blocks."""
+        counts = self._counts()
+        first = self.blocks or self.padded[:1]
+        cuts = [*((length, counts[0]) for length in first), *zip(self.padded[1:], counts[1:], strict=True)]
+        return [(length, count) for length, count in dict.fromkeys(cuts) if length % count]
 
     @property
     def replicas(self) -> Letters:
@@ -161,6 +175,19 @@ class Placement:
             padded = take(padded, dim, self.tensor, coord, letters)
         blocks = torch.split(padded, list(self.blocks) or len(padded))
         return [take(block, 0, self.tensor, coord, self.cuts[0]) for block in blocks]
+
+
+def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
+    below, above = length // count * count, -(-length // count) * count
+    return Finding(
+        code="TEN227",
+        name="weight-does-not-divide",
+        severity="error",
+        message=f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
+        help=f"nearest legal: {f'{below} or ' if below else ''}{above}; or a smaller tensor size",
+        location=Location(WORLD),
+        key="parallel.tensor",
+    )
 
 
 def padded_vocab(tensor: Tensor, vocab_size: int) -> int:

@@ -84,6 +84,12 @@ def several() -> dict[str, Any]:
     found["stranger"] = dict(sent.elements)
     comm.all_reduce(x(), model)
     found["after"] = dict(sent.elements)
+    pair = (groups.rank // 4 * 4, groups.rank // 4 * 4 + 3)  # both differ on d and on y, and are not all that do
+    two = dist.new_group(list(pair), use_local_synchronization=True) if groups.rank in pair else None
+    with counting(groups) as sent:
+        if two is not None:
+            comm.all_reduce(x(), comm.Axis(2, pair.index(groups.rank), pair, two))
+    found["pair"] = dict(sent.elements)
     return found
 
 
@@ -99,6 +105,7 @@ def test_axes_that_are_several_and_backwards() -> None:
         assert found["both"] == found["forward"] | backward
         assert found["stranger"] == ({("all_reduce", "other"): 2 * Fraction(2, 3) * ELEMENTS} if rank % 3 == 0 else {})
         assert found["after"] == found["stranger"], "counting has ended"
+        assert found["pair"] == ({("all_reduce", "other"): ELEMENTS} if rank % 4 in (0, 3) else {})
 
 
 def dtensor() -> dict[str, Any]:

@@ -200,6 +200,8 @@ def _refused() -> list[str]:
         lambda: tensors.distribute(NOISE, [split(0)], mesh),
         lambda: tensors.distribute(NOISE, [split(2), broadcast], mesh),
         lambda: tensors.distribute(NOISE, [broadcast, split(-3)], mesh),
+        lambda: tensors.distribute(NOISE, [0, 1], mesh),  # type: ignore[list-item]
+        lambda: tensors.distribute(torch.tensor(1.0), [split(0), broadcast], mesh),
     ):
         with pytest.raises(DslparError) as error:
             wrong()
@@ -220,5 +222,7 @@ def test_what_does_not_fit_is_told() -> None:
             "TEN232 placements-do-not-fit: 1 placements over a mesh of 2 dims ('data', 'tensor')",
             "TEN232 placements-do-not-fit: split(2) of a tensor of shape (16, 8)",
             "TEN232 placements-do-not-fit: split(-3) of a tensor of shape (16, 8)",
+            "TEN232 placements-do-not-fit: 0 is no placement",
+            "TEN232 placements-do-not-fit: split(0) of a tensor of shape ()\nhelp: broadcast or partial_sum",
         ]
         assert all(words in text for words, text in zip(expected, said, strict=True)), said

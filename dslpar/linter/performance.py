@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dslpar.job import seq_len_of
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
-from dslpar.plan.divisors import least_micro_size
+from dslpar.plan.divisors import conditions, least_micro_size
 
 if TYPE_CHECKING:
     from dslpar.plan.traffic import BreakEven
@@ -29,7 +29,7 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
 
     Why:
         All modes but '1d' send weights besides activations. Weights are sent once a micro-batch, however small it is;
-        in return less is sent a token. Below the break-even, '1d' is the faster one.
+        in return less is sent a token. Below the break-even, '1d' sends less.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=96, num_heads=4, vocab_size=256, max_seq_len=96)
@@ -42,11 +42,13 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         batch = dict(micro_size=4)
     """
     cuboid, model = cx.cuboid, cx.gpt
-    if cuboid.size == 1 or cuboid.mode == "1d":
-        return
+    if cuboid.x == cuboid.z == 1:
+        return  # it is 1d, by whatever name
+    seq_len = seq_len_of(cx.spec)
+    if not all(each.holds for each in conditions(model, cuboid, seq_len, cx.batch.micro_size)):
+        return  # what is not legal is not slow
     from dslpar.plan.traffic import break_even  # here: most configs need none of it
 
-    seq_len = seq_len_of(cx.spec)
     found = break_even(cuboid, model, cx.batch.micro_size * seq_len)
     fixes = list(_fixes(cx, found, seq_len))
     if found.sent > found.sent_in_1d and fixes:

@@ -836,13 +836,14 @@ Use instead:
         "TEN221",
         "activation-does-not-divide",
         """
-An activation of your own that the ranks of a tensor group cannot share out in equal pieces.
+An activation of your own, or ids, that the ranks of a tensor group cannot share out in equal pieces.
 
 What it does:
-    Divides each dim of what enters `to_residual` or `to_inner` by the ranks that cut it.
+    Divides each dim of what enters `to_residual` or `to_inner`, and of an Embedding's ids, by the ranks that cut it.
 
 Why:
-    The linter knows the dims of GPT; those of other models are known when they run.
+    The linter knows the dims of GPT; those of other models are known when they run. Of ids it is often the last
+    micro-batch of a data set: leave it out (drop_last=True).
 
 Use instead:
     x = torch.nn.functional.pad(x, (0, 0, 0, 1))  # one more token: 16 x 16 patches and a class token are 257
@@ -884,10 +885,10 @@ Use instead:
         "TEN224",
         "no-such-layer-option",
         """
-A norm or an activation that no layer has.
+A norm, an activation or a role that no layer has.
 
 What it does:
-    Looks up the names that `Form` and `MLP` are given.
+    Looks up the names that `Form`, `MLP` and `Linear` are given.
 
 Why:
     The linter checks those of GPT; a model of your own is known when it is built.
@@ -910,6 +911,40 @@ Why:
 
 Use instead:
     cross_entropy(groups, logits, labels, vocab_size, reduction='none', label_smoothing=0.1)
+""",
+    ),
+    RunTimePage(
+        "TEN226",
+        "wrong-shape",
+        """
+A layer, a loss or a door is given a tensor of a shape that it does not take.
+
+What it does:
+    Looks at the dims of activations and ids; compares labels with logits, and sequences with the table of positions.
+
+Why:
+    Each rank takes its own part of what is whole. From a tensor of other dims it would take the wrong one: labels that
+    are flattened, of logits that are not, belong to other tokens where the sequence is split, and the loss is wrong
+    without a word.
+
+Use instead:
+    loss = cross_entropy(groups, logits, labels, vocab_size)  # [batch, sequence, ...] both, or [tokens, ...] both
+""",
+    ),
+    RunTimePage(
+        "TEN227",
+        "weight-does-not-divide",
+        """
+A layer of a model of your own, whose features the ranks cannot share out in equal pieces.
+
+What it does:
+    Divides each dim of a parameter, and each of a linear's blocks, by the ranks that cut it, when the layer is made.
+
+Why:
+    The linter knows the sizes of GPT; those of other models are known when they are built.
+
+Use instead:
+    MLP(groups, 256, 1024)  # features that are multiples of the tensor size, and of its axes' products
 """,
     ),
     RunTimePage(

@@ -5,6 +5,8 @@ Each door by itself, in every layout: tests/layers/cases/ends.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
@@ -79,6 +81,13 @@ def test_what_does_not_divide_is_refused_with_every_dim() -> None:
         assert "help: 4 or 6 entries" in both
         assert "dim 0 of an activation has 1 entries, and mode '2d' cuts it in 2\nhelp: 2 entries" in batch
         assert nothing == ""
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 2, 4, 8)])
+@pytest.mark.parametrize("door", [to_residual, from_residual, to_inner, from_inner])
+def test_what_is_neither_a_sequence_nor_tokens_is_refused(door: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(DslparError, match="TEN226 wrong-shape: an activation of shape"):
+        door(Groups(Mesh()), torch.zeros(shape))
 
 
 def sent(tensor: Cuboid) -> list[int]:

@@ -5,12 +5,14 @@ Values and gradients in every layout: tests/layers/cases/ends.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from dslpar.errors import DslparError
 from dslpar.groups import Groups
-from dslpar.layers import Embedding, gather, initialize
+from dslpar.layers import Embedding, PositionEmbedding, gather, initialize
 from dslpar.mesh import Mesh
 from dslpar.mesh import Tensor as Cuboid
 from tests.layouts import LAYOUTS
@@ -80,3 +82,43 @@ def test_an_id_outside_the_vocabulary_is_refused_on_every_rank(number: int) -> N
 def test_a_padding_that_is_no_row_is_refused(padding_idx: int) -> None:
     with pytest.raises(DslparError, match=f"{padding_idx} among the padding_idx"):
         Embedding(Groups(Mesh()), VOCAB, HIDDEN, padding_idx=padding_idx)
+
+
+def refused_shapes(tensor: Cuboid) -> list[str]:
+    groups = Groups(Mesh(tensor=tensor))
+    tokens, positions = Embedding(groups, VOCAB, HIDDEN), PositionEmbedding(groups, 2, HIDDEN)
+    calls: list[Callable[[], torch.Tensor]] = [
+        lambda: tokens(torch.zeros(2, 2, 2, dtype=torch.long)),
+        lambda: tokens(torch.zeros(2, 3, dtype=torch.long)),
+        lambda: positions(torch.zeros(2, 4 // tensor.y, HIDDEN)),
+        lambda: positions(torch.zeros(2, HIDDEN)),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises(DslparError) as raised:
+            call()
+        texts.append(str(raised.value))
+    return texts
+
+
+def test_ids_and_residuals_of_the_wrong_shape_are_refused() -> None:
+    """Tokens without a sequence would be given the positions of their features."""
+    for ids, odd, long, flat in on_ranks(2, refused_shapes, LAYOUTS["1d-sequence-2"]):
+        assert "TEN226 wrong-shape: ids of shape (2, 2, 2)" in ids
+        assert "TEN221 activation-does-not-divide: dim 1 of the ids has 3 entries" in odd
+        assert "TEN226 wrong-shape: a sequence of 4 tokens, and the table has 2 positions" in long
+        assert "TEN226 wrong-shape: positions of a residual of shape (2, 8)" in flat
+
+
+def of_types() -> list[torch.Tensor]:
+    groups = Groups(Mesh(tensor=LAYOUTS["1d-2"]))
+    tokens = Embedding(groups, 256, HIDDEN)
+    initialize(tokens, groups, seed=3)
+    ids = torch.tensor([[0, 127, 128, 255]])
+    return [tokens(ids.to(dtype)).detach() for dtype in (torch.int64, torch.int32, torch.uint8)]
+
+
+def test_ids_may_be_of_any_whole_type() -> None:
+    """In 8 bits the vocabulary's 256 is 0."""
+    for expected, *others in on_ranks(2, of_types):
+        assert all(torch.equal(other, expected) for other in others)

@@ -184,6 +184,47 @@ def test_a_label_outside_the_vocabulary_is_refused_on_every_rank(label: int) -> 
             assert "17 entries, 0 to 16" in text
 
 
+# Of ring-2 and 1d-2, [2, 2, 17 or 9] is what a rank holds of [2, 4, 17] or [2, 2, 17].
+OF_OTHER_TOKENS = {"ring-2": ((2, 2, 17), (8,)), "1d-2": ((2, 2, 9), (2, 1))}
+
+
+def refused_shapes(tensor: mesh.Tensor, logits: tuple[int, ...], labels: tuple[int, ...]) -> list[str]:
+    groups = Groups(Mesh(tensor=tensor))
+    texts = []
+    for function in (cross_entropy, accuracy):
+        with pytest.raises(DslparError, match="TEN226 wrong-shape") as raised:
+            function(groups, torch.zeros(logits), torch.zeros(labels, dtype=torch.long), 17)
+        texts.append(str(raised.value))
+    return texts
+
+
+@pytest.mark.parametrize("name", OF_OTHER_TOKENS)
+def test_labels_of_another_shape_are_refused(name: str) -> None:
+    """Flattened ones of a split sequence would each be cut to as many, of other tokens: a wrong loss, and no error."""
+    logits, labels = OF_OTHER_TOKENS[name]
+    for texts in on_ranks(2, refused_shapes, LAYOUTS[name], logits, labels):
+        assert all(f"labels {labels} and" in text for text in texts)
+
+
+def test_a_vocabulary_larger_than_the_logits_is_refused() -> None:
+    for texts in on_ranks(2, refused_shapes, LAYOUTS["1d-2"], (3, 8), (3,)):
+        assert all("logits of 16 columns, and a vocabulary of 17" in text for text in texts)
+
+
+def of_types() -> list[Tensor]:
+    """In 8 bits -100 is 156, and 1000 is 232."""
+    groups = Groups(Mesh(tensor=LAYOUTS["1d-2"]))
+    logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(groups.coord["y"]), dtype=torch.float64)
+    labels = torch.tensor([0, 7, 156, 250, 255])
+    types = (torch.int64, torch.int32, torch.uint8)
+    return [cross_entropy(groups, logits, labels.to(dtype), 1000, reduction="none") for dtype in types]
+
+
+def test_labels_may_be_of_any_whole_type() -> None:
+    for expected, *others in on_ranks(2, of_types):
+        assert all(torch.equal(other, expected) for other in others)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -139,13 +139,24 @@ def _change_scores(change: Callable[[sequence.Ring, Any, int], sequence.Ring]) -
     sequence.Ring.scores = lambda self, q, k, step: scores_rightly(change(self, k, step), q, k, step)
 
 
+def groups_of_distant_heads() -> None:
+    """Query i with key i % G, where it is i // (A / G)."""
+
+    def fused(q: Any, k: Any, v: Any, *how: Any) -> Any:
+        repeats = q.shape[1] // k.shape[1]
+        return fused_rightly(q, k.repeat(1, repeats, 1, 1), v.repeat(1, repeats, 1, 1), *how)
+
+    fused_rightly = attention._fused
+    attention._fused = fused
+
+
 def mask_of_the_first_samples() -> None:
     attention.own_samples = lambda groups, mask, x: mask[: len(mask) // groups.tensor.x]
 
 
 def positions_counted_from_each_piece() -> None:
     turn_rightly = rotary.Rotary.__call__
-    rotary.Rotary.__call__ = lambda self, x, first: turn_rightly(self, x, 0)
+    rotary.Rotary.__call__ = lambda self, x, first, num_heads=None: turn_rightly(self, x, 0, num_heads)
 
 
 def positions_of_the_first_piece() -> None:
@@ -220,6 +231,7 @@ MUTATIONS = (
     (ring_never_sees_the_future, "ring-2", "attention_not_causal"),
     (ring_sees_the_future, "ring-2", "attention"),
     (ring_masks_its_own_keys_alone, "ring-2", "attention_padded_grouped"),
+    (groups_of_distant_heads, "1d-2", "attention_grouped"),
     (mask_of_the_first_samples, "2d-4-keep-x", "attention_padded"),
     (positions_counted_from_each_piece, "ring-2", "attention_rotary"),
     (positions_counted_from_each_piece, "ring-2", "gpt_llama"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,11 @@ def test_show_says_what_must_divide_and_what_is_sent(config: Path, capsys: pytes
     assert f"  less than 1d on 4 ranks: from {shown['traffic']['break_even_tokens']:,} tokens on" in out
 
 
+def test_show_says_that_no_rank_sends_what_all_stages_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8"]) == 0
+    assert "  all 2 stages " in capsys.readouterr().out
+
+
 def test_show_of_one_rank_has_nothing_to_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(config), "--world-size", "1", "--format", "json", "parallel=None"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -267,3 +274,14 @@ def test_flags_are_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
         main(["launch", "configs/gpt_3d.py", "--world-size", "8", "--print", "--res"])
     assert ended.value.code == 2
     assert "--res" in capsys.readouterr().err
+
+
+def test_who_reads_no_further_gets_no_traceback() -> None:
+    """As in `dslpar explain TEN101 | head -1`."""
+    command = f"{sys.executable} -m dslpar.cli explain TEN101"
+    with subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=30) == 128 + 13

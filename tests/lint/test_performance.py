@@ -40,3 +40,9 @@ def test_1d_is_offered_where_it_fits_alone() -> None:
 
 def test_nothing_is_said_of_1d() -> None:
     assert told("size=4, mode='1d'", 1) == told("size=4, mode='1d', sequence=True", 1) == []
+    assert told("size=4, mode='cuboid', shape=(1, 4, 1), residual='sequence'", 1) == []
+
+
+def test_what_is_not_legal_is_not_called_slow() -> None:
+    text = f"{WIDE}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict(micro_size=3)\n"
+    assert {finding.code for finding in findings(text, 8, ignored=())} == {"BAT102"}
