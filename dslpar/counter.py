@@ -12,7 +12,8 @@ the forward, in autograd's backward and asynchronously. Ring counts, for n ranks
 all_gather        (n-1)/n of all pieces together
 reduce_scatter    (n-1)/n of what each rank puts in
 all_reduce        twice that
-all_to_all        what goes to other ranks: (n-1)/n of it where the parts are equal
+all_to_all        what goes to other ranks: (n-1)/n of it where the parts are equal; where it stands for
+                  another collective (over gloo our reduce-scatter is one), it is counted as that
 send              all of it
 broadcast         all of it, for the source alone; that others pass it on is not counted
 scatter           what goes to other ranks, for the source alone
@@ -134,7 +135,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ranks = dist.get_process_group_ranks(group)
             if collective == "send":
                 ranks = [ranks[group.rank()], ranks[arguments["dst"]]]
-            self.sent.add(_Call(collective, ranks, elements, _first(tensors).element_size()))
+            first = _first(tensors)
+            self.sent.add(_Call(getattr(first, "stands_for", collective), ranks, elements, first.element_size()))
 
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")

@@ -57,8 +57,7 @@ class Kept:
         dim = self.dim % partial.dim()
         blocks = [comm.in_blocks(block, dim, self.axis.size) for block in self._split(partial, dim)]
         pieces = torch.cat([block.movedim(dim, 0) for block in blocks], dim + 1)
-        pending = comm.start_reduce_scatter(pieces, self.axis)
-        return Pending(pending.result.squeeze(0), pending.work)
+        return comm.start_reduce_scatter(pieces.flatten(0, 1), self.axis)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """As `start_reduce`, waited for."""

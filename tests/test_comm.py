@@ -172,3 +172,17 @@ def test_alone_everything_is_the_identity() -> None:
     assert comm.gather_objects("a", axis) == ["a"]
     assert comm.shared_together([x], axis) == (x,)
     comm.barrier(axis)
+
+
+def reduced(dtype: torch.dtype) -> bool:
+    axis = Groups(Mesh(tensor=Cuboid(y=3, mode="1d"))).axis("y")
+    x = torch.arange(24).reshape(2, 6, 2).to(dtype) * (axis.index + 1)
+    whole = torch.arange(24).reshape(2, 6, 2).to(dtype) * 6
+    piece = comm.start_reduce_scatter(x, axis, dim=1)
+    return piece.wait().dtype == dtype and torch.equal(piece.wait(), whole.chunk(3, 1)[axis.index])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_sum_of_pieces_in_every_type(dtype: torch.dtype) -> None:
+    """Small whole numbers: exact in all of them."""
+    assert on_ranks(3, reduced, dtype) == [True] * 3
