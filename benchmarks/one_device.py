@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.blocks_by_hand import MLP
 from benchmarks.measure import HEADER, Costs, Ratio, in_turns, ratio
 from dslpar.groups import Groups
 from dslpar.layers import Block, initialize
@@ -122,7 +123,7 @@ class Plain(nn.Module):
         self.norm1 = nn.LayerNorm(hidden)
         self.attention = PlainAttention(hidden, heads)
         self.norm2 = nn.LayerNorm(hidden)
-        self.mlp = PlainMLP(hidden)
+        self.mlp = MLP(hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] to the same."""
@@ -144,19 +145,6 @@ class PlainAttention(nn.Module):
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-
-class PlainMLP(nn.Module):
-    """Up, gelu, down."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(hidden, 4 * hidden)
-        self.down = nn.Linear(4 * hidden, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] to the same."""
-        return self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ from dslpar.groups import Groups
 from dslpar.layers.boundary import joined, wrong_shape
 from dslpar.layers.ids import check_range, own_tokens
 from dslpar.layers.placement import inner_cuts, piece
+from dslpar.layers.precision import widened
 
 IGNORE_INDEX = -100
 
@@ -72,7 +73,7 @@ def cross_entropy(
         denominator = (labels != ignore_index).sum().clamp(min=1)
     own = own_tokens(groups, labels, cuts)
     losses = _token_losses(
-        groups, _wide(logits.flatten(0, -2)), own.flatten(), vocab_size, ignore_index, label_smoothing
+        groups, widened(logits.flatten(0, -2)), own.flatten(), vocab_size, ignore_index, label_smoothing
     )
     if reduction == "none":
         result = joined(groups, losses.view(own.shape), cuts.of(logits.dim())[:-1])
@@ -135,9 +136,9 @@ def accuracy(
 def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """(the largest logit, the first column that has it) of each token; of no columns, (-inf, 0)."""
     if logits.shape[-1] == 0:
-        return _wide(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
+        return widened(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
     index = logits.argmax(-1)
-    return _wide(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)), index
+    return widened(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)), index
 
 
 def _token_losses(
@@ -195,7 +196,3 @@ class _TokenLosses(torch.autograd.Function):
             logits_grad[:, : ctx.columns] -= loss_grad * ctx.even
         own = loss_grad.masked_fill(outside.unsqueeze(-1), 0)
         return logits_grad.scatter_add_(-1, targets, own * (ctx.smoothing - 1)), None, None, None, None, None
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

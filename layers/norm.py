@@ -29,6 +29,7 @@ from dslpar.comm import Axis
 from dslpar.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
+from dslpar.layers.precision import widened
 
 
 class _Norm(Layer):
@@ -88,7 +89,7 @@ class _CutNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, eps: float, centred: bool
     ) -> Tensor:
-        wide = _wide(x)
+        wide = widened(x)
         mean, rstd = _moments(wide, axis, eps) if centred else (None, _root(wide, axis, eps))
         ctx.save_for_backward(x, mean, rstd, weight)
         ctx.axis = axis
@@ -99,7 +100,7 @@ class _CutNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, mean, rstd, weight = ctx.saved_tensors
-        y_grad, normed = _wide(grads[0]), _normed(_wide(x), mean, rstd)
+        y_grad, normed = widened(grads[0]), _normed(widened(x), mean, rstd)
         x_grad, weight_grad, bias_grad = None, None, None
         if ctx.needs_input_grad[0]:
             normed_grad = y_grad * weight
@@ -136,7 +137,3 @@ def _root(x: Tensor, axis: Axis, eps: float) -> Tensor:
     """1 / root of the mean square [..., 1]."""
     squares = comm.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
     return (squares / (x.shape[-1] * axis.size) + eps).rsqrt()
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

@@ -26,6 +26,7 @@ from torch import Tensor
 from dslpar import comm
 from dslpar.comm import Axis
 from dslpar.layers.parameter import stable_hash
+from dslpar.layers.precision import widened
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -89,18 +90,18 @@ def ring(q: Tensor, k: Tensor, v: Tensor, how: Ring) -> Tensor:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: Ring) -> Tensor:
-        wide = _wide(q)
+        wide = widened(q)
         y, total = wide.new_zeros(q.shape), wide.new_zeros((*q.shape[:-1], 1))
         peak = torch.full_like(total, -torch.inf)
         for step, (keys, values) in _around(torch.stack([k, v]), how.axis):
             if not how.attends(step):
                 continue  # keys of the future
-            scores = how.scores(wide, _wide(keys), step)
+            scores = how.scores(wide, widened(keys), step)
             before, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
             weights = scores.sub_(_finite(peak)).exp_()
             shrunk = (before - _finite(peak)).exp_()
             total = total.mul_(shrunk).add_(weights.sum(-1, keepdim=True))
-            y = y.mul_(shrunk).add_((weights * how.drop.mask(weights, step)) @ _wide(values))
+            y = y.mul_(shrunk).add_((weights * how.drop.mask(weights, step)) @ widened(values))
         total.masked_fill_(total == 0, 1)
         y = y.div_(total).to(q.dtype)
         ctx.save_for_backward(q, k, v, y, _finite(peak) + total.log())
@@ -111,13 +112,13 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, y, lse = ctx.saved_tensors
         how: Ring = ctx.how
-        wide, y_grad, scale = _wide(q), _wide(grads[0]), 1 / math.sqrt(q.shape[-1])
-        delta = (y_grad * _wide(y)).sum(-1, keepdim=True)
+        wide, y_grad, scale = widened(q), widened(grads[0]), 1 / math.sqrt(q.shape[-1])
+        delta = (y_grad * widened(y)).sum(-1, keepdim=True)
         kv = torch.stack([k, v])
-        q_grad, kv_grad = torch.zeros_like(wide), torch.zeros_like(_wide(kv))
+        q_grad, kv_grad = torch.zeros_like(wide), torch.zeros_like(widened(kv))
         for step, (keys, values) in _around(kv, how.axis):
             if how.attends(step):
-                keys, values = _wide(keys), _wide(values)
+                keys, values = widened(keys), widened(values)
                 probabilities = (how.scores(wide, keys, step) - lse).exp()
                 mask = how.drop.mask(probabilities, step)
                 scores_grad = probabilities * ((y_grad @ values.transpose(-1, -2)) * mask - delta) * scale
@@ -141,7 +142,3 @@ def _around(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
 def _finite(peak: Tensor) -> Tensor:
     """The highest score; 0 of a query that has seen no key: exp(-inf - 0) is 0, and exp(-inf - -inf) no number."""
     return peak.masked_fill(peak == -torch.inf, 0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
