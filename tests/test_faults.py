@@ -64,9 +64,11 @@ def last_lines(one: Outcome) -> None:
         assert all(line.startswith("  ") for line in last[2:-1])
         assert one.status == 1
     elif one.fault == "SIGKILL":
-        how = "was the first to end, by SIGKILL, after step 2"
+        # Under torchrun the status of the rank is torchrun's to take; on a busy machine it is gone before we look.
+        signals = ("SIGKILL", "a signal that it could not catch") if "torchrun" in one.launcher else ("SIGKILL",)
+        how = [f"was the first to end, by {name}, after step 2" for name in signals]
         why = "(SIGKILL comes most often from the kernel's out-of-memory killer)"
-        assert last == [f"dslpar launch: rank 1 of 3 on {host} {how} {why}"]
+        assert last in [[f"dslpar launch: rank 1 of 3 on {host} {words} {why}"] for words in how]
         assert one.status == 128 + signal.SIGKILL
     else:
         assert len(last) == 1

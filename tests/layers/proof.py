@@ -4,10 +4,11 @@
         layer = Linear(groups, HIDDEN, FFN, role="inward")
         yield from compare(groups, layer, dense.linear, residual(groups), inner(groups, FFN))
 
-Everything is compared on every rank, gathered: the output, the gradient of the input, the gradient of every parameter.
-Errors are max|a - b| / max|b|. All is float64 with sums of at most some hundred terms, so a right layer is off by a few
-units of 1e-16; TOLERANCE leaves room for a longer path, and any missing or doubled term is off by 1e-3 and more. The
-cases themselves are in `tests.layers.cases`.
+Everything is compared, by every rank its piece: the output, the gradient of the input, the gradient of every parameter.
+What several ranks hold must be equal to the bit (`assert_copies_equal`, once for all cases: messages between ranks are
+what a proof spends its time on). Errors are max|a - b| / max|b|, of the piece and of the whole. All is float64 with
+sums of at most some hundred terms, so a right layer is off by a few units of 1e-16; TOLERANCE leaves room for a longer
+path, and any missing or doubled term is off by 1e-3 and more. The cases themselves are in `tests.layers.cases`.
 
 A case serves twice. Where its groups are `Training`, the layer takes STEPS steps of an optimizer in float32 and its
 reference the same in float64, each on numbers of its own step; then outputs and weights are compared (`proven`).
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from dslpar.comm import all_gather
 from dslpar.groups import Groups
-from dslpar.layers import Init, Placement, gather, initialize, placement
+from dslpar.layers import Init, Placement, initialize, placement
 from dslpar.mesh import Mesh
 from tests.layers import dense
 
@@ -94,11 +95,12 @@ def gradients(layer: nn.Module, full: dense.Parameters, groups: Groups) -> Found
 
 
 def error(shard: Tensor | None, at: Placement, whole: Tensor | None, groups: Groups) -> float:
-    """Gathered against the reference; copies must be equal to the bit."""
+    """This rank's piece against the reference's; padding must be 0. Notes the piece, to be compared with its copies."""
     assert shard is not None, "no gradient came"
     assert whole is not None, "the reference has no gradient"
-    assert_copies_equal(shard.detach(), at, groups)
-    return relative(gather(shard, at, groups), whole)
+    note_copy(shard, at, groups)
+    expected = at.cut(whole.detach(), groups.coord)
+    return ((shard.detach().double() - expected).abs().max() / whole.abs().max()).item()
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -106,10 +108,22 @@ def relative(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b).abs().max() / b.abs().max()).item()
 
 
-def assert_copies_equal(shard: Tensor, at: Placement, groups: Groups) -> None:
-    """To the bit."""
-    copies = all_gather(shard[None], groups.axis(*at.replicas))
-    assert all(torch.equal(copy, copies[0]) for copy in copies), "copies on different ranks differ"
+_copies: dict[str, list[Tensor]] = {}
+
+
+def note_copy(shard: Tensor, at: Placement, groups: Groups) -> None:
+    """To be compared with what the other ranks that store the same hold."""
+    if at.replicas and groups.axis(*at.replicas).size > 1:
+        _copies.setdefault("".join(at.replicas), []).append(shard.detach().double().flatten().clone())
+
+
+def assert_copies_equal(groups: Groups) -> None:
+    """Of all that was noted, to the bit; it is forgotten then."""
+    noted = sorted(_copies.items())
+    _copies.clear()
+    for letters, shards in noted:
+        copies = all_gather(torch.cat(shards)[None], groups.axis(*letters))
+        assert all(torch.equal(copy, copies[0]) for copy in copies), f"copies on different ranks of {letters} differ"
 
 
 def randomized(layer: nn.Module, groups: Groups) -> nn.Module:
@@ -121,8 +135,17 @@ def randomized(layer: nn.Module, groups: Groups) -> nn.Module:
 
 
 def whole(layer: nn.Module, groups: Groups) -> dict[str, Tensor]:
-    """Every parameter, gathered, as the reference takes them."""
-    return {name: gather(p, p.placement, groups).double().requires_grad_() for name, p in layer.named_parameters()}
+    """Every parameter, gathered (all in one message), as the reference takes them."""
+    params = dict(layer.named_parameters())
+    flat = torch.cat([p.detach().flatten() for p in params.values()])
+    by_rank = [
+        torch.split(shards, [p.numel() for p in params.values()])
+        for shards in all_gather(flat[None], groups.axis("tensor"))
+    ]
+    return {
+        name: p.placement.merge([shard.view(p.shape) for shard in shards]).double().requires_grad_()
+        for (name, p), shards in zip(params.items(), zip(*by_rank, strict=True), strict=True)
+    }
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -268,7 +268,7 @@ def test_without_the_reduction_the_loss_of_the_first_step_is_still_exact() -> No
 
 def vectors_not_summed_quietly() -> None:
     """As `vectors_not_summed`, with the check that copies are equal left out too."""
-    from tests.layers import proof
+    from tests.layers import cases
 
     vectors_not_summed()
-    proof.assert_copies_equal = lambda *_: None
+    cases.assert_copies_equal = lambda *_: None

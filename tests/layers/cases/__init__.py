@@ -10,7 +10,7 @@ import torch
 from dslpar import mesh
 from dslpar.groups import Groups
 from tests.layers.cases import blocks, ends, linears, models
-from tests.layers.proof import Errors, Training
+from tests.layers.proof import Errors, Training, assert_copies_equal
 
 CASES = (*linears.CASES, *blocks.CASES, *ends.CASES, *models.CASES)
 FAMILIES = {case.__name__: case.__module__.rpartition(".")[2] for case in CASES}
@@ -31,4 +31,6 @@ def errors_after_steps(tensor: mesh.Tensor, optimizer: Callable[..., Any], *name
 
 def _found(groups: Groups, names: tuple[str, ...]) -> Errors:
     cases = [case for case in CASES if not names or case.__name__ in names]
-    return {f"{case.__name__}: {what}": error for case in cases for what, error in case(groups)}
+    found = {f"{case.__name__}: {what}": error for case in cases for what, error in case(groups)}
+    assert_copies_equal(groups)
+    return found
