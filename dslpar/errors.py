@@ -37,6 +37,13 @@ class Location(NamedTuple):
         return f"{self.path}:{self.line}:{self.column}"
 
 
+class Fix(NamedTuple):
+    """A change of the source that is certain to be meant: the characters of `location` become `text`."""
+
+    location: Location
+    text: str
+
+
 class Finding(NamedTuple):
     """One thing that is wrong, slow or worth knowing, at its place; `help` says what to write instead."""
 
@@ -48,6 +55,8 @@ class Finding(NamedTuple):
     location: Location
     key: str = ""
     """Dotted path of the config key that it is about; empty where there is none."""
+    fix: Fix | None = None
+    """What `dslpar lint --fix` writes; only where there is one thing that can be meant."""
 
     def concise(self) -> str:
         """One line: `path:line:column: CODE name: message`."""

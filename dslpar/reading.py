@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar import ds_keys, spec
 from dslpar.config.tree import Node, Reference
-from dslpar.errors import Location
+from dslpar.errors import Fix, Location
 from dslpar.kinds import KINDS, SEQUENCE
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Misread(NamedTuple):
     message: str
     help: str
     key: str
+    fix: Fix | None = None
 
 
 class Entry(NamedTuple):

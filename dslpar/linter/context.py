@@ -90,7 +90,7 @@ class Context:
         """Problems of the reader, by code."""
         for misread in self.reading.misreads:
             if misread.code == code:
-                yield Problem(misread.location, misread.message, misread.help, misread.key)
+                yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
 
     # Values --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslpar.errors import Finding, Location, Severity
+from dslpar.errors import Finding, Fix, Location, Severity
 
 if TYPE_CHECKING:
     from dslpar.linter.context import Context
@@ -27,6 +27,7 @@ class Problem(NamedTuple):
     message: str
     help: str = ""
     key: str = ""
+    fix: Fix | None = None
 
 
 Check = Callable[["Context"], Iterable["Problem | Finding"]]
@@ -61,8 +62,8 @@ class Rule(NamedTuple):
 
     def finding(self, problem: Problem) -> Finding:
         """The problem under this rule's code, name and severity."""
-        location, message, help_, key = problem
-        return Finding(self.code, self.name, self.severity, message, help_, location, key)
+        location, message, help_, key, fix = problem
+        return Finding(self.code, self.name, self.severity, message, help_, location, key, fix)
 
 
 def rule(code: str, name: str, severity: Severity = "error") -> Callable[[Check], Rule]:
