@@ -6,7 +6,7 @@
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3
-PYTEST ?= -q
+PYTEST ?= -q -n auto
 CONFIG ?= configs/gpt_3d.py
 VENV := .venv
 BIN := $(VENV)/bin

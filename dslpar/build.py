@@ -134,7 +134,9 @@ def _sharded(job: Job, groups: Groups) -> Finish:
 
     def shard(layer: nn.Module) -> nn.Module:
         if all(p.dim() for p in layer.parameters()):  # else cut.check_module refuses the layer, as it stands
-            deepspeed.zero.Init(module=layer.to(dtype), dtype=dtype, **how)
+            # DeepSpeed's first Init makes the group of zero_hpz_partition_size, and every other would make it again.
+            made = deepspeed.utils.groups._get_zero_param_intra_parallel_group()
+            deepspeed.zero.Init(module=layer.to(dtype), dtype=dtype, zero_param_parallel_group=made, **how)
         return layer
 
     return shard

@@ -7,6 +7,7 @@ anywhere. Exit status: 0 nothing wrong, 1 errors found (with --strict warnings t
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -17,9 +18,14 @@ COMMANDS: Mapping[str, str] = {
     "lint": "find everything that is wrong with a config, before anything starts",
     "explain": "print the page of a rule: what, why, example, instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
+    "config": "print every value of a config and why it is so; --reference: every key that there is",
+    "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",
+    "import": "a config of ColossalAI's, LiBai's or DeepSpeed's to a dslpar file, and a report of every key",
 }
 """Name to help; each is a module of dslpar.commands."""
+MODULES: Mapping[str, str] = {"import": "importing"}
+"""Of a command that cannot be a module's name, the module."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
-    command = importlib.import_module(f"dslpar.commands.{words[0]}")
+    command = importlib.import_module(f"dslpar.commands.{MODULES.get(words[0], words[0])}")
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog=f"dslpar {words[0]}", description=COMMANDS[words[0]], formatter_class=_formatter
     )
@@ -69,6 +78,7 @@ def run() -> NoReturn:
 
     Who reads no further (`dslpar explain TEN101 | head -3`) has had enough: that is no error to speak of.
     """
+    gc.disable()  # until all is imported: nothing of that dies, and to look for garbage in it is 5 % of a start
     try:
         status = main()
         sys.stdout.flush()

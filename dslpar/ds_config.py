@@ -65,7 +65,8 @@ _ADAM = {"torch_adam": True}
 
 
 def _adam_params(optimizer: Any) -> Section:
-    return {"betas": optimizer.betas, "eps": optimizer.eps, **_if_set(optimizer, "amsgrad"), **_ADAM}
+    betas = [float(beta) for beta in optimizer.betas]  # torch takes no mix of 0 and 0.9
+    return {"betas": betas, "eps": optimizer.eps, **_if_set(optimizer, "amsgrad"), **_ADAM}
 
 
 def _if_set(optimizer: Any, name: str) -> Section:

@@ -8,10 +8,10 @@ job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint f
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dslpar import read
-from dslpar.config.load import Config
+from dslpar.config.load import NO_TEXTS, Config
 from dslpar.config.load import load as evaluate_file
 from dslpar.config.load import load_text as evaluate_text
 from dslpar.errors import DslparError, Finding, has_errors
@@ -23,9 +23,12 @@ from dslpar.reading import Registered
 Path = str | os.PathLike[str]
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result."""
-    return evaluate_file(os.fspath(path), overrides, read.SHORTHANDS)
+def load(path: Path, overrides: Sequence[str] = (), texts: Mapping[str, str] = NO_TEXTS) -> Config:
+    """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result.
+
+    `texts` stand for the files at their real paths, as in an editor that has not saved yet.
+    """
+    return evaluate_file(os.fspath(path), overrides, read.SHORTHANDS, texts)
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:

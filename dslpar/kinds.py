@@ -79,6 +79,12 @@ KINDS: Mapping[str, Kind] = {
     "PositionsKind": _choice("learned", "rotary"),
     "Schedule": _choice(*SCHEDULES),
     "PipelineScheduleKind": _choice(*PIPELINE_SCHEDULES, **OTHER_PIPELINE_SCHEDULES),
+    "PositiveSize": Kind(
+        _NUMBER, lambda value: 1 <= value < 2**63 and value == int(value), "a whole number, at least 1, such as 5e8"
+    ),
+    "ScalePower": Kind((int,), lambda value: 0 <= value <= 62, "a whole number from 0 to 62"),
+    "Depth": Kind((int,), lambda value: -1 <= value < 2**31, "a whole number from 0, or -1 for all"),
+    "LogLevel": _choice("debug", "info", "warning", "error", "critical"),
     "Device": _choice("cpu", "none", nvme="offload to NVMe is not part of this version of dslpar"),
     "Share": Kind(_NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "PositiveShare": Kind(_NUMBER, lambda value: 0 < value <= 1, "a number above 0, at most 1"),

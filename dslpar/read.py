@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslpar import ds_keys, read_named, spec
+from dslpar import read_named, spec
 from dslpar.config.tree import Node
 from dslpar.errors import COMMAND_LINE, Location
-from dslpar.reading import Misread, Reader, Registered, did_you_mean, entries_of, listed
+from dslpar.reading import Misread, Reader, Registered, did_you_mean, entries_of, listed, renamed, said_here
 
 if TYPE_CHECKING:
     from dslpar.config.load import Config
@@ -75,28 +75,37 @@ def _top(reader: Reader, name: str, node: Node, registered: Registered) -> Any:
 
 
 def _zero(reader: Reader, node: Node, registered: Registered) -> Any:
-    return _with_extra(reader, spec.Zero, "stage", ds_keys.ZERO, node, "zero")
+    return _with_extra(reader, spec.Zero, "stage", "ZERO", node, "zero")
 
 
 def _precision(reader: Reader, node: Node, registered: Registered) -> Any:
     dtype = node.value.get("dtype", node) if node.is_mapping else node
-    known = {"bf16": ds_keys.BF16, "fp16": ds_keys.FP16}.get(str(dtype.value), {})
+    known = {"bf16": "BF16", "fp16": "FP16"}.get(str(dtype.value), "")
     return _with_extra(reader, spec.Precision, "dtype", known, node, "precision")
 
 
-def _with_extra(reader: Reader, cls: type, main: str, known: Mapping[str, str], node: Node, key: str) -> Any:
-    """A section of one field of ours and DeepSpeed's own keys, which pass through by name."""
+def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, key: str) -> Any:
+    """A section of one field of ours and DeepSpeed's own keys (ds_keys' list of that name), which pass through."""
     if not node.is_mapping:
         return reader.section(cls, node, key, key)
     entries = entries_of(node, key)
     own = {entry.name: entry for entry in entries if entry.name == main}
-    extra = reader.kinds({main: "", **known}, [entry for entry in entries if entry.name not in own])
+    extra: dict[str, Any] = {}
+    if len(own) < len(entries):
+        from dslpar import ds_keys
+
+        kinds = {main: "", **getattr(ds_keys, known, {})}
+        extra = reader.kinds(kinds, [entry for entry in entries if entry.name not in own])
     made = reader.fields(cls, own.values(), node, key, key)
     return cls(**{main: getattr(made, main), "extra": extra})
 
 
 def _raw(reader: Reader, node: Node, registered: Registered) -> Any:
-    return reader.scalar("Table", node, "deepspeed", "deepspeed")
+    if reader.scalar("Table", node, "deepspeed", "deepspeed") is None:
+        return None
+    from dslpar.read_raw import raw
+
+    return raw(reader, node)
 
 
 _PLAIN: Mapping[str, type] = {
@@ -144,8 +153,12 @@ def _stranger(reader: Reader, name: str, node: Node, place: Location) -> None:
     close = did_you_mean(name, SECTIONS)
     if close:
         said = f"{name!r} resembles a section's name, and nothing uses it"
-        reader.fail("CFG105", place, said, f"{close} (a name of your own may begin with _)", name)
+        fix = renamed(reader.config, name, SECTIONS)
+        reader.fail("CFG105", place, said, f"{close} (a name of your own may begin with _)", name, fix=fix)
     elif node.is_mapping:
         said = f"nothing uses the dict {name!r}"
-        help_ = f"the sections are {listed(SECTIONS)}; a name of your own may begin with _"
+        help_ = f"{said_here(name) or f'the sections are {listed(SECTIONS)}'}; a name of your own may begin with _"
         reader.fail("CFG106", place, said, help_, name)
+    elif node.value is not None and said_here(name):
+        said = f"nothing uses {name!r}, which is a key of other frameworks"
+        reader.fail("CFG121", place, said, f"{said_here(name)}; a name of your own may begin with _", name)

@@ -6,14 +6,15 @@ name of a class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslpar import ds_keys, spec
+from dslpar import spec
 from dslpar.config.tree import Node, Reference
 from dslpar.errors import Fix, Location
-from dslpar.kinds import KINDS, SEQUENCE
+from dslpar.kinds import KINDS, SEQUENCE, Kind
 
 if TYPE_CHECKING:
     from dslpar.config.load import Config
@@ -117,12 +118,13 @@ class Reader:
         help_ = f"{wrote.rpartition('.')[2]} is {kind.words}"
         if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
             said = f"{wrote} is {show(value)}, which is not {kind.words}"
-            return self.fail("CFG102", node.location, said, help_, wrote, key)
+            return self.fail("CFG102", node.location, said, _unquoted(kind, value) or help_, wrote, key)
         if kind.names and value not in kind.names:
             why = kind.refused.get(value)
             said = f"{wrote} cannot be {value!r}: {why}" if why else f"{wrote} has no choice {value!r}"
             close = ("" if why else did_you_mean(value, kind.names)) or help_
-            return self.fail("CFG108", node.location, said, close, wrote, key)
+            fix = recased(self.config, node.location, value, kind.names)
+            return self.fail("CFG108", node.location, said, close, wrote, key, fix)
         if not kind.holds(value):
             said = f"{wrote} is {show(value)}, and must be {kind.words}"
             return self.fail("CFG103", node.location, said, help_, wrote, key)
@@ -141,10 +143,13 @@ class Reader:
 
     def _known(self, kind: str, entry: Entry) -> Any:
         """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
-        table = ds_keys.TABLES.get(kind)
-        if table is None:
+        if kind in KINDS:
             return self.scalar(kind, entry.node, entry.wrote, entry.wrote)
-        shorthand, known = table
+        from dslpar import ds_keys
+
+        shorthand, known = ds_keys.TABLES[kind]
+        if not shorthand:
+            return self._all_kinds(known, entry)
         if entry.node.is_mapping:
             below = entries_of(entry.node, entry.wrote)
             given = {item.name for item in below if item.node.value is not None}
@@ -154,6 +159,12 @@ class Reader:
                 self.fail("CFG104", entry.node.location, said, f"add {shorthand}=...", entry.wrote)
             return self.kinds(known, below)
         return {shorthand: self.scalar(known[shorthand], entry.node, entry.wrote, entry.wrote)}
+
+    def _all_kinds(self, known: Mapping[str, str], entry: Entry) -> Any:
+        """A mapping all keys of which may be left out."""
+        if not entry.node.is_mapping:
+            return self.scalar("Table", entry.node, entry.wrote, entry.wrote)
+        return self.kinds(known, entries_of(entry.node, entry.wrote))
 
     # Classes by name -----------------------------------------------------------------------------------------
 
@@ -173,7 +184,8 @@ class Reader:
         """The problem of a class that nobody knows by that name."""
         names = list(known)
         help_ = did_you_mean(name, names) or f"the types of {wrote} are {listed(names)}"
-        self.fail("CFG108", place, f"{wrote} has no type {name!r}", help_ + more, f"{wrote}.type", wrote)
+        fix = recased(self.config, place, name, names)
+        self.fail("CFG108", place, f"{wrote} has no type {name!r}", help_ + more, f"{wrote}.type", wrote, fix)
 
     def no_type(self, wrote: str, place: Location, help_: str) -> None:
         """The problem of a section that names no class, unless what it names is unknown for another reason."""
@@ -186,19 +198,29 @@ class Reader:
 
     def unknown(self, name: str, wrote: str, known: Iterable[str]) -> None:
         """The problem of a key that its section does not have."""
+        if wrote.partition(".")[0] in _OF_DEEPSPEED:
+            from dslpar.ds_keys import told
+
+            if (known_there := told(wrote)) is not None:
+                code, said, help_ = known_there
+                self.fail(code, self.config.key_at(wrote), said, help_, wrote)
+                return
         names = list(known)
         section = wrote.rpartition(".")[0]
         said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
-        help_ = did_you_mean(name, names) or f"the {'keys' if section else 'sections'} are {listed(names)}"
-        self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote)
+        keys = f"the {'keys' if section else 'sections'} are {listed(names)}"
+        help_ = did_you_mean(name, names) or said_here(name) or keys
+        self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote, fix=renamed(self.config, wrote, names))
 
     def _twice(self, wrote: str, other: str) -> None:
         said = f"{wrote} and {other} say the same thing twice"
         self.fail("CFG110", self.config.key_at(wrote), said, f"keep one of {wrote} and {other}", wrote)
 
-    def fail(self, code: str, place: Location, message: str, help_: str, wrote: str, key: str = "") -> None:
+    def fail(
+        self, code: str, place: Location, message: str, help_: str, wrote: str, key: str = "", fix: Fix | None = None
+    ) -> None:
         """Note a problem; the key that it makes unknown is `key`, or the one that was written."""
-        self.misreads.append(Misread(code, place, message, help_, wrote))
+        self.misreads.append(Misread(code, place, message, help_, wrote, fix))
         self.invalid.add(key or wrote)
 
 
@@ -214,6 +236,8 @@ _NESTED: Mapping[str, type] = {
     )
 }
 _PLACEHOLDER = 1  # every required field is a Count
+_OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
+"""Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -223,6 +247,49 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     by_lower = {item.lower(): item for item in known}
     close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.75)
     return f"did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def renamed(config: Config, wrote: str, known: Iterable[str]) -> Fix | None:
+    """The change of a misspelt key, where it can be only one of the known names, and none that its section has."""
+    from dslpar import spelling
+
+    section, _, name = wrote.rpartition(".")
+    beside = config.root.get(section)
+    given = beside.value if beside is not None and beside.is_mapping else ()
+    meant = spelling.meant(name, (item for item in known if item not in given))
+    return spelling.written_anew(config.sources, config.key_at(wrote), name, meant)
+
+
+def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
+    """The change of a choice that differs from a known one by the case of its letters alone."""
+    from dslpar import spelling
+
+    meant = spelling.same_but_for_case(str(name), known)
+    return spelling.written_anew(config.sources, place, str(name), meant)
+
+
+def said_here(name: str) -> str:
+    """'here that is ...' for a key of another framework, or the empty text."""
+    from dslpar.known.names import here
+
+    key = here(name)
+    return f"here that is {key}" if key else ""
+
+
+def _unquoted(kind: Kind, value: object) -> str:
+    """Help for a text that looks like what was meant: a number in quotes, or YAML 1.1's yes, no, on and off."""
+    if not isinstance(value, str):
+        return ""
+    if bool in kind.types and value.lower() in _SWITCHES:
+        return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a text, in YAML 1.2 too)"
+    if {int, float} & set(kind.types) and re.fullmatch(_NUMBER, value) and kind.holds(number := float(value)):
+        whole = float not in kind.types and number == int(number)
+        return f"{int(number) if whole else value}, without quotes: {value!r} is a text"
+    return ""
+
+
+_SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+_NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
 
 
 def entries_of(node: Node, wrote: str) -> list[Entry]:

@@ -16,6 +16,7 @@ from dataclasses import fields
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from dslpar import show, spec
@@ -99,11 +100,11 @@ def write_whole(path: Path, text: str) -> None:
     unready.replace(path)
 
 
-def config_yaml(job: Job, config: Config) -> str:
-    """The author's merged values, and what dslpar made of them; it loads as a config itself."""
+def config_yaml(job: Job, config: Config, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The author's merged values, and what dslpar made of them, and `more` of that; it loads as a config itself."""
     sections = {field.name for field in fields(spec.Spec)}
     values = {name: yaml_io.portable(node) for name, node in config.root.value.items() if name in sections}
-    resolved = resolved_of(job)
+    resolved = {**resolved_of(job), **more}
     if job.spec.train.dist != spec.Dist():
         ids = {key: resolved[key] for key in ("auto_pipeline_stage_id", "actual_pipeline_stage_id")}
         values["train"]["dist"] |= ids

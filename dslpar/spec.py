@@ -453,20 +453,35 @@ class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 
     model: GPT | OtherModel
+    """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = field(default_factory=Parallel)
+    """How ranks are divided among data, pipeline and tensor parallelism."""
     data: TextData = field(default_factory=TextData)
+    """What it is trained on: text, byte by byte."""
     optimizer: AdamW | SGD | OtherOptimizer = field(default_factory=AdamW)
+    """The optimizer by its type: dslpar's own, or one of torch's or DeepSpeed's."""
     lr_scheduler: LRScheduler | OtherSchedule = field(default_factory=LRScheduler)
+    """The learning rate over the run, by its type."""
     zero: Zero = field(default_factory=Zero)
+    """DeepSpeed's ZeRO: what is sharded over the data axis."""
     precision: Precision = field(default_factory=Precision)
+    """The type that the model computes in."""
     batch: Batch = field(default_factory=Batch)
+    """Samples of a step: two of its sizes give the third."""
     train: Train = field(default_factory=Train)
+    """The run: steps, seed, clipping, intervals, where it writes."""
     activation_checkpoint: ActivationCheckpoint | None = None
+    """Activations that are computed again in the backward; left out: none are."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    """What is kept of the checkpoints."""
     monitor: Monitor = field(default_factory=Monitor)
+    """Where the numbers of each step go besides metrics.jsonl."""
     gradient_handler: tuple[GradientHandler, ...] = ()
+    """Code of your own between the sum over micro-batches and clipping; a list of dicts, or one."""
     schedule: PipelineSchedule | None = None
+    """The order in which a pipeline works off its micro-batches."""
     deepspeed: Table = field(default_factory=dict)
+    """Keys of DeepSpeed's own that no other section has, merged last."""
 
 
 MODELS: Mapping[str, type] = {"GPT": GPT}

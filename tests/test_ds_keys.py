@@ -1,99 +1,215 @@
-"""Our lists of DeepSpeed's keys, held against the DeepSpeed that is installed."""
+"""The list of DeepSpeed's keys, held against the DeepSpeed that is installed; each key in one of dslpar's classes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
+import importlib
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
-import deepspeed.runtime.constants as constants
+import deepspeed
 import pytest
 from deepspeed.monitor.config import CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
 from dslpar import ds_keys, spec
+from dslpar.kinds import KINDS
+from dslpar.known.deepspeed import BOUNDS, DEPRECATED, KEYS, OPTIMIZERS, OTHER_NAMES, REMOVED, SCHEDULES, VERSION
+from dslpar.known.optimizers import OPTIMIZERS as OPTIMIZER_ROWS
+from dslpar.known.schedules import SCHEDULES as SCHEDULE_ROWS
+from tools import deepspeed_keys
 
-DEPRECATED = {
-    "cpu_offload",
-    "cpu_offload_param",
-    "cpu_offload_use_pin_memory",
-    "stage3_gather_fp16_weights_on_model_save",
+MODELS: Mapping[str, type] = {
+    "zero_optimization": DeepSpeedZeroConfig,
+    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
+    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,
+    "zero_optimization.zenflow": ZenFlowConfig,
+    "bf16": DeepSpeedBF16Config,
+    "bfloat16": DeepSpeedBF16Config,
+    "fp16": DeepSpeedFP16Config,
+    "csv_monitor": CSVConfig,
+    "tensorboard": TensorBoardConfig,
+    "wandb": WandbConfig,
 }
-
-
-OFFLOAD = [
-    (DeepSpeedZeroOffloadOptimizerConfig, ds_keys.OFFLOAD_OPTIMIZER),
-    (DeepSpeedZeroOffloadParamConfig, ds_keys.OFFLOAD_PARAM),
-]
-
-
-def names_of(model: type) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}  # type: ignore[attr-defined]
-
-
-def test_zero() -> None:
-    assert set(ds_keys.ZERO) == names_of(DeepSpeedZeroConfig) - DEPRECATED
-
-
-@pytest.mark.parametrize(
-    ("model", "kinds"),
-    [
-        (DeepSpeedZeroConfig, ds_keys.ZERO),
-        (DeepSpeedBF16Config, ds_keys.BF16),
-        (DeepSpeedFP16Config, ds_keys.FP16),
-        *OFFLOAD,
-    ],
+CONSTANTS = (
+    "deepspeed.runtime.constants",
+    "deepspeed.profiling.constants",
+    "deepspeed.comm.constants",
+    "deepspeed.autotuning.constants",
+    "deepspeed.runtime.swap_tensor.constants",
+    "deepspeed.runtime.model_checkpointing.constants",
+    "deepspeed.runtime.data_pipeline.constants",
+    "deepspeed.runtime.activation_checkpointing.config",
 )
-def test_types(model: type, kinds: Mapping[str, str]) -> None:
-    """A kind of ours for each type of theirs."""
-    types = {
-        "Flag": ("bool",),
-        "Size": ("int",),
-        "Rate": ("float",),
-        "Table": ("Config",),
-        "ZeroStage": ("ZeroStageEnum",),
-        "OffloadParam": ("OffloadParamConfig",),
-        "OffloadOptimizer": ("OffloadOptimizerConfig",),
-        "Device": ("OffloadDeviceEnum",),
-        "Text": ("Path",),
-        "Share": ("float",),
+
+# Against the installed DeepSpeed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generated() -> str:
+    return deepspeed_keys.text()
+
+
+@pytest.fixture(scope="module")
+def recorded() -> str:
+    return deepspeed_keys.TARGET.read_text()
+
+
+def test_the_recorded_list_is_what_the_installed_deepspeed_reads(generated: str, recorded: str) -> None:
+    """Else: python tools/deepspeed_keys.py, and a class in ds_keys for each new key."""
+    assert deepspeed_keys.difference(recorded, generated) == ""
+
+
+def test_a_key_that_is_missing_would_be_seen(generated: str, recorded: str) -> None:
+    said = deepspeed_keys.difference(
+        recorded.replace('"profile_step": ("int", 1)', '"profile_step": ("int", 2)'), generated
+    )
+    assert '-        "profile_step": ("int", 2),' in said
+    assert '+        "profile_step": ("int", 1),' in said
+
+
+def test_another_version_is_said_first(generated: str, recorded: str) -> None:
+    said = deepspeed_keys.difference(recorded.replace(VERSION, "0.18.0"), generated)
+    assert said.startswith('recorded from another DeepSpeed: VERSION = "0.18.0", installed: ')
+    assert deepspeed.__version__ in said.splitlines()[0]
+
+
+def test_check_tells_by_its_status(monkeypatch: pytest.MonkeyPatch, tmp_path: object, generated: str) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(deepspeed_keys, "text", lambda: generated)
+    assert deepspeed_keys.main(["--check"], said.append) == 0
+    monkeypatch.setattr(deepspeed_keys, "text", lambda: generated.replace("profile_step", "profile_steps"))
+    assert deepspeed_keys.main(["--check"], said.append) == 1
+    assert "python tools/deepspeed_keys.py" in said[0]
+
+
+def test_watching_leaves_deepspeed_and_the_log_as_they_were(generated: str) -> None:
+    assert not logging.root.manager.disable
+    assert DeepSpeedFP16Config(enabled=True).enabled is True
+    assert deepspeed.runtime.config.get_scalar_param({"a": 1}, "a", 2) == 1
+
+
+@pytest.mark.parametrize(("section", "model"), MODELS.items(), ids=list(MODELS))
+def test_fields_of_models(section: str, model: type) -> None:
+    """By pydantic alone, without the script: every field, under its name or under one that the list calls another."""
+    names = {field.alias or name for name, field in model.model_fields.items()}  # type: ignore[attr-defined]
+    others = {name.rpartition(".")[2] for name in DEPRECATED if name.rpartition(".")[0] == section}
+    assert set(KEYS[section]) | others == names
+    for name, (type_, default) in KEYS[section].items():
+        if type_ != "section":
+            field = next(field for key, field in model.model_fields.items() if name in (key, field.alias))  # type: ignore[attr-defined]
+            value = field.get_default(call_default_factory=True)
+            assert default == getattr(value, "value", value), name
+
+
+@pytest.mark.parametrize("module", CONSTANTS)
+def test_no_constant_is_missing(module: str) -> None:
+    """By DeepSpeed's constants alone: what has a default is a key, and stands in the list."""
+    known = {name.rpartition(".")[2] for name in (*REMOVED, *DEPRECATED, *OTHER_NAMES)}
+    known |= {name for section in KEYS.values() for name in section}
+    constants = vars(importlib.import_module(module))
+    names = {value for name, value in constants.items() if f"{name}_DEFAULT" in constants}
+    assert names
+    assert names <= known
+
+
+def test_arguments_of_deepspeeds_classes() -> None:
+    """dslpar's own tables have an argument's kind; each is one of DeepSpeed's."""
+    for ours, theirs in ((OPTIMIZER_ROWS, OPTIMIZERS), (SCHEDULE_ROWS, SCHEDULES)):
+        rows = {name: row for name, row in ours.items() if row.dotted.startswith("deepspeed.")}  # type: ignore[attr-defined]
+        assert set(rows) == set(theirs)
+        for name, row in rows.items():
+            assert set(row.args) <= set(theirs[name]), name
+
+
+# dslpar's classes ---------------------------------------------------------------------------------------------------
+
+
+def once(*classes: object) -> Iterator[str]:
+    """The names that stand in more than one of the classes."""
+    counts = Counter(name for names in classes for name in set(names))  # type: ignore[call-overload]
+    return (name for name, count in counts.items() if count > 1)
+
+
+def test_each_key_of_the_top_stands_in_one_class() -> None:
+    classes = (ds_keys.TOP, ds_keys.OURS, ds_keys.REMOVED, ds_keys.UNSUPPORTED)
+    assert list(once(*classes)) == []
+    assert {name for names in classes for name in names} == {*KEYS[""], *(name for name in REMOVED if "." not in name)}
+
+
+def test_each_key_of_zero_stands_in_one_class() -> None:
+    prefix = "zero_optimization."
+    others = [name.removeprefix(prefix) for name in (*DEPRECATED, *OTHER_NAMES, *REMOVED) if name.startswith(prefix)]
+    classes = (ds_keys.ZERO, ds_keys.UNSUPPORTED_ZERO, others)
+    assert list(once(*classes)) == []
+    assert {*ds_keys.ZERO, *ds_keys.UNSUPPORTED_ZERO} == set(KEYS["zero_optimization"])
+    for name in {*others, *ds_keys.UNSUPPORTED_ZERO}:
+        assert ds_keys.told(f"zero.{name}") is not None, name
+
+
+def test_precision_has_all_but_enabled() -> None:
+    for section, known in (("bf16", ds_keys.BF16), ("fp16", ds_keys.FP16)):
+        assert {*known, "enabled"} == set(KEYS[section])
+    assert KEYS["bf16"] == KEYS["bfloat16"]
+
+
+def passed() -> dict[str, str]:
+    """Every key that passes through, by its dotted path, and its kind."""
+    sections = {"zero_optimization": ds_keys.ZERO, "bf16": ds_keys.BF16, "fp16": ds_keys.FP16}
+    sections |= {f"zero_optimization.{name}": ds_keys.kinds(f"zero_optimization.{name}") for name in NESTED}
+    below = [path for path in KEYS if path.partition(".")[0] in ds_keys.TOP]
+    made = {path: ds_keys.kinds(path) for path in below} | sections
+    return {f"{path}.{name}": kind for path, known in made.items() for name, kind in known.items()} | {
+        name: ds_keys.kind(name) for name in ds_keys.TOP
     }
-    for name, field in model.model_fields.items():  # type: ignore[attr-defined]
-        key = field.alias or name
-        if key in kinds:
-            assert any(word in str(field.annotation) for word in types[kinds[key]]), key
 
 
-@pytest.mark.parametrize(("model", "kinds"), OFFLOAD)
-def test_offload(model: type, kinds: Mapping[str, str]) -> None:
-    assert set(kinds) == names_of(model)
-    assert model().device == "none", "so a device must be said"
+NESTED = ("offload_param", "offload_optimizer", "leaf_module")
+
+
+@pytest.mark.parametrize(("key", "kind"), passed().items(), ids=list(passed()))
+def test_kinds_hold_deepspeeds_defaults(key: str, kind: str) -> None:
+    """A kind of ours that refuses what DeepSpeed has when nothing is said would be wrong."""
+    row = ds_keys.known(key)
+    assert row is not None
+    if kind == "Section" or kind in ds_keys.TABLES:
+        assert row[0] == "section"
+        return
+    assert kind in KINDS
+    default = row[1]
+    if default is not None:
+        assert type(default) in KINDS[kind].types
+        assert KINDS[kind].holds(default)
+
+
+def test_what_stands_by_hand_is_of_a_key() -> None:
+    narrower = ds_keys._NARROWER
+    assert [key for key in narrower if ds_keys.known(key) is None] == []
+    assert set(BOUNDS.values()) & set(ds_keys._BY_BOUNDS) == set(ds_keys._BY_BOUNDS)
+
+
+def test_of_an_unknown_key_nothing_is_known() -> None:
+    assert ds_keys.known("zero_optimization.stge") is None
+    assert ds_keys.known("nothing.at.all") is None
+    assert ds_keys.told("zero.stge") is None
+    assert ds_keys.told("optimizer.alhpa") is None
+
+
+def test_an_offload_names_its_device() -> None:
+    for name in ("offload_param", "offload_optimizer"):
+        assert ds_keys.known(f"zero_optimization.{name}.device") == ("str", "none"), "so a device must be said"
 
 
 @pytest.mark.parametrize(
-    ("model", "ours"),
-    [(CSVConfig, spec.FileMonitor), (TensorBoardConfig, spec.FileMonitor), (WandbConfig, spec.WandbMonitor)],
+    ("section", "ours"),
+    [("csv_monitor", spec.FileMonitor), ("tensorboard", spec.FileMonitor), ("wandb", spec.WandbMonitor)],
 )
-def test_monitors(model: type, ours: type) -> None:
+def test_monitors(section: str, ours: type) -> None:
     """Ours are DeepSpeed's, and `offline`, which is W&B's own."""
-    assert {field.name for field in dataclasses.fields(ours)} - {"offline"} == names_of(model)
-
-
-def test_precision() -> None:
-    assert {*ds_keys.BF16, "enabled"} == names_of(DeepSpeedBF16Config)
-    assert {*ds_keys.FP16, "enabled"} == names_of(DeepSpeedFP16Config)
-
-
-def test_top_level_keys_occur_in_deepspeed() -> None:
-    """DeepSpeed keeps no list of its top-level keys; each of ours must at least be a string of its source."""
-    root = Path(constants.__file__).parents[1]
-    source = "\n".join(path.read_text(errors="replace") for path in root.rglob("*.py"))
-    for name in (*ds_keys.TOP, *ds_keys.OURS, *ds_keys.REMOVED, *ds_keys.UNSUPPORTED):
-        assert f'"{name}"' in source or f"'{name}'" in source, name
-
-
-def test_each_key_stands_in_one_list() -> None:
-    lists = [*ds_keys.TOP, *ds_keys.OURS, *ds_keys.REMOVED, *ds_keys.UNSUPPORTED]
-    assert len(lists) == len(set(lists))
+    assert {field.name for field in dataclasses.fields(ours)} - {"offline"} == set(KEYS[section])

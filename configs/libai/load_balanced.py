@@ -11,5 +11,5 @@ from ..common.train import train
 
 train.dist.pipeline_parallel_size = 4
 train.dist.pipeline_num_layers = model.cfg.hidden_layers
-train.dist.custom_pipeline_stage_id = [0] * 6 + [1] * 7 + [2] * 7 + [3] * 4
+train.dist.custom_pipeline_stage_id = [0] * 6 + [1] * 7 + [2] * 7 + [3] * 4  # dslpar: ignore[PERF106] LiBai's example
 batch = dict(global_size=64, micro_size=1)

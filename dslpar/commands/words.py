@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from dslpar import flow, hostfile
@@ -12,10 +13,14 @@ from dslpar.hostfile import Cluster
 from dslpar.job import Job
 from dslpar.linter import book, formats
 
+STDIN = "stdin.py"
+"""What a config from stdin goes by, if it is given no name; its ending tells Python from YAML."""
+
 
 def config_argument(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`words`: the config, or several, and overrides among them."""
-    help_ = "config files, overrides of their keys" if several else "a config file, and overrides of its keys"
+    many = "config files, folders of them, `-` for stdin; and overrides of their keys"
+    help_ = many if several else "a config file, and overrides of its keys"
     parser.add_argument("words", nargs="+", metavar="CFG or key=value", help=help_)
 
 
@@ -35,10 +40,37 @@ def count(text: str) -> int:
 
 def configs(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Config]:
     """The config files, each with the overrides."""
-    paths = [word for word in args.words if not is_override(word)]
-    if not paths:
+    return [flow.load(path, overrides(args)) for path in paths(args, parser)]
+
+
+def paths(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """The words that are no overrides; it is a mistake to give none."""
+    found = [word for word in args.words if not is_override(word)]
+    if not found:
         parser.error("there is no config file among the arguments")
-    return [flow.load(path, overrides(args)) for path in paths]
+    return found
+
+
+def stdin_name(args: argparse.Namespace) -> str:
+    """What the config from stdin goes by."""
+    return args.stdin_filename or STDIN
+
+
+def stdin_texts(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The text of stdin, where `-` is among the words, under the real path that it goes by."""
+    if "-" not in args.words:
+        if args.stdin_filename:
+            parser.error("--stdin-filename goes with `-`")
+        return {}
+    if len(paths(args, parser)) > 1:
+        parser.error("`-` is the only config where it stands")
+    from dslpar.config.limits import MAX_SOURCE_BYTES
+
+    data = sys.stdin.buffer.read(MAX_SOURCE_BYTES + 1)
+    try:
+        return {os.path.realpath(stdin_name(args)): data.decode("utf-8-sig")}
+    except UnicodeDecodeError as error:
+        parser.error(f"stdin is not UTF-8: {error.reason} at byte {error.start}")
 
 
 def one_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:

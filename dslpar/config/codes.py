@@ -37,6 +37,9 @@ CODES = {
     "CFG010": Code("undefined-name", "assign the name before it is used, or import it"),
     "CFG011": Code("bad-override", "write `key.subkey=value`, `key[0]=value`, or `~key.subkey` to delete"),
     "CFG012": Code("duplicate-key", "keep one of the two entries: the later one wins", "warning"),
+    "CFG120": Code(
+        "section-replaced", "change the keys one by one, as in `train.dist.tensor_parallel_size = 2`", "warning"
+    ),
     "CFG013": Code("not-a-value", "assign None, a bool, a number, a string, a list, a tuple, a dict or L(Class)(...)"),
 }
 

@@ -6,13 +6,13 @@ import ast
 from typing import Any
 
 from dslpar.config.calls import Call
-from dslpar.config.codes import PYTHON_ERRORS, MistakeError, UnknownError
+from dslpar.config.codes import PYTHON_ERRORS, MistakeError, UnknownError, finding
 from dslpar.config.displays import Displays
 from dslpar.config.expressions import kind_of
 from dslpar.config.functions import call_function, call_lazy
 from dslpar.config.methods import call_method, find_method
 from dslpar.config.syntax import CHANGING
-from dslpar.config.tree import Reference
+from dslpar.config.tree import TARGET, Reference
 from dslpar.config.values import UNKNOWN, Dict, LazyTarget, List, Placed, Unknown
 from dslpar.errors import Location
 
@@ -54,11 +54,29 @@ class Invocations(Displays):
         try:
             if isinstance(owner, Unknown):
                 raise UnknownError
+            if name == "update" and isinstance(owner, Dict):
+                self.warn_of_replaced(owner, call)
             return call_method(owner, name, call)
         except (UnknownError, MistakeError, *PYTHON_ERRORS):
             if name in CHANGING and isinstance(owner, (List, Dict)):
                 owner.spoiled = True
             raise
+
+    def warn_of_replaced(self, owner: Dict, call: Call) -> None:
+        """`train.update(dict(dist=dict(...)))`: a shorter mapping takes the place of a longer one, key and all."""
+        for other in (*call.args, call.kwargs):
+            for key, value in other.items() if isinstance(other, dict) else ():
+                old = owner.get(key) if isinstance(key, str) else None
+                if not (isinstance(old, dict) and isinstance(value, dict)) or old is value:
+                    continue
+                lost = [str(name) for name in old if name not in value]
+                if lost and not {"type", TARGET} & set(value):  # another class is another section
+                    self.budget.spend(len(old) // 4)
+                    place = (
+                        other.place_of(key) if isinstance(other, Dict) else call.keyword_places[key][0]
+                    ) or call.place
+                    said = f"update() replaces {key!r}, and drops its {', '.join(lost[:4])}{', ...' * (len(lost) > 4)}"
+                    self.session.add(finding("CFG120", place, said))
 
     def called(self, target: Any, call: Call, node: ast.Call) -> Any:
         if isinstance(target, Unknown):

@@ -23,6 +23,7 @@ from dslpar.config.values import Slot
 from dslpar.errors import COMMAND_LINE, Finding, Location
 
 NO_SHORTHANDS: Mapping[str, str] = {}
+NO_TEXTS: Mapping[str, str] = {}
 YAML_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -66,14 +67,20 @@ class Config(NamedTuple):
         return node
 
 
-def load(path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, str] = NO_SHORTHANDS) -> Config:
+def load(
+    path: str,
+    overrides: Sequence[str] = (),
+    shorthands: Mapping[str, str] = NO_SHORTHANDS,
+    texts: Mapping[str, str] = NO_TEXTS,
+) -> Config:
     """Evaluate a config file. A user's mistake, a missing file among them, is a finding, never an exception.
 
     `shorthands` names, for a key that may be a scalar, the sub-key that the scalar stands for:
-    `{"parallel.tensor": "size"}` lets `parallel.tensor.mode=1d` extend `tensor=4`.
+    `{"parallel.tensor": "size"}` lets `parallel.tensor.mode=1d` extend `tensor=4`. `texts` stand for the files at
+    their real paths: what an editor has not saved yet.
     """
     try:
-        source = read_source(path)
+        source = read_source(path, texts)
     except MistakeError as failed:
         place = failed.place or Location(path)
         return Config(
@@ -83,7 +90,7 @@ def load(path: str, overrides: Sequence[str] = (), shorthands: Mapping[str, str]
             {},
             complete=False,
         )
-    return _load(source, overrides, shorthands)
+    return _load(source, overrides, shorthands, texts)
 
 
 def load_text(
@@ -93,8 +100,10 @@ def load_text(
     return _load(Source(path, text), overrides, shorthands)
 
 
-def _load(source: Source, overrides: Sequence[str], shorthands: Mapping[str, str]) -> Config:
-    session, exporter, names, root = Session(), None, None, Node({}, Location(source.path))
+def _load(
+    source: Source, overrides: Sequence[str], shorthands: Mapping[str, str], texts: Mapping[str, str] = NO_TEXTS
+) -> Config:
+    session, exporter, names, root = Session(texts), None, None, Node({}, Location(source.path))
     try:
         names = _names(source, session)
         complete = names is not None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.config.codes import MistakeError, did_you_mean, finding
-from dslpar.config.limits import MAX_NESTING, MAX_TEXT, check_size
+from dslpar.config.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
 from dslpar.config.session import Session
 from dslpar.config.source import quiet_parse
 from dslpar.config.values import (
@@ -75,6 +75,8 @@ def parse_override(text: str, column: int = 1) -> Override:
     keys = parse_key(key)
     if not keys or not isinstance(keys[0], str) or not keys[0].isidentifier():
         raise MistakeError("CFG011", f"{shown(key)} is not a key", "write `section.key=value`", key_place)
+    if len(keys) > MAX_DEPTH:
+        raise MistakeError("CFG011", f"a key of more than {MAX_DEPTH} levels", "write `section.key=value`", key_place)
     start = column + delete + len(key) + 1
     place = line_part(start, len(value)) if value else line_part(column, len(text))
     return Override(keys, key_place, parse_value(value, start)[0], place, delete)
@@ -108,40 +110,49 @@ def parse_value(text: str, column: int) -> Placed:
         tree = quiet_parse(stripped, COMMAND_LINE, "eval").body if stripped else None
         if tree is not None and "\n" not in stripped:
             offset = column + len(text) - len(text.lstrip())
-            return literal(tree, stripped, offset, 0)
+            return literal(tree, _characters(stripped), offset, 0)
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
         pass
     return text, place
 
 
-def literal(node: Any, text: str, column: int, depth: int) -> Placed:
-    """The value of a literal. Raises ValueError if the node is none."""
-    start, end = (len(text.encode()[:offset].decode()) for offset in (node.col_offset, node.end_col_offset))
+def literal(node: Any, at: Sequence[int], column: int, depth: int) -> Placed:
+    """The value of a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
+    start, end = at[node.col_offset], at[node.end_col_offset]
     place = line_part(column + start, end - start)
     if depth > MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(node, ast.Constant) and isinstance(node.value, (type(None), bool, int, float, str)):
         return check_size(node.value), place
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value, _ = literal(node.operand, text, column, depth + 1)
+        value, _ = literal(node.operand, at, column, depth + 1)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return (-value if isinstance(node.op, ast.USub) else value), place
     if isinstance(node, (ast.List, ast.Tuple)):
-        items = [literal(item, text, column, depth + 1) for item in node.elts]
+        items = [literal(item, at, column, depth + 1) for item in node.elts]
         values, places = [value for value, _ in items], [item for _, item in items]
         return (List(values, places) if isinstance(node, ast.List) else make_tuple(values, places)), place  # type: ignore[arg-type]
     if isinstance(node, ast.Dict):
-        return literal_dict(node, text, column, depth), place
+        return literal_dict(node, at, column, depth), place
     raise ValueError("not a literal")
 
 
-def literal_dict(node: ast.Dict, text: str, column: int, depth: int) -> Dict:
+def literal_dict(node: ast.Dict, at: Sequence[int], column: int, depth: int) -> Dict:
     made = Dict()
     for key_node, value_node in zip(node.keys, node.values, strict=True):
-        key, key_place = literal(key_node, text, column, depth + 1)
-        value, place = literal(value_node, text, column, depth + 1)
+        if key_node is None:
+            raise ValueError("`**` in a literal")
+        key, key_place = literal(key_node, at, column, depth + 1)
+        value, place = literal(value_node, at, column, depth + 1)
         made.put(key, value, place, key_place)
     return made
+
+
+def _characters(text: str) -> Sequence[int]:
+    """The number of the character at each byte, and of the end: Python's offsets are of UTF-8."""
+    if text.isascii():
+        return range(len(text) + 1)
+    return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
 
 
 def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, Slot]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os.path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dslpar.config.codes import BudgetError, MistakeError, finding
@@ -33,7 +34,9 @@ class Parsed(NamedTuple):
 class Session:
     """What all files of one load share."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        """Texts that stand for the files at their real paths."""
         self.budget = Budget()
         self.findings: list[Finding] = []
         self.seen: set[Finding] = set()
@@ -87,7 +90,7 @@ class Session:
         if key in self.parsed:
             return self.parsed[key]
         try:
-            source = read_source(path)
+            source = read_source(path, self.texts)
         except MistakeError as failed:
             missing = self.open and not os.path.lexists(path)
             self.parsed[key] = None

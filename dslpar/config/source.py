@@ -10,6 +10,7 @@ import ast
 import os
 import re
 import stat
+from collections.abc import Mapping
 from typing import Any
 
 from dslpar.config.codes import MistakeError
@@ -54,8 +55,11 @@ class Source:
         return self.part(place, column + 1, len(word)) if column >= 0 else place
 
 
-def read_source(path: str) -> Source:
-    """The text of a file. Raises MistakeError if it may not or cannot be read."""
+def read_source(path: str, texts: Mapping[str, str]) -> Source:
+    """The text of a file, or the one that stands for it. Raises MistakeError if it may not or cannot be read."""
+    instead = texts.get(os.path.realpath(path)) if texts else None
+    if instead is not None:
+        return Source(path, instead)
     try:
         data = _read_regular(path)
     except (OSError, ValueError) as error:

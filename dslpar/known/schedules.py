@@ -69,7 +69,9 @@ SCHEDULES: Mapping[str, KnownSchedule] = {
         cycle_max_mom="Fraction",
         decay_mom_rate="Rate",
     ),
-    "WarmupLR": _deepspeed("WarmupLR", warmup_min_lr="Rate", warmup_max_lr="Positive", **_WARMUP),
+    "WarmupLR": _deepspeed(
+        "WarmupLR", sets_lr="warmup_max_lr", warmup_min_lr="Rate", warmup_max_lr="Positive", **_WARMUP
+    ),
     "WarmupDecayLR": _deepspeed(
         "WarmupDecayLR",
         "total_num_steps",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dslpar.config.load import Config
 from dslpar.errors import Finding
 from dslpar.hostfile import Cluster
 from dslpar.linter import (
+    comments,
+    dead,
     deepspeed,
     divisors,
     hosts,
@@ -22,8 +26,10 @@ from dslpar.linter import (
 )
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Rule
-from dslpar.linter.run_time import PAGES, RunTimePage
 from dslpar.reading import Registered
+
+if TYPE_CHECKING:
+    from dslpar.linter.run_time import RunTimePage
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -39,6 +45,8 @@ RULES: tuple[Rule, ...] = (
     *deepspeed.RULES,
     *hosts.RULES,
     *performance.RULES,
+    *dead.RULES,
+    *comments.RULES,  # the last: they look at what the others found
 )
 
 
@@ -50,17 +58,25 @@ def lint(
 ) -> list[Finding]:
     """All findings of one config: those of the file first, in file order, then imports, overrides, hosts and world."""
     cx = Context(config, world_size, cluster, registered)
-    found = {finding for rule in RULES for finding in rule.findings(cx)}
+    for rule in RULES:
+        cx.found.update(rule.findings(cx))
+    found = cx.found if cx.ignores is None else cx.ignores.left(cx.found)
     return sorted(found, key=lambda finding: (finding.location.path != config.path, *finding.sort_key()))
 
 
 def page_of(code: str) -> Rule | RunTimePage | None:
     """The page of a code or of a name, in any case."""
     wanted = code.lower()
-    pages: list[Rule | RunTimePage] = [*RULES, *PAGES]
-    return next((page for page in pages if wanted in (page.code.lower(), page.name)), None)
+    return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
 
 
 def codes() -> list[str]:
     """Every code that has a page."""
-    return [rule.code for rule in RULES] + [page.code for page in PAGES]
+    return [page.code for page in pages()]
+
+
+def pages() -> list[Rule | RunTimePage]:
+    """The rules, and the pages of what only a run can find; to lint needs none of those."""
+    from dslpar.linter.run_time import PAGES
+
+    return [*RULES, *PAGES]

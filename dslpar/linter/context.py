@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dslpar import mesh, spec
 from dslpar.config.load import Config
@@ -20,6 +20,9 @@ from dslpar.linter.rule import Problem, UnknownValueError
 from dslpar.plan.divisors import least_micro_size
 from dslpar.read import Reading, read
 from dslpar.reading import Registered
+
+if TYPE_CHECKING:
+    from dslpar.linter.ignores import Ignores
 
 
 class Guarded:
@@ -33,7 +36,9 @@ class Guarded:
         if key in self._reading.invalid:
             raise UnknownValueError(key)
         value = getattr(self._section, name)
-        return Guarded(value, key, self._reading) if is_dataclass(value) else value
+        value = Guarded(value, key, self._reading) if is_dataclass(value) else value
+        self.__dict__[name] = value  # rules ask for the same few values again and again
+        return value
 
 
 class Context:
@@ -54,6 +59,8 @@ class Context:
         if world_size is None and cluster is not None and not cluster.bad_lines and cluster.world_size:
             self.world_size = cluster.world_size
         self.asked_world_size = world_size
+        self.found: set[Finding] = set()
+        """What the rules have found so far; those of comments, which ask for it, come last."""
 
     # Places --------------------------------------------------------------------------------------------------
 
@@ -79,6 +86,16 @@ class Context:
         names = (keys,) if isinstance(keys, str) else keys
         key = next((name for name in names if self.given(name)), names[-1])
         return Problem(self.at(key), message, help_, self.wrote(key))
+
+    @cached_property
+    def ignores(self) -> Ignores | None:
+        """The comments that silence findings; None where no file has any."""
+        if not any("dslpar:" in text for text in self.sources.values()):
+            return None
+        from dslpar.linter.book import RULES
+        from dslpar.linter.ignores import Ignores
+
+        return Ignores(self.config, RULES)
 
     # What other stages found ---------------------------------------------------------------------------------
 

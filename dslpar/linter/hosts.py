@@ -79,11 +79,11 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
         node1 slots=4
         node2 slots=4
     """
-    hosts = _cluster(cx).hosts
+    hosts = [host for host in _cluster(cx).hosts if host.slots]
     for host in hosts:
-        if host.slots != hosts[0].slots and host.slots:
+        if host.slots != hosts[0].slots:
             said = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
-            yield Problem(host.slots_location, said, f"slots={min(one.slots for one in hosts if one.slots)} on each")
+            yield Problem(host.slots_location, said, f"slots={min(one.slots for one in hosts)} on each")
 
 
 @rule("HST104", "no-slots")
@@ -154,9 +154,18 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     size, hosts = cx.cuboid.size, _cluster(cx).hosts
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
-        said = f"tensor groups of {size} ranks on hosts of {slots} slots: some groups cross hosts"
+        said = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
         fits = divisors(slots)
         yield cx.problem(cx.tensor_key, said, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
+
+
+def _crossing(cx: Context, size: int, slots: int) -> str:
+    """The first group that crosses; the tensor axis is the fastest, so its groups are runs of ranks in either order."""
+    first = slots // size * size
+    hosts, last = _cluster(cx).hosts, first + size - 1
+    if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):
+        return "some groups cross hosts"
+    return f"ranks {first} to {last} stand on {hosts[first // slots].name} to {hosts[last // slots].name}"
 
 
 def _cluster(cx: Context) -> Cluster:

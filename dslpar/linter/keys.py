@@ -227,6 +227,26 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
         yield Problem(Location(WORLD), said, "--world-size N, or --hostfile FILE")
 
 
+@rule("CFG121", "key-of-another-framework", "warning")
+def key_of_another_framework(cx: Context) -> Iterator[Problem]:
+    """A top-level name that another framework reads, and that nothing here uses.
+
+    What it does:
+        Finds the file's own variables that have the name of a key of ColossalAI's, LiBai's, Megatron-LM's or
+        DeepSpeed's, and are read nowhere in the file. Names that begin with `_` or are all capitals are left alone.
+
+    Why:
+        It has no effect: the default of the key here stays in force.
+
+    Example:
+        clip_grad_norm = 1.0
+
+    Use instead:
+        train = dict(clip_grad_norm=1.0)
+    """
+    yield from cx.misreads("CFG121")
+
+
 @rule("DEAD108", "wavelength-without-rotary", "warning")
 def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
     """rope_theta is said, and positions are not rotary.
@@ -262,5 +282,6 @@ RULES = (
     said_twice,
     unknown_model,
     no_world_size,
+    key_of_another_framework,
     wavelength_without_rotary,
 )

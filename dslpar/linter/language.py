@@ -265,6 +265,28 @@ def duplicate_key(cx: Context) -> Iterator[Finding]:
     yield from cx.language("CFG012")
 
 
+@rule("CFG120", "section-replaced", "warning")
+def section_replaced(cx: Context) -> Iterator[Finding]:
+    """update() puts a dict in the place of one with more keys.
+
+    What it does:
+        Compares the dicts that update() is given with those of the same key that are there, and names what is dropped.
+
+    Why:
+        As in Python, update() does not merge what lies below: `train.update(dict(dist=dict(...)))`, a common line in
+        projects on LiBai, loses the other keys of `dist`, and their defaults come into force.
+
+    Example:
+        train = dict(steps=10, dist=dict(pipeline_parallel_size=2, tensor_parallel_size=2))
+        train.update(dict(dist=dict(tensor_parallel_size=4)))
+
+    Use instead:
+        train = dict(steps=10, dist=dict(pipeline_parallel_size=2, tensor_parallel_size=2))
+        train.dist.tensor_parallel_size = 4
+    """
+    yield from cx.language("CFG120")
+
+
 @rule("CFG013", "not-a-value")
 def not_a_value(cx: Context) -> Iterator[Finding]:
     """A name bound to something that no config can hold: an iterator, or a `LazyCall` that is not called.
@@ -305,4 +327,5 @@ RULES = (
     bad_override,
     duplicate_key,
     not_a_value,
+    section_replaced,
 )

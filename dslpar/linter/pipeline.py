@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dslpar import spec
+from dslpar.job import stages_of
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
 from dslpar.plan import listed
@@ -336,6 +337,96 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
             yield cx.problem(key, said, "give the pipeline a size, or leave it out")
 
 
+@rule("PIP113", "stage-without-parameters")
+def stage_without_parameters(cx: Context) -> Iterator[Problem]:
+    """A stage of a layers_cfg whose layers have no parameters.
+
+    What it does:
+        Looks on each stage for a layer that has parameters. Of torch.nn's layers it is known which have some; a class
+        of your own counts as one that has.
+
+    Why:
+        DeepSpeed makes an optimizer on each stage, fails on that one alone, and the others hang (its issue 1522).
+
+    Example:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='ReLU')])
+        parallel = dict(pipeline=dict(size=2, counts=[2, 1]))
+
+    Use instead:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='ReLU')])
+        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
+    """
+    model = cx.reading.spec.model
+    if not isinstance(model, spec.OtherModel) or cx.stages == 1:
+        return
+    counts = cut_of(cx)
+    empty = listed.without_parameters(model, counts) if counts is not None else []
+    if empty:
+        said = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
+        keys = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
+        best = listed.counts(model, "cost", cx.stages) or ()
+        good = not listed.without_parameters(model, best)
+        yield cx.problem(keys, said, f"counts={list(best)}" if good else "fewer stages")
+
+
+@rule("PIP114", "fewer-matches-than-stages", "warning")
+def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
+    """method='type:REGEX' matches fewer layers than there are stages.
+
+    What it does:
+        Counts the layers whose class matches.
+
+    Why:
+        The cut gives each stage the same number of those layers; here some stages get none, and what they hold is
+        chance.
+
+    Example:
+        parallel = dict(pipeline=dict(size=4, method='type:Embedding|Head'))
+
+    Use instead:
+        parallel = dict(pipeline=dict(size=4, method='type:Block'))
+    """
+    pipeline, model = cx.spec.parallel.pipeline, cx.reading.spec.model
+    if pipeline is None or not (pipeline.method or "").startswith("type:") or not is_method(pipeline.method):
+        return
+    pattern, names = pipeline.method.removeprefix("type:"), _class_names(cx)
+    times = {"Block": cx.num_layers} if isinstance(model, spec.GPT) else {}
+    matched = sum(times.get(name, 1) for name in names if re.search(pattern, name, re.IGNORECASE))
+    if 0 < matched < cx.stages <= cx.num_layers:
+        said = f"{pipeline.method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
+        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
+
+
+def is_method(method: str) -> bool:
+    """Whether it is an automatic cut; what follows 'type:' is looked at, for a pattern may take for ever to match."""
+    return method in spec.METHODS or (
+        method.startswith("type:") and PATTERN.fullmatch(method.removeprefix("type:")) is not None
+    )
+
+
+def cut_of(cx: Context) -> tuple[int, ...] | None:
+    """Layers on each stage, none of them empty; None where only the built model can tell.
+
+    Raises:
+        UnknownValueError: the cut is none, which other rules say.
+    """
+    pipeline, layers, stages = cx.pipeline, cx.num_layers, cx.stages
+    ids = pipeline.stage_ids if pipeline is not None else None
+    wrong = ids is not None and (len(ids) != layers or ids != tuple(sorted(ids)))
+    wrong |= pipeline is not None and pipeline.counts is not None and sum(pipeline.counts) != layers  # may be 10**9
+    method = pipeline.method if pipeline is not None else None
+    if wrong or stages > layers or (method is not None and not is_method(method)):
+        raise UnknownValueError("cut")
+    counts = stages_of(cx.spec if isinstance(cx.reading.spec.model, spec.GPT) else cx.reading.spec, pipeline).counts
+    if counts is not None and (len(counts) != stages or sum(counts) != layers or not all(counts)):
+        raise UnknownValueError("cut")
+    return counts
+
+
 def _class_names(cx: Context) -> Sequence[str]:
     """The classes of the model's layers; unknown where the config does not list them."""
     if cx.unlisted:
@@ -365,5 +456,7 @@ RULES = (
     unknown_method,
     layers_not_known,
     layer_idx_with_gaps,
+    stage_without_parameters,
+    fewer_matches_than_stages,
     cut_without_stages,
 )

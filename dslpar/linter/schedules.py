@@ -129,7 +129,8 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
 
     What it does:
         Finds optimizer.lr beside another number in the schedule's own key for its peak: cycle_max_lr of OneCycle,
-        max_lr of CyclicLR and OneCycleLR, warmup_max_lr of WarmupDecayLR, lr_range_test_min_lr of LRRangeTest.
+        max_lr of CyclicLR and OneCycleLR, warmup_max_lr of WarmupLR and WarmupDecayLR, lr_range_test_min_lr of
+        LRRangeTest.
 
     Why:
         The schedule's number holds. Left out there, the optimizer's is the peak.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dslpar import mesh
+from dslpar import mesh, spec
 from dslpar.job import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
-from dslpar.reading import did_you_mean
+from dslpar.reading import did_you_mean, recased
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
 
@@ -55,7 +55,8 @@ def unknown_mode(cx: Context) -> Iterator[Problem]:
     tensor = cx.tensor
     if tensor is not None and tensor.mode is not None and tensor.mode not in MODES:
         close = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
-        yield cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", close)
+        problem = cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", close)
+        yield problem._replace(fix=recased(cx.config, problem.location, tensor.mode, MODES))
 
 
 @rule("TEN103", "not-a-cube")
@@ -219,8 +220,8 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=2, mode='1d', sequence=True, keep='none'))
     """
     tensor, cuboid = cx.tensor, cx.cuboid
-    if tensor is None or tensor.keep is None:
-        return
+    if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
+        return  # of one rank DEAD110 says more
     asked = {"x": {"x"}, "w": {"w"}, "both": {"x", "w"}, "none": set()}[tensor.keep]
     gathered = gathered_panels(cuboid)
     named = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
@@ -232,6 +233,38 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
         same = "".join(asked & gathered) or "none"
         said = f"keep={tensor.keep!r}, and no {panel} panels are gathered {named}"
         yield cx.problem("parallel.tensor.keep", said, f"keep={same!r} means the same")
+
+
+@rule("TEN130", "layers-not-parallel")
+def layers_not_parallel(cx: Context) -> Iterator[Problem]:
+    """Tensor parallelism over a layers_cfg of torch.nn's layers.
+
+    What it does:
+        Finds layers of torch.nn that have parameters where the tensor size is over 1.
+
+    Why:
+        They know nothing of tensor groups: each rank would hold the whole layer, and train it on the same samples.
+
+    Example:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
+        parallel = dict(tensor=dict(size=2, mode='1d'))
+
+    Use instead:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
+        parallel = dict(tensor=1)
+    """
+    size, model = cx.cuboid.size, cx.reading.spec.model
+    if size == 1 or not isinstance(model, spec.OtherModel) or cx.unlisted:
+        return
+    from dslpar.known.layers import WITH_PARAMETERS
+
+    for index, layer in enumerate(model.layers or ()):
+        name = str(layer.get("type", "")).removeprefix("torch.nn.")
+        if name in WITH_PARAMETERS:
+            said = f"{name} is a plain layer: {size} tensor ranks would each hold all of it"
+            key = f"model.layers_cfg.{index}"
+            yield Problem(cx.config.at(key), said, "tensor=1, or layers of dslpar.layers by their full names", key)
+            return
 
 
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
@@ -268,4 +301,5 @@ RULES = (
     shape_is_not_the_size,
     option_of_another_mode,
     keep_without_effect,
+    layers_not_parallel,
 )

@@ -208,6 +208,49 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
         yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
 
 
+@rule("BAT130", "differentiable-step")
+def differentiable_step(cx: Context) -> Iterator[Problem]:
+    """An optimizer whose step is to be differentiable.
+
+    What it does:
+        Refuses differentiable=True.
+
+    Why:
+        torch then writes into the parameters with autograd on, and stops at the first step: they are leaves.
+
+    Example:
+        optimizer = dict(type='RMSprop', lr=1e-3, differentiable=True)
+
+    Use instead:
+        optimizer = dict(type='RMSprop', lr=1e-3)
+    """
+    if cx.other_optimizer.args.get("differentiable"):
+        said = "differentiable=True: torch stops at the first step, which changes leaves in place"
+        yield cx.problem("optimizer.differentiable", said, "leave differentiable out")
+
+
+@rule("BAT131", "fused-and-foreach")
+def fused_and_foreach(cx: Context) -> Iterator[Problem]:
+    """An optimizer that is to be fused and to go tensor by tensor in lists.
+
+    What it does:
+        Finds fused=True beside foreach=True.
+
+    Why:
+        They are two ways to do one step; torch stops when the optimizer is made.
+
+    Example:
+        optimizer = dict(type='Adagrad', lr=1e-2, fused=True, foreach=True)
+
+    Use instead:
+        optimizer = dict(type='Adagrad', lr=1e-2, fused=True)
+    """
+    args = cx.other_optimizer.args
+    if args.get("fused") and args.get("foreach"):
+        said = "fused=True and foreach=True are two ways to do one step"
+        yield cx.problem("optimizer.foreach", said, "keep one of the two")
+
+
 RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
@@ -216,4 +259,6 @@ RULES = (
     warm_up_longer_than_the_run,
     min_lr_above_lr,
     nesterov_without_momentum,
+    differentiable_step,
+    fused_and_foreach,
 )

@@ -8,6 +8,7 @@ from dslpar.job import offloads
 from dslpar.linter.context import Context
 from dslpar.linter.offload import is_cpu_adam
 from dslpar.linter.rule import Problem, rule
+from dslpar.plan.divisors import divisors
 
 
 @rule("ZER101", "zero-with-pipeline")
@@ -205,6 +206,102 @@ def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
 _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
 
 
+@rule("ZER108", "refused-by-zero")
+def refused_by_zero(cx: Context) -> Iterator[Problem]:
+    """A key of `zero` that DeepSpeed knows and refuses.
+
+    What it does:
+        Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; an odd allgather_bucket_size at stages 1 and 2 (in
+        bf16 at stage 1 with offload alone); and zero_quantized_gradients without reduce_scatter at stage 3.
+
+    Why:
+        DeepSpeed stops at an assertion, after the model is built; with elastic_checkpoint at the first checkpoint.
+
+    Example:
+        zero = dict(stage=1, allgather_bucket_size=999)
+
+    Use instead:
+        zero = dict(stage=1, allgather_bucket_size=1000)
+    """
+    stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
+    size = extra.get("allgather_bucket_size", 0)
+    if stage and extra.get("legacy_stage1"):
+        yield cx.problem("zero.legacy_stage1", "DeepSpeed has removed the stage 1 of old", "leave legacy_stage1 out")
+    if stage == 3 and extra.get("elastic_checkpoint"):
+        said = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
+        yield cx.problem("zero.elastic_checkpoint", said, "leave elastic_checkpoint out")
+    if stage in (1, 2) and size % 2 and not _has_its_own_bf16(cx):
+        said = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
+        yield cx.problem("zero.allgather_bucket_size", said, f"an even number, such as {size + 1:.0f}")
+    if stage == 3 and extra.get("zero_quantized_gradients") and not extra.get("reduce_scatter", True):
+        said = "zero_quantized_gradients needs reduce_scatter"
+        yield cx.problem("zero.reduce_scatter", said, "leave reduce_scatter out")
+
+
+def _has_its_own_bf16(cx: Context) -> bool:
+    """Whether DeepSpeed takes BF16_Optimizer, which has no such condition."""
+    bf16, stage = cx.spec.precision.dtype == "bf16", cx.spec.zero.stage
+    return bf16 and stage == 1 and not offloads(cx.spec, "optimizer")
+
+
+@rule("ZER109", "secondary-shards")
+def secondary_shards(cx: Context) -> Iterator[Problem]:
+    """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks.
+
+    What it does:
+        Checks, at stage 3, that the world is a multiple of zero_hpz_partition_size, and that the tensor size is 1.
+
+    Why:
+        DeepSpeed cuts all ranks in a row into groups of that size, and asserts that they come out even. With tensor
+        parallelism such a group would hold pieces of different tensors, and gather them into one in silence.
+
+    Example:
+        zero = dict(stage=3, zero_hpz_partition_size=3)
+
+    Use instead:
+        zero = dict(stage=3, zero_hpz_partition_size=4)
+    """
+    size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
+    if size < 2 or cx.spec.zero.stage != 3:
+        return
+    if cx.cuboid.size > 1:
+        said = f"secondary shards do not go with tensor parallelism over {cx.cuboid.size} ranks"
+        yield cx.problem(key, said, "leave zero_hpz_partition_size out, or tensor=1")
+    elif cx.world % min(size, cx.world):
+        fits = divisors(cx.world)[1:]
+        said = f"{cx.world} ranks are no multiple of zero_hpz_partition_size {size}"
+        yield cx.problem(key, said, f"one of {', '.join(map(str, fits))}, best the ranks of one host")
+
+
+@rule("PRE103", "optimizer-keeps-fp32")
+def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
+    """An optimizer's state in bf16, offloaded, and an optimizer that keeps it in fp32.
+
+    What it does:
+        Checks that DeepSpeedCPUAdam has fp32_optimizer_states=False where precision has bf16_optimizer_states.
+
+    Why:
+        Its default is True. DeepSpeed stops at an assertion, after the model is built.
+
+    Example:
+        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2, offload_optimizer='cpu')
+
+    Use instead:
+        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4, fp32_optimizer_states=False)
+        zero = dict(stage=2, offload_optimizer='cpu')
+    """
+    extra = cx.spec.precision.extra
+    if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
+        return  # PRE102 speaks of one without the other
+    offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
+    if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
+        said = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its state in fp32"
+        yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), said, "add fp32_optimizer_states=False")
+
+
 RULES = (
     zero_with_pipeline,
     no_gradient_norm,
@@ -213,4 +310,7 @@ RULES = (
     half_precision_needs_zero,
     low_precision_masters,
     scale_that_never_changes,
+    refused_by_zero,
+    secondary_shards,
+    optimizer_keeps_fp32,
 )

@@ -10,7 +10,8 @@ Layers of one layer_idx go together, those without one go with their neighbour b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from dslpar.plan.stages import Parts, contiguous
@@ -23,8 +24,23 @@ def counts(model: OtherModel, method: str, stages: int) -> Parts | None:
         return None
     if method == "cost":
         return contiguous(_weights(model, _has_parameters), stages)
-    pattern = method.removeprefix("type:")
-    return contiguous(_weights(model, lambda name: re.search(pattern, name, re.IGNORECASE) is not None), stages)
+    return contiguous(matches(model, method.removeprefix("type:")), stages)
+
+
+def matches(model: OtherModel, pattern: str) -> list[int]:
+    """How many of the layers at each index have a class that matches."""
+    return _weights(model, lambda name: re.search(pattern, name, re.IGNORECASE) is not None)
+
+
+def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
+    """Stages of a cut none of whose layers has parameters; a class of the author's own counts as one that has.
+
+    >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU")]})
+    >>> without_parameters(model, (1, 1))
+    [1]
+    """
+    weights, ends = _weights(model, _has_parameters), list(accumulate(counts))
+    return [stage for stage, end in enumerate(ends) if not any(weights[end - counts[stage] : end])]
 
 
 def class_names(model: OtherModel) -> list[str]:

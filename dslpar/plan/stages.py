@@ -59,8 +59,30 @@ def balanced(first: int, layer: int, last: int, num_layers: int, stages: int) ->
 
 def by_cost(model: GPT, stages: int, seq_len: int) -> Parts:
     """Balanced by the multiplications of a forward; the embedding is a look-up and costs next to nothing."""
-    layer = block_weights(model) + seq_len * model.hidden_size  # of the causal scores, a half for each of two products
-    return balanced(0, layer, model.hidden_size * model.vocab_size, model.num_layers, stages)
+    return balanced(0, _block_cost(model, seq_len), _head_cost(model), model.num_layers, stages)
+
+
+def costs(model: GPT, counts: Sequence[int], seq_len: int) -> Parts:
+    """What `by_cost` balances, of each stage of a cut: multiplications of a token's forward.
+
+    >>> costs(GPT(num_layers=3, hidden_size=4, num_heads=1, vocab_size=10, max_seq_len=2), (2, 1), 2)
+    (400, 240)
+    """
+    layer, last = _block_cost(model, seq_len), len(counts) - 1
+    return tuple(count * layer + (stage == last) * _head_cost(model) for stage, count in enumerate(counts))
+
+
+def imbalance(loads: Sequence[int]) -> float:
+    """How much more the busiest stage does than the mean one: 0.0 is even, 0.5 half as much again."""
+    return max(loads) * len(loads) / sum(loads) - 1
+
+
+def _block_cost(model: GPT, seq_len: int) -> int:
+    return block_weights(model) + seq_len * model.hidden_size  # of the causal scores, a half for each of two products
+
+
+def _head_cost(model: GPT) -> int:
+    return model.hidden_size * model.vocab_size
 
 
 def by_parameters(model: GPT, stages: int) -> Parts:

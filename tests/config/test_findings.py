@@ -103,6 +103,7 @@ CASES = {
     "delete undefined": ("CFG010", "del <<x>>", "'x'"),
     "augment undefined": ("CFG010", "<<x += 1>>", "'x'"),
     "twice": ("CFG012", "x = {'a': 1, <<'a'>>: 2}", "twice"),
+    "replaced": ("CFG120", "t = dict(a=dict(b=1, c=2))\nt.update(a=<<dict(b=3)>>)", "drops its c"),
     "lazy not called": ("CFG013", "from dslpar import L\nx = <<L('a.B')>>", "L(B)" and "not called"),
     "iterator": ("CFG013", "x = <<zip([1], [2])>>", "not a value"),
     "generator": ("CFG013", "x = dict(a=<<(v for v in [])>>)", "not a value"),

@@ -12,8 +12,9 @@ from dslpar.linter.book import lint
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"
 BATCH = "batch = dict(micro_size=16)\n"
 PATH = "cfg.py"
-TOO_SMALL = ("PERF103",)
-"""What the sizes of tests would always get: next to no micro-batch here is large enough for any mode but '1d'."""
+TOO_SMALL = ("PERF103", "PERF104", "PERF105", "PERF106")
+"""What the sizes of tests would always get: next to no micro-batch here is large enough for any mode but '1d', and next
+to no pipeline has more micro-batches than one, or layers enough to cut them evenly."""
 
 
 def findings(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dslpar.cli import main
 from dslpar.errors import Finding, Location
@@ -20,7 +23,8 @@ FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "cfg.py"
-    path.write_text(MODEL + "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n")
+    parallel = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
+    path.write_text(MODEL + parallel + "batch = dict(accumulation=8)\n")
     return path
 
 
@@ -145,7 +149,7 @@ def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[
     assert list(shown)[6:] == ["divisors", "traffic"]
     assert shown["parallel"]["order"] == ["pipe", "data", "tensor"]
     assert shown["stages"]["counts"] == [4, 4]
-    assert shown["batch"] == {"global_size": 2, "micro_size": 1, "accumulation": 1}
+    assert shown["batch"] == {"global_size": 16, "micro_size": 1, "accumulation": 8}
     assert main(["show", str(config), "--world-size", "8", "--format", "json", "parallel.pipeline=1"]) == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     assert (stages["auto_pipeline_stage_id"], stages["actual_pipeline_stage_id"]) == (None, None)
@@ -195,6 +199,168 @@ def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixt
     assert main(["show", str(config), "--world-size", "6"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, "PAR101" in captured.err) == ("", True)
+
+
+# ---- lint: what to report, and which files ----
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ("", ["CFG101", "CFG106", "TEN102", "CFG112"]),
+        ("--select TEN", ["TEN102", "CFG112"]),
+        ("--select ten1,CFG106", ["CFG106", "TEN102", "CFG112"]),
+        ("--select unknown-key --ignore CFG112", ["CFG101"]),
+        ("--ignore CFG", ["TEN102"]),
+        ("--ignore CFG --select CFG106", ["CFG106"]),
+        ("--select CFG1 --ignore CFG10", ["CFG112"]),
+        ("--select CFG --ignore CFG", []),
+        ("--ignore CFG101,TEN102 --ignore unused-dict", ["CFG112"]),
+    ],
+)
+def test_select_and_ignore(config: Path, capsys: pytest.CaptureFixture[str], words: str, left: list[str]) -> None:
+    config.write_text(MODEL + "idle = dict(a=1)\nparallel = dict(pipline=1, tensor=dict(size=2, mode='1D'))\n")
+    status = main(["lint", str(config), "--format", "json", *words.split()])
+    records = json.loads(capsys.readouterr().out)
+    assert sorted(record["code"] for record in records) == sorted(left)
+    assert status == any(record["severity"] == "error" for record in records)
+
+
+def test_what_cannot_be_read_is_told_whatever_is_selected(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("model = dict(\n")
+    assert main(["lint", str(config), "no/such.py", "--select", "PERF", "--format", "json"]) == 1
+    assert {record["code"] for record in json.loads(capsys.readouterr().out)} == {"CFG001", "CFG009", "CFG112"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--select PERG", "did you mean 'PERF'?"),
+        ("--ignore CFG106,unused-dct", "did you mean 'unused-dict'?"),
+        ("--ignore HST204", "HST204 is found while a job starts or runs"),
+        ("--select QQQQ", "the families are BAT, CFG, DEAD,"),
+        ("--statistics --format sarif", "--statistics goes with"),
+        ("--fix --diff", "not allowed with argument"),
+        ("--stdin-filename a.py", "--stdin-filename goes with `-`"),
+        ("-", "`-` is the only config where it stands"),
+    ],
+)
+def test_wrong_words_of_lint(config: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["lint", str(config), *words.split()])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_shipped_configs_as_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "configs", "--world-size", "8", "--verbose"]) == 0
+    captured = capsys.readouterr()
+    over = [line.partition(": ")[0].removeprefix("passed over ") for line in captured.err.splitlines()]
+    parts = [str(path) for path in Path("configs/common").rglob("*.py")]
+    assert sorted(over) == sorted(parts)
+    whole = len(list(Path("configs").rglob("*.py"))) - len(parts)
+    assert captured.out.splitlines()[-1] == f"{whole} configs linted, {len(parts)} files passed over"
+
+
+def test_which_files_of_a_folder_are_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outer = "parallel = dict(pipeline=1)\n"
+    files = {
+        "whole.py": "from .part import train\n" + MODEL,
+        "part.py": "train = dict(steps=2)\nbatch = dict(micro_size=1)\n",
+        "alone.py": outer,
+        "misspelt.py": "modle = dict(type='GPT')\ntrain = dict(steps=2)\n",
+        "broken.py": "parallel = dict(\n",
+        "deep/er.yaml": "parallel: {pipeline: 1}\n",
+        "program.py": "import torch\n\ndef main():\n    model = 1\n\nmodel = torch.nn.Linear(2, 2)\ndata = {'a': 1}\n",
+        "text.py": "print('parallel = dict()')\n",
+        "broken_text.py": "print(\n",
+        "ci.yml": "on: push\njobs: {}\n",
+        "notes.txt": outer,
+        ".hidden/cfg.py": outer,
+        "outputs/run/config.yaml": "parallel: {pipeline: 1}\n",
+        "env/pyvenv.cfg": "",
+        "env/cfg.py": outer,
+    }
+    (tmp_path / "latin_config.py").write_bytes(b"model = dict(type='\xe9')\n")
+    (tmp_path / "latin_program.py").write_bytes(b"print('\xe9')\n")
+    (tmp_path / "long_program.py").write_text("print(1)\n" * 30_000)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert main(["lint", str(tmp_path), "--format", "json", "--world-size", "1", "--verbose"]) == 1
+    captured = capsys.readouterr()
+    found = {Path(record["path"]).name for record in json.loads(captured.out) if record["severity"] == "error"}
+    assert found == {"alone.py", "misspelt.py", "broken.py", "er.yaml", "latin_config.py"}
+    over = {Path(line.partition(": ")[0]).name: line.partition(": ")[2] for line in captured.err.splitlines()}
+    programs = {"program.py", "text.py", "broken_text.py", "latin_program.py", "long_program.py"}
+    assert set(over) == {"part.py", "ci.yml", *programs}
+    assert over["part.py"].startswith("a part of")
+
+
+def test_a_named_file_is_a_config_whatever_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = tmp_path / "part.py"
+    part.write_text("train = dict(steps=2)\n")
+    assert main(["lint", str(part), "--format", "concise"]) == 1
+    assert "CFG107" in capsys.readouterr().out
+    assert main(["lint", str(part), "--configs-only"]) == 0
+    assert capsys.readouterr().out == "no findings\n0 configs linted, 1 files passed over\n"
+    assert main(["lint", str(tmp_path / "missing.py"), "--configs-only"]) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["lint", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "there is no config in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["stdin.py", "below/cfg.yaml"])
+def test_stdin(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "parallel: {pipeline: x}" if name.endswith("yaml") else "parallel = dict(pipeline='x')"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    named = [] if name == "stdin.py" else ["--stdin-filename", name]
+    assert main(["lint", "-", *named, "--format", "concise", "--select", "CFG102"]) == 1
+    assert capsys.readouterr().out.startswith(f"{name}:1:")
+
+
+def test_stdin_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
+    with pytest.raises(SystemExit) as ended:
+        main(["lint", "-"])
+    assert ended.value.code == 2
+    assert "stdin is not UTF-8" in capsys.readouterr().err
+
+
+def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
+    """A start of the plain command is short: no format, fix or folder of others is loaded."""
+    program = "import sys; from dslpar.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "lint", str(config), "--world-size", "8"], capture_output=True, text=True
+    )
+    loaded = set(ran.stdout.split())
+    assert "dslpar.commands.lint" in loaded
+    names = ("selection", "ignores", "fixes", "folders", "github", "sarif")
+    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "dslpar.spelling", "dslpar.commands.fix"}
+    assert not loaded & {f"dslpar.linter.{name}" for name in names}
+
+
+# ---- pre-commit ----
+
+
+def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hooks = yaml.safe_load(Path(".pre-commit-hooks.yaml").read_text())
+    assert [hook["id"] for hook in hooks] == ["dslpar-lint", "dslpar-fix"]
+    for hook in hooks:
+        assert {"name", "description", "entry", "language", "types_or", "files"} <= set(hook)
+        assert re.search(hook["files"], "configs/gpt_3d.py")
+        assert not re.search(hook["files"], "tests/test_x.py")
+        program, *words = hook["entry"].split()
+        assert program == "dslpar"
+        good, bad, part = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "part.py"
+        good.write_text(MODEL)
+        bad.write_text(MODEL.replace("num_heads", "num_head"))
+        part.write_text("train = dict(steps=1)\n")
+        assert main([*words, str(good), str(part)]) == 0
+        assert main([*words, str(good), str(bad), str(part)]) == (hook["id"] == "dslpar-lint")
+        assert (bad.read_text() == MODEL) is (hook["id"] == "dslpar-fix")
+    capsys.readouterr()
 
 
 # ---- launch, as far as nothing starts (test_launchers has the rest) ----

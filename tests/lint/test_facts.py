@@ -13,7 +13,7 @@ from dslpar.flow import job_of, load_text
 from dslpar.linter.book import lint
 from dslpar.plan.stages import libai
 from dslpar.show import AXES, as_record
-from tests.lint.helpers import BATCH, MODEL, PATH, TOO_SMALL
+from tests.lint.helpers import BATCH, MODEL, PATH, TOO_SMALL, findings
 
 FACTS = Path(__file__).parents[1] / "facts"
 FORMS = json.loads((FACTS / "parallel_forms.json").read_text())["forms"]
@@ -62,7 +62,7 @@ def test_form_of_parallel(row: dict[str, Any]) -> None:
     ],
 )
 def test_what_a_form_is_told(parallel: str, world: int, count: int, words: str) -> None:
-    found = lint(load_text(config_of(parallel), PATH), world)
+    found = findings(config_of(parallel), world)
     assert len(found) == count, found
     assert all(words in finding.help or words in finding.message for finding in found)
 
@@ -82,7 +82,7 @@ def test_custom_stage_ids(row: dict[str, Any], form: str) -> None:
     else:
         layout = f"train = dict(dist=dict(pipeline_parallel_size={size}, custom_pipeline_stage_id={ids}))\n"
     config = load_text(model + BATCH + layout, PATH)
-    found = lint(config, 8)
+    found = findings(model + BATCH + layout)
     assert {finding.severity for finding in found} == ({row["verdict"]} - {"ok"}), found
     if row["verdict"] == "ok":
         stages: Any = as_record(job_of(config, 8))["stages"]

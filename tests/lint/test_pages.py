@@ -11,9 +11,10 @@ from textwrap import dedent
 import pytest
 
 from dslpar.errors import Finding
-from dslpar.linter.book import PAGES, RULES, page_of
+from dslpar.linter.book import RULES, page_of
 from dslpar.linter.hosts import RULES as HOST_RULES
 from dslpar.linter.rule import Rule
+from dslpar.linter.run_time import PAGES
 from tests.lint.helpers import MODEL, TOO_SMALL, findings
 
 SECTIONS = ("What it does", "Why", "Example", "Use instead")

@@ -1,0 +1,97 @@
+"""`dslpar import FILE`: a config of ColossalAI's, LiBai's or DeepSpeed's to a dslpar file, and a report of every key.
+
+The file goes to standard output and the report to standard error, or with `-o` the file to OUT and the report to
+standard output. Exit status: 0 everything is carried over, 1 something needs you, 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dslpar import flow
+from dslpar.commands import words
+from dslpar.config.codes import MistakeError
+from dslpar.config.source import read_source
+from dslpar.errors import Finding, has_errors
+from dslpar.importing import report, write
+from dslpar.importing.convert import Import, convert, refused
+from dslpar.importing.sources import NAMES, OURS, Source, read_text
+from dslpar.linter import book, formats
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its flags."""
+    parser.add_argument(
+        "file", metavar="FILE", help="a config of ColossalAI's or LiBai's (.py), or DeepSpeed's (.json)"
+    )
+    parser.add_argument("-o", dest="out", metavar="OUT", help="the file to write; left out: standard output")
+    parser.add_argument("--from", dest="name", choices=NAMES, help="whose config it is; left out: what FILE tells")
+    parser.add_argument("--model", metavar="FILE", help="a dslpar config, whose model is taken")
+    parser.add_argument("--world-size", type=words.count, metavar="N", help="ranks of the job, to lint the result for")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="of the report; default: %(default)s"
+    )
+    parser.add_argument("--force", action="store_true", help="write over OUT")
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Writes the file and the report; 1 if something needs the author."""
+    if args.out and os.path.lexists(args.out) and not args.force:
+        parser.error(f"{args.out} exists: choose another name, or --force")
+    made = convert(_source(args, parser), _model(args, parser))
+    text = write.file_of(made)
+    config = flow.load_text(text, args.out or "<imported>.py")
+    findings = book.lint(config, args.world_size)
+    _write(text, args, parser)
+    told = sys.stdout if args.out else sys.stderr
+    told.write(_report(made, args, findings, config.sources))
+    return int(made.needs_you or has_errors(findings))
+
+
+def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
+    """The source, evaluated."""
+    try:
+        text = read_source(args.file, {}).text
+    except MistakeError as failed:
+        parser.error(failed.message)
+    source = read_text(text, args.file, args.name or "")
+    if source.name == OURS:
+        parser.error(f"{args.file} is a dslpar config already: there is nothing to import (--from says otherwise)")
+    if not source.name:
+        parser.error(f"{args.file} does not tell whose config it is: --from {', '.join(NAMES)}")
+    if not source.config.complete:
+        sys.stderr.write(formats.text(refused(source), {args.file: text}))
+        parser.error(f"{args.file} cannot be read")
+    return source
+
+
+def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
+    """The model of the config that --model names."""
+    if args.model is None:
+        return None
+    node = flow.load(args.model).root.value.get("model")
+    if node is None or not node.is_mapping:
+        parser.error(f"{args.model} has no model")
+    target = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
+    return target | {str(key): child.plain() for key, child in node.value.items()}
+
+
+def _write(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if not args.out:
+        sys.stdout.write(text)
+        return
+    try:
+        with open(args.out, "w" if args.force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        parser.error(f"cannot write {args.out}: {error.strerror}")
+
+
+def _report(made: Import, args: argparse.Namespace, findings: list[Finding], sources: Mapping[str, str]) -> str:
+    if args.format == "json":
+        return report.as_json(made, args.out, findings)
+    return report.text(made, args.out) + "lint of the result:\n" + formats.text(findings, sources)
