@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,8 @@ def run() -> NoReturn:
 
     Who reads no further (`dslpar explain TEN101 | head -3`) has had enough: that is no error to speak of.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
     gc.disable()  # until all is imported: nothing of that dies, and to look for garbage in it is 5 % of a start
     try:
         status = main()

@@ -102,7 +102,7 @@ _NARROWER: Mapping[str, str] = {
     "fp16.loss_scale_window": "PositiveSize",  # a divisor
     "fp16.hysteresis": "PositiveSize",  # counts down to 1
     "fp16.min_loss_scale": "PositiveSize",
-    "steps_per_print": "Count",  # a divisor
+    "steps_per_print": "PositiveSize",  # a divisor
     "vocabulary_size": "Count",
     "log_level": "LogLevel",
     "communication_data_type": "DType",

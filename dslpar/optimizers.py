@@ -34,7 +34,8 @@ def optimizer_of(job: Job) -> Callable[[Groups], torch.optim.Optimizer] | None:
     """Makes the optimizer from parameter groups; None where DeepSpeed's dict says which.
 
     Raises:
-        DslparError: there is no such class, or it is no optimizer. When called: it refuses its arguments.
+        DslparError: there is no such class, or it is no optimizer. When called: it refuses its arguments, or it has no
+            kernel for this device.
     """
     asked = job.spec.optimizer
     if not isinstance(asked, spec.OtherOptimizer):
@@ -96,11 +97,21 @@ def _made(made: Any, arguments: Mapping[str, Any], key: str, target: str, job: J
     """`made(first, **arguments)`, whose refusal is the author's to read."""
     try:
         return made(first, **arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
+        if _lacks_its_op(error):
+            said = f"{target!r} has no kernel on this machine: {error}"
+            raise _refused("CFG229", "no-such-op", said, "another optimizer, such as 'AdamW'", key, job) from error
+        if isinstance(error, RuntimeError):
+            raise  # of no arguments
         said = f"{target!r} refuses its arguments ({', '.join(arguments)}): {error}"
         _, *names = inspect.signature(made).parameters
         help_ = f"correct the arguments of {key}; it takes {', '.join(names)}"
         raise _refused("CFG223", "wrong-arguments", said, help_, key, job) from error
+
+
+def _lacks_its_op(error: Exception) -> bool:
+    """Whether DeepSpeed has no kernel for the device, or could not build it; there is no class for this."""
+    return any(words in str(error) for words in ("op had not been implemented", "failed to build/load"))
 
 
 def _refused(code: str, name: str, said: str, help_: str, key: str, job: Job) -> DslparError:

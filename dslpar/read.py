@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dslpar import read_named, spec
 from dslpar.config.tree import Node
 from dslpar.errors import COMMAND_LINE, Location
-from dslpar.reading import Misread, Reader, Registered, did_you_mean, entries_of, listed, renamed, said_here
+from dslpar.reading import (
+    Misread,
+    Reader,
+    Registered,
+    certain,
+    did_you_mean,
+    entries_of,
+    listed,
+    renamed,
+    said_here,
+    said_or_meant,
+)
 
 if TYPE_CHECKING:
     from dslpar.config.load import Config
@@ -150,11 +161,11 @@ def _refuse_strangers(reader: Reader) -> None:
 
 
 def _stranger(reader: Reader, name: str, node: Node, place: Location) -> None:
-    close = did_you_mean(name, SECTIONS)
-    if close:
+    if did_you_mean(name, SECTIONS):
         said = f"{name!r} resembles a section's name, and nothing uses it"
-        fix = renamed(reader.config, name, SECTIONS)
+        close, fix = said_or_meant(name, SECTIONS), renamed(reader.config, name, SECTIONS)
         reader.fail("CFG105", place, said, f"{close} (a name of your own may begin with _)", name, fix=fix)
+        reader.invalid.add(certain(reader.config, name, SECTIONS) or name)
     elif node.is_mapping:
         said = f"nothing uses the dict {name!r}"
         help_ = f"{said_here(name) or f'the sections are {listed(SECTIONS)}'}; a name of your own may begin with _"

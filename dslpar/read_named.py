@@ -81,8 +81,9 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
         return reader.bad_type("lr_scheduler", typed.name, typed.place, known)
     if row.refused:
         return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
+    args = reader.kinds(row.args, typed.entries)
     _demand(reader, "lr_scheduler", row.required, typed, node)
-    return spec.OtherSchedule(target=name, args=reader.kinds(row.args, typed.entries))
+    return spec.OtherSchedule(target=name, args=args)
 
 
 def _demand(reader: Reader, wrote: str, required: Iterable[str], typed: Typed, node: Node) -> None:
@@ -90,7 +91,7 @@ def _demand(reader: Reader, wrote: str, required: Iterable[str], typed: Typed, n
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
         key = f"{wrote}.{name}"
-        if name not in given and key not in reader.config.unknown:
+        if name not in given and key not in reader.config.unknown | reader.invalid:
             said = f"{wrote} has no {name}, which {typed.name} needs"
             reader.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, key)
 
@@ -113,10 +114,10 @@ def model(reader: Reader, node: Node, registered: Registered) -> Any:
         return reader.fields(spec.MODELS[typed.name], typed.entries, node, "model", "model")
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
     if name == "Sequential":
-        _demand(reader, "model", ("layers_cfg",), typed, node)
         for entry in typed.entries:
             if entry.name != "layers_cfg":
                 reader.unknown(entry.name, entry.wrote, ("type", "layers_cfg"))
+        _demand(reader, "model", ("layers_cfg",), typed, node)
     elif "." not in name and name not in registered.get("models", ()):
         more = _OWN_NAME.format("MyModel", _REGISTERED)
         reader.bad_type("model", name, typed.place, (*spec.MODELS, "Sequential"), more)

@@ -57,6 +57,8 @@ def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> N
         reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote)
         return
     fix = renamed(reader.config, entry.wrote, names)
+    if not path and entry.name in ds_keys.ZERO:
+        close, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
     help_ = close or f"the keys are {listed(names)}"
     reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote, fix=fix)
 

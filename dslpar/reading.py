@@ -76,11 +76,12 @@ class Reader:
 
     def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, wrote: str, **values: Any) -> Any:
         """An instance of `cls` from these entries, and from `values`, which are right already."""
-        known = {item.name: item for item in fields(cls)}
+        known, aliases = {item.name: item for item in fields(cls)}, getattr(cls, "ALIASES", {})
         for entry in _inlined(cls, entries):
-            field = known.get(getattr(cls, "ALIASES", {}).get(entry.name, entry.name))
+            field = known.get(aliases.get(entry.name, entry.name))
             if field is None:
-                self.unknown(entry.name, entry.wrote, [*known, *getattr(cls, "ALIASES", ())])
+                meant = self.unknown(entry.name, entry.wrote, [*known, *aliases])
+                self.invalid.add(f"{key}.{aliases.get(meant, meant)}")
             elif entry.node.value is not None:
                 self._field(field, entry, f"{key}.{field.name}", values)
         return self._make(cls, known, values, node, key, wrote)
@@ -196,21 +197,25 @@ class Reader:
 
     # What is wrong -------------------------------------------------------------------------------------------
 
-    def unknown(self, name: str, wrote: str, known: Iterable[str]) -> None:
-        """The problem of a key that its section does not have."""
+    def unknown(self, name: str, wrote: str, known: Iterable[str]) -> str | None:
+        """The problem of a key that its section does not have. The key that is certain to be meant: it is invalid."""
         if wrote.partition(".")[0] in _OF_DEEPSPEED:
             from dslpar.ds_keys import told
 
             if (known_there := told(wrote)) is not None:
                 code, said, help_ = known_there
                 self.fail(code, self.config.key_at(wrote), said, help_, wrote)
-                return
+                return None
         names = list(known)
         section = wrote.rpartition(".")[0]
         said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
         keys = f"the {'keys' if section else 'sections'} are {listed(names)}"
-        help_ = did_you_mean(name, names) or said_here(name) or keys
+        help_ = said_or_meant(wrote, names) or keys
         self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote, fix=renamed(self.config, wrote, names))
+        meant = certain(self.config, wrote, names)
+        if meant is not None:
+            self.invalid.add(f"{section}.{meant}" if section else meant)
+        return meant
 
     def _twice(self, wrote: str, other: str) -> None:
         said = f"{wrote} and {other} say the same thing twice"
@@ -249,15 +254,31 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
-def renamed(config: Config, wrote: str, known: Iterable[str]) -> Fix | None:
-    """The change of a misspelt key, where it can be only one of the known names, and none that its section has."""
+def certain(config: Config, wrote: str, known: Iterable[str]) -> str | None:
+    """The one known name that a key can mean, by its letters or in another framework; none that its section has."""
     from dslpar import spelling
 
     section, _, name = wrote.rpartition(".")
     beside = config.root.get(section)
     given = beside.value if beside is not None and beside.is_mapping else ()
-    meant = spelling.meant(name, (item for item in known if item not in given))
-    return spelling.written_anew(config.sources, config.key_at(wrote), name, meant)
+    left = [item for item in known if item not in given]
+    theirs = _here(wrote, left)
+    if theirs is not None:
+        meant = theirs.rpartition(".")[2]
+        return meant if meant in left else None
+    return spelling.meant(name, left)
+
+
+def renamed(config: Config, wrote: str, known: Iterable[str]) -> Fix | None:
+    """The change of a misspelt key, where it can be only one of the known names, and none that its section has.
+
+    A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
+    """
+    from dslpar import spelling
+
+    name, meant = wrote.rpartition(".")[2], certain(config, wrote, known)
+    near = meant is not None and spelling.meant(name, [meant]) is not None
+    return spelling.written_anew(config.sources, config.key_at(wrote), name, meant if near else None)
 
 
 def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
@@ -266,6 +287,23 @@ def recased(config: Config, place: Location, name: object, known: Iterable[str])
 
     meant = spelling.same_but_for_case(str(name), known)
     return spelling.written_anew(config.sources, place, str(name), meant)
+
+
+def said_or_meant(wrote: str, known: Collection[str]) -> str:
+    """'did you mean ...?', unless the name is one of another framework that says something else; or the empty text."""
+    close, theirs = did_you_mean(wrote.rpartition(".")[2], known), _here(wrote, known)
+    if theirs is None or theirs == wrote.rpartition(".")[0] or repr(theirs.rpartition(".")[2]) in close:
+        return close
+    return f"here that is {theirs}"
+
+
+def _here(wrote: str, known: Collection[str]) -> str | None:
+    """The key here of another framework's; in the section of an axis, its size."""
+    from dslpar.known.names import here
+
+    section, _, name = wrote.rpartition(".")
+    theirs = here(name)
+    return f"{theirs}.size" if theirs == section and name.endswith("size") and "size" in known else theirs
 
 
 def said_here(name: str) -> str:
@@ -280,6 +318,8 @@ def _unquoted(kind: Kind, value: object) -> str:
     """Help for a text that looks like what was meant: a number in quotes, or YAML 1.1's yes, no, on and off."""
     if not isinstance(value, str):
         return ""
+    if value == "auto" and (bool in kind.types or {int, float} & set(kind.types)):
+        return f"{kind.words}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
     if bool in kind.types and value.lower() in _SWITCHES:
         return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a text, in YAML 1.2 too)"
     if {int, float} & set(kind.types) and re.fullmatch(_NUMBER, value) and kind.holds(number := float(value)):

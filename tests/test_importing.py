@@ -14,6 +14,7 @@ from dslpar.config.load import load_text
 from dslpar.errors import has_errors
 from dslpar.importing.convert import TABLES, Entry, Import, convert
 from dslpar.importing.page import page
+from dslpar.importing.rows import Epoch
 from dslpar.importing.sources import NAMES, read_text, without_comments
 from dslpar.importing.write import file_of
 from dslpar.job import Job
@@ -240,6 +241,152 @@ def test_models_of_colossalai(written: str, fate: str) -> None:
     if "my_package" in written:
         assert fates(made)["model.depth"] == ("kept", "model.depth", 3)
         assert fates(made)["model.width"] == ("kept", "model.width", 4)
+
+
+def test_what_could_not_be_read_stands_in_its_line_and_once() -> None:
+    made = made_of("import os\nclip_grad_norm = 1.0\nLOG_PATH = os.getenv('A')\nROOT = os.environ['B']\n", "a.py")
+    told = [(entry.key, entry.fate, entry.location.line) for entry in made.entries if entry.to != "model"]
+    assert told == [("clip_grad_norm", "renamed", 2), ("LOG_PATH", "needed", 3), ("ROOT", "dropped", 4)]
+    assert by_key(made)["LOG_PATH"].why == "could not be read: os.getenv() is not called in a config"
+
+
+def test_each_key_has_the_reason_that_is_its_own() -> None:
+    text = "clip_grad_norm = 1.0\noptimizer = dict(type=one, lr=two)\nmodel = dict(type='my.M', a=[dict(n=four)])\n"
+    made = made_of(text + "zero = dict(stage=five, **six)\nwhile True: pass\n")
+    left = {entry.key: (entry.to, entry.why) for entry in made.entries if entry.fate == "needed"}
+    assert left == {
+        "optimizer.type": ("optimizer.type", "could not be read: name 'one' is not defined"),
+        "optimizer.lr": ("optimizer.lr", "could not be read: name 'two' is not defined"),
+        "model.a.0.n": ("model.a.0.n", "could not be read: name 'four' is not defined"),
+        "zero": ("", "could not be read: name 'five' is not defined; name 'six' is not defined"),
+        "": ("", "could not be read: `while` is not part of the config language"),
+    }
+    assert sorted(entry.key for entry in made.entries if entry.fate != "needed") == [
+        "clip_grad_norm",
+        "model.a",
+        "model.type",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "why"),
+    [
+        ("clip_grad_norm = (\n", [], "source.py cannot be read"),
+        ("clip_grad_norm = 1\n", ["--model", "missing.py"], "--model missing.py: cannot read 'missing.py'"),
+    ],
+)
+def test_what_cannot_be_read_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str], why: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["import", written(tmp_path, text), *words])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_name_that_is_nearly_the_frameworks_needs_the_author() -> None:
+    made = by_key(made_of("clip_grad_norm = 1.0\ngradient_acumulation = 4\nnum_workers = 4\nDEPT = 3\n"))
+    assert {key: entry.fate for key, entry in made.items() if key} == {
+        "clip_grad_norm": "renamed",
+        "gradient_acumulation": "needed",
+        "num_workers": "dropped",
+        "DEPT": "dropped",
+    }
+    assert made["gradient_acumulation"].why == "ColossalAI has no such key; did you mean 'gradient_accumulation'?"
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("", "AdamW"), (", adamw_mode=True", "AdamW"), (", adamw_mode=False", "Adam")]
+)
+def test_colossalais_adams(mode: str, name: str) -> None:
+    head = "from colossalai.nn.optimizer import HybridAdam\nclip_grad_norm = 0.0\n"
+    made = made_of(f"{head}optimizer = dict(type=HybridAdam, lr=1e-3, nvme_offload_fraction=0.0{mode})\n")
+    assert made.values == {"optimizer.type": name, "optimizer.lr": 1e-3}
+    other = made_of(head + "optimizer = dict(type='my.Adam', bias_correction=False)\n")
+    assert other.values == {"optimizer.type": "my.Adam", "optimizer.bias_correction": False}
+    refused = by_key(made_of(f"{head}optimizer = dict(type=HybridAdam, nvme_offload_fraction=0.5)\n"))
+    assert refused["optimizer.nvme_offload_fraction"].fate == "needed"
+
+
+@pytest.mark.parametrize("policy", ["cpu", "cuda", "auto"])
+def test_a_zero_model_is_sharded_whatever_is_said_of_it(policy: str) -> None:
+    made = made_of(f"clip_grad_norm = 1.0\nzero = dict(model_config=dict(tensor_placement_policy={policy!r}))\n")
+    assert (made.values["zero.stage"], made.values["precision.dtype"]) == (3, "fp16")
+
+
+# Epochs -----------------------------------------------------------------------------------------------------------
+
+BY_EPOCH = """\
+BATCH_SIZE = 64
+NUM_EPOCHS = 30
+WARMUP_EPOCHS = 3
+gradient_accumulation = 2
+"""
+SCHEDULE = "lr_scheduler = dict(type='CosineAnnealingWarmupLR', warmup_steps={}, total_steps={})\n"
+LIBAI_EPOCHS = """\
+train = dict(train_micro_batch_size=4, num_accumulation_steps=2, train_epoch=3, train_iter={}, warmup_ratio=0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "samples", "steps", "warmup"),
+    [
+        (BY_EPOCH, 1000, 30 * 7, 3 * 7),  # 128 a step: 7 whole ones an epoch
+        (BY_EPOCH + SCHEDULE.format("WARMUP_EPOCHS", "NUM_EPOCHS"), 1000, 30 * 7, 3 * 7),
+        (BY_EPOCH + SCHEDULE.format("5", "NUM_EPOCHS"), 1000, 30 * 7, 5 * 7),
+        (BY_EPOCH + SCHEDULE.format("5", "210"), 1000, 210, 5),
+        (LIBAI_EPOCHS.format(10), 1001, 376, 38),  # 1001 * 3 / 8, upwards; a tenth, upwards
+        (LIBAI_EPOCHS.format(0), 1001, 376, 38),
+        (LIBAI_EPOCHS.format(1000), 1001, 1000, 100),
+    ],
+)
+def test_epochs_are_steps_where_the_samples_are_known(text: str, samples: int, steps: int, warmup: int) -> None:
+    source = read_text(text, "source.py", "libai" if text.startswith("train") else "colossalai")
+    size = 8 if source.name == "libai" else 128
+    made = convert(source, epoch=Epoch(samples, size))
+    assert (made.values["train.steps"], made.values["lr_scheduler.warmup_steps"]) == (steps, warmup)
+    without = convert(source)
+    assert [entry.to for entry in without.entries if "--num-samples" in entry.why]
+    assert without.values.get("train.steps") in (None, 210)
+
+
+@pytest.mark.parametrize(("fraction", "left"), [("TRAIN_ITERS = 505", 50), ("x = 1", None)])
+def test_a_fraction_of_warm_up(fraction: str, left: int | None) -> None:
+    made = made_of(f"clip_grad_norm = 1.0\nWARMUP_FRACTION = 0.1\n{fraction}\n")
+    assert made.values.get("lr_scheduler.warmup_steps") == left
+    assert by_key(made)["WARMUP_FRACTION"].fate == ("needed" if left is None else "changed")
+
+
+def test_fewer_samples_than_a_step_takes_need_the_author() -> None:
+    made = convert(read_text(BY_EPOCH, "source.py"), epoch=Epoch(100, 128))
+    assert by_key(made)["NUM_EPOCHS"].why == "30 epochs of 100 samples, 128 a step, are no number of steps"
+
+
+def test_the_command_finds_out_how_many_samples_a_step_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path, BY_EPOCH)
+    assert main(["import", source, "--num-samples", "1000", "--world-size", "2"]) == 1
+    assert "steps=90,  # NUM_EPOCHS: 30 epochs of 1000 samples // 256 a step" in capsys.readouterr().out
+    for words, why in (
+        ([source], "how many samples a step takes is not known; --world-size N may tell"),
+        ([written(tmp_path, "clip_grad_norm = 1.0\nGLOBAL_BATCH_SIZE = 8\n", "b.py")], "b.py counts no epochs"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["import", *words, "--num-samples", "1000"])
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "written", ["NUM_MICRO_BATCHES = 8", "schedule = dict(num_microbatches=8, tensor_shape=(1, 2))"]
+)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_pipelines_batch_is_cut_by_either_name(written: str, stages: int) -> None:
+    made = made_of(f"BATCH_SIZE = 16\n{written}\nparallel = dict(pipeline={stages})\ngradient_accumulation = 3\n")
+    cut = 8 if stages == 2 else 1
+    assert (made.values["batch.micro_size"], made.values["batch.accumulation"]) == (16 // cut, 3 * cut)
+    assert all(entry.fate != "needed" or entry.to == "model" for entry in made.entries)
 
 
 def test_two_keys_that_say_different_things_need_the_author() -> None:
@@ -488,7 +635,7 @@ def test_the_report_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (GPT, "a.py", "is a dslpar config already"),
         ("x = 1\n", "a.py", "does not tell whose config it is: --from colossalai, libai, deepspeed"),
-        ("fp16 = (\n", "a.py", "does not tell"),
+        ("fp16 = (\n", "a.py", "a.py cannot be read"),
         ("[1, 2", "a.json", "cannot be read"),
         ("{\n  a: 1\n  fp16: {}\n}", "a.hjson", "a.hjson:3:7: CFG001"),
         ("{\n  a: 1\n  fp16: {}\n}", "a.hjson", "HJSON without commas or braces is not"),

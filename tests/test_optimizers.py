@@ -207,6 +207,40 @@ def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str,
     assert [finding.code for finding in refused.value.findings] == [code]
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("This op had not been implemented on CPU backend."), "CFG229"),  # of FusedLamb and FusedLion
+        (RuntimeError("DeepSpeedCPULion requires the cpu_lion op, which failed to build/load."), "CFG229"),
+        (ValueError("Invalid learning rate"), "CFG223"),
+        (RuntimeError("out of memory"), ""),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_no_wrong_argument(
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dslpar.optimizers import optimizer_of
+
+    def init(self: object, params: object, **_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.optim.RMSprop, "__init__", init)
+    make = optimizer_of(job(1, optimizer=spec.OtherOptimizer(target="RMSprop")))
+    assert make is not None
+    with pytest.raises(DslparError if code else RuntimeError) as refused:
+        make([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    if code:
+        assert [finding.code for finding in refused.value.findings] == [code]  # type: ignore[attr-defined]
+
+
+def test_what_deepspeed_says_of_a_kernel_that_it_has_not() -> None:
+    """The words by which it is known."""
+    from deepspeed.ops.op_builder.cpu import NotImplementedBuilder
+
+    with pytest.raises(ValueError, match="op had not been implemented"):
+        NotImplementedBuilder().load()
+
+
 def _refused_in_a_run(made: Job) -> str:
     with pytest.raises(DslparError) as refused:
         engine_of(made)

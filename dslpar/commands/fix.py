@@ -36,10 +36,17 @@ def run(
         for finding, why in made.refused:
             sys.stderr.write(f"{finding.location}: {finding.code} is not fixed: {why}\n")
     if args.diff:
-        sys.stdout.writelines(fixes.diff(done))
+        _out("".join(fixes.diff(done)))
     elif given:
-        sys.stdout.write(next(iter(texts.values())))
+        _out(next(iter(texts.values())))
     return [again(config) for config, _ in batch] if done else list(batch), bool(done)
+
+
+def _out(text: str) -> None:
+    """Text of files goes out in UTF-8, as it was read, whatever the encoding of stdout: `patch` and editors take it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.flush()
 
 
 def _repair(

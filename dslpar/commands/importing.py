@@ -19,8 +19,11 @@ from dslpar.config.source import read_source
 from dslpar.errors import Finding, has_errors
 from dslpar.importing import report, write
 from dslpar.importing.convert import Import, convert, refused
+from dslpar.importing.rows import Epoch
 from dslpar.importing.sources import NAMES, OURS, Source, read_text
 from dslpar.linter import book, formats
+from dslpar.linter.context import Context
+from dslpar.linter.rule import UnknownValueError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="a dslpar config, whose model is taken")
     parser.add_argument("--world-size", type=words.count, metavar="N", help="ranks of the job, to lint the result for")
     parser.add_argument(
+        "--num-samples", type=words.count, metavar="N", help="samples of the data, to make steps of the source's epochs"
+    )
+    parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="of the report; default: %(default)s"
     )
     parser.add_argument("--force", action="store_true", help="write over OUT")
@@ -42,7 +48,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Writes the file and the report; 1 if something needs the author."""
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
-    made = convert(_source(args, parser), _model(args, parser))
+    source, model = _source(args, parser), _model(args, parser)
+    made = convert(source, model)
+    if args.num_samples:
+        made = _with_epochs(made, convert(source, model, _epoch(made, args, parser)), parser)
     text = write.file_of(made)
     config = flow.load_text(text, args.out or "<imported>.py")
     findings = book.lint(config, args.world_size)
@@ -59,13 +68,13 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     except MistakeError as failed:
         parser.error(failed.message)
     source = read_text(text, args.file, args.name or "")
+    if not source.config.complete:
+        sys.stderr.write(formats.text(refused(source), {args.file: text}))
+        parser.error(f"{args.file} cannot be read")
     if source.name == OURS:
         parser.error(f"{args.file} is a dslpar config already: there is nothing to import (--from says otherwise)")
     if not source.name:
         parser.error(f"{args.file} does not tell whose config it is: --from {', '.join(NAMES)}")
-    if not source.config.complete:
-        sys.stderr.write(formats.text(refused(source), {args.file: text}))
-        parser.error(f"{args.file} cannot be read")
     return source
 
 
@@ -73,11 +82,31 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
     """The model of the config that --model names."""
     if args.model is None:
         return None
-    node = flow.load(args.model).root.value.get("model")
+    config = flow.load(args.model)
+    if not config.complete:
+        parser.error(f"--model {args.model}: {config.findings[0].message}")
+    node = config.root.value.get("model")
     if node is None or not node.is_mapping:
         parser.error(f"{args.model} has no model")
     target = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
     return target | {str(key): child.plain() for key, child in node.value.items()}
+
+
+def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
+    """What an epoch is: the samples that were given, and those of one step, by the result."""
+    cx = Context(flow.load_text(write.file_of(made), "<imported>.py"), args.world_size)
+    try:
+        size = cx.asked_batch.global_size or cx.batch.global_size
+    except UnknownValueError:
+        parser.error("--num-samples: how many samples a step takes is not known; --world-size N may tell")
+    return Epoch(args.num_samples, size)
+
+
+def _with_epochs(before: Import, made: Import, parser: argparse.ArgumentParser) -> Import:
+    """The second of the two; it is a mistake if epochs make no difference."""
+    if made.entries == before.entries:
+        parser.error(f"--num-samples: {made.source.path} counts no epochs")
+    return made
 
 
 def _write(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -152,5 +152,9 @@ def _configs(
         sys.stderr.write("".join(f"passed over {path}: {why}\n" for path, why in over.items()))
     kept = [config for config in loaded if config.path not in over]
     if not kept and not args.configs_only:
-        parser.error(f"there is no config in {', '.join(paths)}; {len(over)} files were passed over")
-    return kept, f"{len(kept)} {'config' if len(kept) == 1 else 'configs'} linted, {len(over)} files passed over\n"
+        parser.error(f"there is no config in {', '.join(paths)}; {_counted(len(over), 'file')} passed over")
+    return kept, f"{_counted(len(kept), 'config')} linted, {_counted(len(over), 'file')} passed over\n"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")

@@ -8,6 +8,7 @@ from typing import Any
 from dslpar import ds_keys
 from dslpar.config.tree import Reference
 from dslpar.importing.rows import (
+    Make,
     Outcome,
     Row,
     Table,
@@ -17,6 +18,7 @@ from dslpar.importing.rows import (
     changed,
     drop,
     dropped,
+    expected,
     needed,
     numeric,
     on,
@@ -208,9 +210,14 @@ def _stages(view: View) -> Any:
     return view.any_of("parallel.pipeline.size", "parallel.pipeline") or 1
 
 
+def _pieces_of(view: View) -> Any:
+    """How many micro-batches a pipeline's schedule makes of a batch; 1 without a pipeline."""
+    return 1 if _stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
+
+
 def _micro(value: Any, view: View) -> Any:
     """BATCH_SIZE is of one data rank; the pipeline's schedule cuts it into NUM_MICRO_BATCHES."""
-    pieces = view.get("NUM_MICRO_BATCHES", 1) if _stages(view) != 1 else 1
+    pieces = _pieces_of(view)
     if pieces == 1:
         return Outcome("renamed", "batch.micro_size", value, "samples of one data rank, in both")
     if not isinstance(value, int) or not isinstance(pieces, int) or pieces < 1 or value % pieces:
@@ -219,16 +226,15 @@ def _micro(value: Any, view: View) -> Any:
 
 
 def _accumulation(value: Any, view: View) -> Any:
-    pieces, steps = view.get("NUM_MICRO_BATCHES", 1), view.get("gradient_accumulation", 1)
-    if _stages(view) == 1:
-        pieces = 1
+    pieces, steps = _pieces_of(view), view.get("gradient_accumulation", 1)
     if type(pieces) is not int or type(steps) is not int:
         return needed("it is no whole number", "batch.accumulation")
     if value == 1 and pieces * steps > 1:
         return dropped("1: batch.accumulation is gradient_accumulation times NUM_MICRO_BATCHES")
     if pieces == 1 or steps == 1:
         return Outcome("renamed", "batch.accumulation", value, "micro-batches of one step")
-    return pieces * steps
+    why = f"{pieces} micro-batches in flight times gradient_accumulation {steps}: micro-batches of one step"
+    return changed("batch.accumulation", pieces * steps, why)
 
 
 def _pieces(value: Any, view: View) -> Any:
@@ -255,6 +261,53 @@ def _unless_said(to: str, key: str) -> Any:
 
 
 _EPOCHS = "dslpar counts optimizer steps: one epoch is (samples of the data) / batch.global_size of them"
+_OF_EPOCHS = ("NUM_EPOCHS", "num_epochs", "WARMUP_EPOCHS")
+
+
+def _by_epoch(to: str, said_by: str = "") -> Make:
+    """A number of epochs: so many times the whole global batches of the data."""
+
+    def make(value: Any, view: View) -> Outcome:
+        if said_by and view.get(said_by) is not None and not _in_epochs(said_by, view):
+            return dropped(f"{said_by} says it")
+        if view.epoch is None:
+            return needed(f"{_EPOCHS}; --num-samples N tells", to)
+        samples, size = view.epoch
+        steps = value * (samples // size) if type(value) is int else 0
+        if steps < 1:
+            return needed(f"{value!r} epochs of {samples} samples, {size} a step, are no number of steps", to)
+        return changed(to, steps, f"{value} epochs of {samples} samples // {size} a step")
+
+    return make
+
+
+def _in_epochs(key: str, view: View) -> bool:
+    """Whether a key of the schedule is given by a name that counts epochs, and so counts them too."""
+    return any(name in view.used and view.get(name) == view.get(key) for name in _OF_EPOCHS)
+
+
+def _of_schedule(key: str, to: str) -> Make:
+    """Steps of a schedule, unless they are epochs, of which NUM_EPOCHS and WARMUP_EPOCHS tell."""
+
+    def make(value: Any, view: View) -> Outcome:
+        if _in_epochs(key, view):
+            return dropped("it is counted in epochs here: NUM_EPOCHS and WARMUP_EPOCHS say what becomes of them")
+        if to == key and _in_epochs("lr_scheduler.total_steps", view):  # so the warm-up is in epochs too
+            made: Outcome = _by_epoch(to)(value, view)
+            return made
+        return Outcome("kept" if to == key else "renamed", to, value)
+
+    return make
+
+
+def _fraction(value: Any, view: View) -> Outcome:
+    to = "lr_scheduler.warmup_steps"
+    if view.get(to) is not None:
+        return dropped(f"{to} says it")
+    total = view.any_of("TRAIN_ITERS", "lr_scheduler.total_steps")
+    if type(total) is not int or _in_epochs("lr_scheduler.total_steps", view):
+        return needed("dslpar counts steps of warm-up: this fraction of train.steps", to)
+    return changed(to, int(value * total), f"{value} * {total} steps")
 
 
 # Precision and ZeRO -----------------------------------------------------------------------------------------------
@@ -281,12 +334,16 @@ def _scale(value: Any, view: View) -> Any:
 
 def _placement(value: Any, view: View) -> Any:
     if value == "cuda":
-        return dropped("on the device, as is leaving it out")
+        return dropped("on the device, as is leaving it out")._replace(also=_SHARDED)
     if value == "cpu":
-        also = {"zero.offload_optimizer.device": "cpu"}
+        also = {"zero.offload_optimizer.device": "cpu", **_SHARDED}
         return changed("zero.offload_param.device", "cpu", "parameters, and the optimizer with them", also)
     why = "no tensor moves by itself: zero.offload_optimizer and zero.offload_param say what lies on the CPU"
-    return Outcome("changed", "", None, why)
+    return Outcome("changed", "", None, why, _SHARDED)
+
+
+_SHARDED = {"zero.stage": 3, "precision.dtype": "fp16"}
+"""What `zero.model_config` implies, whatever stands in it."""
 
 
 def _sharded(value: Any, view: View) -> Outcome:
@@ -333,6 +390,22 @@ _OPTIMIZERS = {
 }
 
 
+_ADAMS = ("HybridAdam", "CPUAdam", "FusedAdam")
+"""Adams of ColossalAI's own, whose arguments DeepSpeed's have not."""
+
+
+def _of_their_adam(name: str, right: Any, why: str, otherwise: str) -> Row:
+    """An argument of one of them; other optimizers take theirs as they are."""
+    key, told = f"optimizer.{name}", expected(right, why, otherwise)
+
+    def make(value: Any, view: View) -> Outcome:
+        theirs = str(view.get("optimizer.type", "")).rpartition(".")[2] in _ADAMS
+        made: Outcome = told(value, view) if theirs else Outcome("kept", key, value)
+        return made
+
+    return drop(key, f"{why} ({right!r}); of other optimizers it stays")._replace(make=make, unread=False)
+
+
 def _no_name(to: str, value: Any) -> Outcome:
     return needed(f"{value!r} is the name of no class", to)
 
@@ -342,6 +415,8 @@ def _optimizer(value: Any, view: View) -> Any:
         return _no_name("optimizer.type", value)
     package, _, name = str(value).rpartition(".")
     if name in _OPTIMIZERS and not package.startswith("torch"):
+        if name in _ADAMS and view.get("optimizer.adamw_mode", True) is False:
+            return changed("optimizer.type", "Adam", f"{name} with adamw_mode=False is Adam, its decay in the gradient")
         return changed("optimizer.type", *_OPTIMIZERS[name])
     if package.startswith("colossalai"):
         return needed(f"dslpar has no {name}", "optimizer.type")
@@ -413,6 +488,12 @@ ROWS: tuple[Row, ...] = (
     ),
     same("data.**"),
     rename("optimizer.type", "optimizer.type", "torch's and DeepSpeed's names stay", _optimizer),
+    drop("optimizer.adamw_mode", "optimizer.type says it: AdamW, or Adam where it is False"),
+    _of_their_adam(
+        "bias_correction", True, "torch's Adam always corrects", "torch's Adam always corrects, and this one does not"
+    ),
+    _of_their_adam("nvme_offload_fraction", 0.0, "nothing on NVMe", "offload to NVMe is not there yet"),
+    _of_their_adam("nvme_offload_dir", "", "nothing on NVMe", "offload to NVMe is not there yet"),
     same("optimizer.**"),
     rename(
         "LEARNING_RATE", "optimizer.lr", "unless optimizer.lr says it", _unless_said("optimizer.lr", "optimizer.lr")
@@ -425,13 +506,30 @@ ROWS: tuple[Row, ...] = (
         _unless_said("optimizer.weight_decay", "optimizer.weight_decay"),
     ),
     rename("lr_scheduler.type", "lr_scheduler.type", "ColossalAI's become dslpar's; torch's names stay", _schedule),
-    same("lr_scheduler.warmup_steps"),
-    same("lr_scheduler.total_steps", "train.steps", "steps are optimizer steps"),
+    rename(
+        "lr_scheduler.warmup_steps",
+        "lr_scheduler.warmup_steps",
+        "steps are optimizer steps",
+        _of_schedule("lr_scheduler.warmup_steps", "lr_scheduler.warmup_steps"),
+    ),
+    rename(
+        "lr_scheduler.total_steps",
+        "train.steps",
+        "steps are optimizer steps, unless it is NUM_EPOCHS",
+        _of_schedule("lr_scheduler.total_steps", "train.steps"),
+    ),
     same("lr_scheduler.eta_min", "lr_scheduler.min_lr"),
     same("lr_scheduler.**"),
     same("MIN_LR", "lr_scheduler.min_lr"),
-    ask("WARMUP_EPOCHS", "lr_scheduler.warmup_steps", _EPOCHS),
-    ask("WARMUP_FRACTION", "lr_scheduler.warmup_steps", "dslpar counts steps of warm-up"),
+    ask("WARMUP_EPOCHS", "lr_scheduler.warmup_steps", _EPOCHS)._replace(
+        make=_by_epoch("lr_scheduler.warmup_steps", "lr_scheduler.warmup_steps")
+    ),
+    change(
+        "WARMUP_FRACTION",
+        "lr_scheduler.warmup_steps",
+        "times TRAIN_ITERS or lr_scheduler.total_steps; without them it needs you",
+        numeric("lr_scheduler.warmup_steps", _fraction),
+    ),
     rename("zero.level", "zero.stage", "ZeRO's stage", lambda value, view: Outcome("renamed", "zero.stage", value)),
     change(
         "zero.cpu_offload",
@@ -526,13 +624,16 @@ ROWS: tuple[Row, ...] = (
     drop("DECAY_ITERS", "dslpar's schedules reach their end at the last step"),
     same("EVAL_INTERVAL", "train.eval_interval"),
     same("EVAL_ITERS", "train.eval_steps"),
-    ask("NUM_EPOCHS", "train.steps", _EPOCHS),
-    ask("num_epochs", "train.steps", _EPOCHS),
+    *(
+        ask(name, "train.steps", _EPOCHS)._replace(make=_by_epoch("train.steps"))
+        for name in ("NUM_EPOCHS", "num_epochs")
+    ),
     rename("SEQ_LEN", "data.seq_len", "tokens of a sample", lambda value, view: _sequence(value, view)),
     rename("SEQ_LENGTH", "data.seq_len", "tokens of a sample", lambda value, view: _sequence(value, view)),
     change("LOG_PATH", "train.output_dir", "the log, and all else that a run writes", lambda value, view: value),
     rename("gradient_handler", "gradient_handler", "those whose work DeepSpeed does are dropped", _handlers),
-    same("schedule.num_microbatches", "batch.accumulation"),
+    rename("schedule.num_microbatches", "batch.accumulation", "as NUM_MICRO_BATCHES", _pieces),
+    drop("schedule.tensor_shape", "stages tell each other the shapes of what they send"),
     *(
         change(name, f"model.{field}", "without a model it needs you; else the sizes of the model count", _size(field))
         for name, field in (

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from dslpar.config.tree import TARGET, Node
 from dslpar.errors import Finding, Location
 from dslpar.importing import colossal, deepspeed, libai
-from dslpar.importing.rows import UNREAD, Fate, Outcome, Row, Table, View, dropped, needed
-from dslpar.importing.sources import JSON_ENDINGS, Source
+from dslpar.importing.rows import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dropped, filled, needed
+from dslpar.importing.sources import JSON_ENDINGS, Source, assigned
 from dslpar.read import SECTIONS
 from dslpar.reading import did_you_mean
+from dslpar.spelling import meant
 
 TABLES: Mapping[str, Table] = {table.name: table for table in (colossal.TABLE, libai.TABLE, deepspeed.TABLE)}
 IMPLIED = "implied by "
@@ -58,22 +59,23 @@ class Leaf(NamedTuple):
     location: Location
 
 
-def convert(source: Source, model: Mapping[str, Any] | None = None) -> Import:
-    """Every key of the source by its row; `model` stands in the place of the source's own."""
-    return Converter(source, model).run()
+def convert(source: Source, model: Mapping[str, Any] | None = None, epoch: Epoch | None = None) -> Import:
+    """Every key of the source by its row; `model` stands in the place of its own, `epoch` makes steps of epochs."""
+    return Converter(source, model, epoch).run()
 
 
 class Converter:
     """One conversion: entries and values gather here."""
 
-    def __init__(self, source: Source, model: Mapping[str, Any] | None) -> None:
+    def __init__(self, source: Source, model: Mapping[str, Any] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
         self.table = TABLES[source.name]
-        self.leaves = [*leaves_of(source.config.root, wrapped=source.name == "colossalai")]
+        leaves = leaves_of(source.config.root, wrapped=source.name == "colossalai")
+        self.leaves = [leaf for leaf in leaves if leaf.value != {} or not _has_unread(source, leaf.key)]
         named = {leaf.name: leaf.value for leaf in self.leaves}
         self.unread = _unread(source)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
-        self.view = View(named, source.config.used, "GPT" if model else _model_of(source.config.root))
+        self.view = View(named, source.config.used, "GPT" if model else _model_of(source.config.root), epoch)
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
@@ -97,7 +99,7 @@ class Converter:
             return dropped("--model says it")
         row, rest = self.row(leaf.name)
         if row is not None and leaf.value is UNREAD:
-            return row.outcome(UNREAD, rest, self.view) if row.unread else _not_evaluated(row.to)
+            return row.outcome(UNREAD, rest, self.view) if row.unread else _not_evaluated(filled(row.to, rest))
         if leaf.value is None or leaf.value == {}:
             nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and row.make is None else nothing)
@@ -119,13 +121,20 @@ class Converter:
         if first in SECTIONS and first not in known:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
-            return dropped(
-                "a variable of the file's own: its value stands where it is used"
-                if first in self.view.used
-                else "a variable of the file's own, which dslpar does not read"
-            )
+            return self.own_name(leaf, first, known)
         close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
         return needed(f"{self.table.title} has no such key" + (f"; {close}" if close else ""))
+
+    def own_name(self, leaf: Leaf, first: str, known: set[str]) -> Outcome:
+        """A top-level name of the author's: it is said where one of the framework's is near."""
+        if leaf.value is UNREAD:
+            return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
+        if first in self.view.used:
+            return dropped("a variable of the file's own: its value stands where it is used")
+        near = meant(first, known) if len(first) > 4 else None
+        if near is not None:
+            return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
+        return dropped("a variable of the file's own, which dslpar does not read")
 
     def known_names(self) -> list[str]:
         """Keys that rows list by what `**` may stand for."""
@@ -168,7 +177,8 @@ class Converter:
                 left = [finding for finding in left if finding not in why]
                 leaf = leaf._replace(location=why[0].location)
             if why and outcome.fate == "needed":
-                outcome = outcome._replace(why=f"could not be read: {why[0].message}")
+                said = "; ".join(dict.fromkeys(finding.message for finding in why))
+                outcome = outcome._replace(why=f"could not be read: {said}")
             self.settle(leaf, outcome)
         for finding in left:
             self.note("", needed(f"could not be read: {finding.message}"), finding.location)
@@ -224,16 +234,23 @@ def _name(key: object) -> str:
     return str(key) or '""'
 
 
+def _has_unread(source: Source, key: str) -> bool:
+    """Whether something in the mapping at this key could not be evaluated, and is listed by itself."""
+    return any(path.startswith(f"{key}.") for path in source.config.unknown)
+
+
 def _unread(source: Source) -> list[tuple[Leaf, Location]]:
     """Keys whose value could not be evaluated, and the range of the file around each."""
     made = []
+    named = assigned(source) if source.config.unknown else {}
     for path in sorted(source.config.unknown - {"*"}):  # `import *` has a finding of its own
         node = source.config.root.get(path)
         if node is not None and node.is_mapping and node.value:
             continue  # what it holds is listed by itself, and a finding says what is not
         name = path.removeprefix(f"{WRAPPER}.") if source.name == "colossalai" else path
         if node is None:
-            made.append((Leaf(path, name, UNREAD, source.config.key_at(path)), source.config.at(path)))
+            place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
+            made.append((Leaf(path, name, UNREAD, place), around))
     return made
 
 

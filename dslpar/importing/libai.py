@@ -200,33 +200,57 @@ _MODEL: tuple[Row, ...] = (
 # The run ----------------------------------------------------------------------------------------------------------
 
 
+def _of_epochs(view: View) -> int | None:
+    """The steps of train_epoch; 0 without it, None where nobody told what an epoch is."""
+    epochs = view.get("train.train_epoch", 0)
+    if not epochs:
+        return 0
+    if view.epoch is None or type(epochs) is not int:
+        return None
+    return math.ceil(view.epoch.samples * epochs / view.epoch.global_size)
+
+
+def _iters(view: View) -> Any:
+    return view.get("train.train_iter", view.get("train.steps", 0))
+
+
 def _steps(value: Any, view: View) -> Any:
-    if view.get("train.train_epoch"):
-        return needed(
-            "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data", "train.steps"
-        )
+    """LiBai takes the larger of train_iter and train_epoch's steps."""
+    by_epochs = _of_epochs(view)
+    if by_epochs is None:
+        said = "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data"
+        return needed(f"{said}; --num-samples N tells", "train.steps")
     if value == 0:
         return dropped("0: epochs count")
+    if by_epochs and type(value) is int and by_epochs >= value:
+        return dropped(f"the {by_epochs} steps of train_epoch are as many or more, and LiBai takes the larger")
     return Outcome("renamed", "train.steps", value)
 
 
 def _epochs(value: Any, view: View) -> Any:
     if not value:
         return dropped("0: train_iter counts")
-    return needed("dslpar counts steps: one epoch is (samples of the data) / batch.global_size of them", "train.steps")
+    steps, iters = _of_epochs(view), _iters(view)
+    if steps is None or view.epoch is None:
+        said = "dslpar counts steps: one epoch is (samples of the data) / batch.global_size of them"
+        return needed(f"{said}; --num-samples N tells", "train.steps")
+    if type(iters) is int and iters > steps:
+        return dropped(f"its {steps} steps are fewer than train_iter, and LiBai takes the larger")
+    samples, size = view.epoch
+    return changed("train.steps", steps, f"the ceiling of {value} epochs * {samples} samples / {size} a step")
 
 
 def _warmup(value: Any, view: View) -> Any:
     """As LiBai's trainer has it: the ceiling of ratio * train_iter."""
     if not value:
         return dropped("no warm-up, as is leaving it out")
-    steps = view.get("train.train_iter", view.get("train.steps"))
-    if view.get("train.train_epoch") or type(steps) is not int:
+    by_epochs, steps = _of_epochs(view), _iters(view)
+    if by_epochs is None or type(steps) is not int or not (by_epochs or steps):
         return needed(
             "dslpar counts steps of warm-up, and how many steps there are depends on the data",
             "lr_scheduler.warmup_steps",
         )
-    return math.ceil(value * steps)
+    return math.ceil(value * max(steps, by_epochs))
 
 
 _SCHEDULES = {

@@ -14,6 +14,7 @@ HEAD = """\
 dslpar import config.py                        # the file to standard output, the report to standard error
 dslpar import config.py -o mine.py             # the file to mine.py, the report to standard output
 dslpar import ds_config.json --model gpt.py    # DeepSpeed's JSON names no model: take a dslpar config's
+dslpar import config.py --world-size 8 --num-samples 1281167    # epochs become steps
 ```
 
 The source is evaluated, never run. Every key of it is in the report, once, with one of these fates:
@@ -41,7 +42,12 @@ imported: it is one already.
   is read from where it stands. Where it is missing, the report says so, and what the file itself sets is still read.
 - **ColossalAI's rank order** is data, pipeline, tensor; a config that is loaded or imported has dslpar's (pipeline,
   data, tensor), in which groups have the same sizes. `order=('data', 'pipe', 'tensor')` in `parallel` is the old one.
-- **Epochs** are steps here: one epoch is (samples of the data) / `batch.global_size` steps.
+- **Epochs** are steps here: one epoch is (samples of the data) / `batch.global_size` steps. `--num-samples N` says how
+  many samples there are; then ColossalAI's are `epochs * (N // global_size)` steps, and LiBai's the ceiling of
+  `epochs * N / global_size`, or `train_iter` if that is more. How many samples a step takes follows from the batch and,
+  where the source gives that of one rank, from `--world-size`.
+- **ColossalAI's `BATCH_SIZE`** is taken for the samples of one data rank, as its data loaders take it. Where a script
+  of yours divides it by the data size, it is `batch.global_size`.
 
 Below, `**` stands for any rest of a key. Where a row says more than one thing can happen, the value decides.
 """

@@ -33,6 +33,13 @@ class Unread:
 UNREAD = Unread()
 
 
+class Epoch(NamedTuple):
+    """What an epoch is: samples of the data, and of one optimizer step."""
+
+    samples: int
+    global_size: int
+
+
 class View(NamedTuple):
     """What a row may look at besides its own value."""
 
@@ -42,6 +49,8 @@ class View(NamedTuple):
     """Top-level names that an expression of the source reads."""
     model: str = ""
     """The class that the source's model names, in full; empty: none."""
+    epoch: Epoch | None = None
+    """Given by --num-samples, which no source says."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key; None says nothing, and what could not be evaluated has no value."""
@@ -93,16 +102,16 @@ class Row(NamedTuple):
 
     def outcome(self, value: Any, rest: str, view: View) -> Outcome:
         """What becomes of this value."""
-        to = _filled(self.to, rest)
+        to = filled(self.to, rest)
         if self.make is None:
             return Outcome(self.fate, to, value, self.why)
         made = self.make(value, view)
         if isinstance(made, Outcome):
-            return made._replace(to=_filled(made.to, rest))
+            return made._replace(to=filled(made.to, rest))
         return Outcome("changed", to, made, self.why)
 
 
-def _filled(to: str, rest: str) -> str:
+def filled(to: str, rest: str) -> str:
     return to.replace(REST, rest) if rest else to.removesuffix(f".{REST}")
 
 

@@ -133,6 +133,43 @@ def _tree(text: str, path: str) -> ast.Module:
         return ast.Module([], [])
 
 
+Places = dict[str, tuple[Location, Location]]
+
+
+def assigned(source: Source) -> Places:
+    """Each dotted key that a Python source writes: the place of the key, and that of its value or statement."""
+    config = source.config
+    if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
+        return {}
+    text = Text(config.path, config.sources[config.path])
+    places: Places = {}
+    for node in _tree(text.text, config.path).body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                key = target.id if isinstance(target, ast.Name) else ".".join(map(str, _chain(target)))
+                places |= {key: (text.place(target), text.place(node))} | _below(key, node.value, text)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            places[node.name] = (text.place(node), text.place(node))
+    return places
+
+
+def _below(key: str, value: ast.expr, text: Text) -> Places:
+    """The keys that a display of dicts and lists writes."""
+    items: list[tuple[object, ast.AST, ast.expr]] = []
+    if isinstance(value, ast.Call):
+        items = [(word.arg, word, word.value) for word in value.keywords if word.arg]
+    elif isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        items = [(name.value, name, item) for name, item in pairs if isinstance(name, ast.Constant)]
+    elif isinstance(value, (ast.List, ast.Tuple)):
+        items = [(number, item, item) for number, item in enumerate(value.elts)]
+    places: Places = {}
+    for name, node, item in items:
+        path = f"{key}.{name}"
+        places |= {path: (text.place(node), text.place(item))} | _below(path, item, text)
+    return places
+
+
 # JSON ---------------------------------------------------------------------------------------------------------------
 
 _NOISE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|\t', re.DOTALL)

@@ -27,8 +27,9 @@ _NAMES: Mapping[str, str] = {
     """,
     "parallel.tensor": """
     model_parallel_size tensor_model_parallel_size tensor_parallel_size tp_size tp mp mp_size tensor_parallel
-    intra_layer_model_parallel_size sequence_parallel context_parallel_size sequence_parallel_size
+    intra_layer_model_parallel_size context_parallel_size sequence_parallel_size
     """,
+    "parallel.tensor.sequence": "sequence_parallel",
     "parallel.data": "data_parallel_size dp_size dp",
     "parallel.pipeline.stage_ids": "custom_pipeline_stage_id pipeline_model_parallel_layout",
     "parallel.pipeline.method": "pipe_partition_method partition_method",
@@ -53,7 +54,8 @@ _NAMES: Mapping[str, str] = {
     checkpoint_num_layers gradient_checkpointing recompute_num_layers
     """,
     "precision": "fp16 bf16 bfloat16 amp dtype params_dtype mixed_precision torch_dtype",
-    "zero": "zero_optimization zero_optimisation zero_stage zero_level",
+    "zero": "zero_optimization zero_optimisation",
+    "zero.stage": "zero_stage zero_level",
     # the model
     "model.num_layers": "n_layer n_layers num_hidden_layers",
     "model.hidden_size": "n_embd d_model embed_dim",

@@ -230,7 +230,14 @@ def _stages_of(name: str) -> tuple[int, ...]:
 
 
 _ALL_STAGES = frozenset(
-    ("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm", "load_from_fp32_weights")
+    (
+        "contiguous_gradients",
+        "reduce_scatter",
+        "reduce_bucket_size",
+        "overlap_comm",
+        "load_from_fp32_weights",
+        "pipeline_loading_checkpoint",
+    )
 )
 _STAGES_1_2 = frozenset(
     (
@@ -253,7 +260,11 @@ _STAGE_3 = frozenset(
     )
 )
 _NEVER = frozenset(("allgather_partitions",))
-_NOT_IN_BF16 = (_ALL_STAGES | _STAGES_1_2) - {"allgather_bucket_size", "load_from_fp32_weights"}
+_NOT_IN_BF16 = (_ALL_STAGES | _STAGES_1_2) - {
+    "allgather_bucket_size",
+    "load_from_fp32_weights",
+    "pipeline_loading_checkpoint",
+}
 
 
 @rule("DEAD117", "raw-key-without-effect", "warning")

@@ -152,10 +152,11 @@ def bytes_of(text: str, before: bytes) -> bytes:
 
 
 def write(path: str, before: bytes, text: str) -> None:
-    """Replace a file at once by its changed text; its mode stays, and a link to it.
+    """Replace a file at once by its changed text; its mode and its owner stay, and a link to it.
 
     Raises:
-        OSError: the file cannot be written, or is not what was linted any more.
+        OSError: the file cannot be written (read-only is read-only, though its folder may be written), or is not what
+            was linted any more.
     """
     import tempfile
 
@@ -163,12 +164,16 @@ def write(path: str, before: bytes, text: str) -> None:
     with open(real, "rb") as file:
         if file.read() != before:
             raise OSError("it was changed meanwhile")
-        mode = os.fstat(file.fileno()).st_mode
+        was = os.fstat(file.fileno())
+    if not was.st_mode & 0o222:
+        raise OSError("it is read-only")
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".dslpar-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(bytes_of(text, before))
-        os.chmod(name, mode & 0o7777)
+        with contextlib.suppress(PermissionError):  # root alone gives files away
+            os.chown(name, was.st_uid, was.st_gid)
+        os.chmod(name, was.st_mode & 0o7777)
         os.replace(name, real)
     except OSError:
         with contextlib.suppress(OSError):

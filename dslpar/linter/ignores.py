@@ -187,7 +187,7 @@ class Ignores:
         for ignore in self.all:
             for code in ignore.codes:
                 if self.rule(code) is None:
-                    close = self._nearly(code)
+                    close = self._family(code, there.get(ignore.spot, ())) or self._nearly(code)
                     fix = None if close else self._without(ignore, self._useless(ignore, there))
                     said = f"dslpar lint has no rule {code.text!r}"
                     yield Problem(code.place, said, close or "leave it out", fix=fix)
@@ -238,8 +238,16 @@ class Ignores:
         return _removal(self._lines[ignore.place.path], ignore.place)
 
     def _may_stay(self, code: Code) -> bool:
-        """Whether a rule has the code, or one that is nearly the same."""
-        return self.rule(code) is not None or bool(self._nearly(code))
+        """Whether a rule has the code, or one that is nearly the same, or that begins with it."""
+        return self.rule(code) is not None or bool(self._family(code, ()) or self._nearly(code))
+
+    def _family(self, code: Code, there: Collection[str]) -> str:
+        """What to write in place of the first letters of codes: those that are found there, if any are."""
+        begins = code.text.upper()
+        if not any(rule.code.startswith(begins) for rule in self.rules.values()):
+            return ""
+        found = ", ".join(sorted(other for other in there if other.startswith(begins)))
+        return f"a comment names whole codes: {found or f'`dslpar explain {begins}` lists them'}"
 
     def _nearly(self, code: Code) -> str:
         """'did you mean ...?', of the first unknown codes: a file of nothing else must not take long."""

@@ -348,6 +348,23 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CFG229",
+        "no-such-op",
+        """
+An optimizer of DeepSpeed's whose kernel there is not for this device, or which could not be built.
+
+What it does:
+    Makes the optimizer, which loads its kernel.
+
+Why:
+    FusedAdam, Lamb and Lion are kernels that DeepSpeed compiles for the device at hand; of some there is none for the
+    CPU, and compilation needs a compiler.
+
+Use instead:
+    optimizer = dict(type='AdamW', lr=3e-4)
+""",
+    ),
+    RunTimePage(
         "CKP201",
         "no-output-dir",
         """

@@ -132,7 +132,7 @@ class _Run:
     def artifact(self, path: str) -> dict[str, str]:
         below = relative(path, self.root)
         if below is not None:
-            return {"uri": quote(below), "uriBaseId": ROOT}
+            return {"uri": quote(below, errors="surrogateescape"), "uriBaseId": ROOT}
         return {"uri": Path(path).resolve().as_uri()}
 
     def region(self, place: Location) -> dict[str, int]:

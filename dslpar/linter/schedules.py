@@ -207,14 +207,14 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF102", "whole-stage-recomputed", "info")
 def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
-    """An interval of activation checkpointing longer than the model.
+    """All layers of the model are one piece of activation checkpointing.
 
     What it does:
-        Compares activation_checkpoint.interval with the layers of the model divided by the stages.
+        Compares activation_checkpoint.interval with the layers of the model, where there is no pipeline.
 
     Why:
-        All layers of a stage are one piece: its backward stores the activations of all of them again at once, and saves
-        no memory at its peak.
+        The backward of that piece stores the activations of all layers again at once, and saves no memory at its peak.
+        (A stage of a pipeline holds several micro-batches, of which only one is computed again at a time.)
 
     Example:
         activation_checkpoint = 100
@@ -222,12 +222,12 @@ def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
     Use instead:
         activation_checkpoint = 2
     """
-    if cx.spec.activation_checkpoint is None:
+    if cx.spec.activation_checkpoint is None or cx.stages > 1:
         return
-    interval, most = cx.spec.activation_checkpoint.interval, -(-cx.num_layers // cx.stages)
-    if interval > most:
-        said = f"pieces of {interval} layers, and stages have about {most}: at its peak nothing is saved"
-        yield cx.problem("activation_checkpoint.interval", said, f"fewer than {most}, such as 1")
+    interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
+    if interval >= layers > 1:
+        said = f"a piece of {interval} layers, and the model has {layers}: at its peak nothing is saved"
+        yield cx.problem("activation_checkpoint.interval", said, f"fewer than {layers}, such as 1")
 
 
 RULES = (

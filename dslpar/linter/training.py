@@ -142,7 +142,8 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     """The learning rate never reaches its peak.
 
     What it does:
-        Compares lr_scheduler.warmup_steps (of DeepSpeed's schedules: warmup_num_steps) with train.steps.
+        Compares lr_scheduler.warmup_steps (of DeepSpeed's schedules: warmup_num_steps, 1000 where it is left out) with
+        train.steps.
 
     Why:
         The run ends while the learning rate still rises.
@@ -157,11 +158,21 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     """
     schedule, steps = cx.spec.lr_scheduler, cx.spec.train.steps
     by_name = isinstance(cx.reading.spec.lr_scheduler, spec.OtherSchedule)
-    warm = schedule.args.get("warmup_num_steps", 0) if by_name else schedule.warmup_steps
+    key = "lr_scheduler.warmup_num_steps" if by_name else "lr_scheduler.warmup_steps"
+    if by_name and key in cx.reading.invalid:
+        return
+    warm = schedule.args.get("warmup_num_steps", _warm_up_of(schedule.target)) if by_name else schedule.warmup_steps
     if warm > steps:
-        said = f"{warm} steps of warm-up in a run of {steps} steps"
-        key = "lr_scheduler.warmup_num_steps" if by_name else "lr_scheduler.warmup_steps"
-        yield cx.problem(key, said, f"fewer than {steps}, or a longer run")
+        said = f"{warm} steps of warm-up in a run of {steps} steps" + ("" if cx.given(key) else ": DeepSpeed's default")
+        name = "" if cx.given(key) else "warmup_num_steps="
+        yield cx.problem((key, "lr_scheduler"), said, f"{name}{steps} at most, or a longer run")
+
+
+def _warm_up_of(schedule: str) -> int:
+    """The steps of warm-up that a schedule by name has where nothing says how many."""
+    from dslpar.known.deepspeed import SCHEDULES  # here: most configs need none of it
+
+    return int(SCHEDULES.get(schedule, {}).get("warmup_num_steps", 0))
 
 
 @rule("BAT106", "min-lr-above-lr")
@@ -251,6 +262,36 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
         yield cx.problem("optimizer.foreach", said, "keep one of the two")
 
 
+@rule("BAT132", "rate-at-its-floor", "warning")
+def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
+    """The learning rate is at its floor long before the run ends.
+
+    What it does:
+        Compares total_num_steps of DeepSpeed's WarmupDecayLR and WarmupCosineLR with train.steps.
+
+    Why:
+        Past its end WarmupDecayLR gives a rate of 0, and WarmupCosineLR cos_min_ratio of the peak, 0.0001 where nothing
+        says more: those steps train nothing. (A cos_min_ratio of 0.01 or more is left alone.)
+
+    Example:
+        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=50, warmup_num_steps=5)
+        train = dict(steps=100)
+
+    Use instead:
+        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=100, warmup_num_steps=5)
+        train = dict(steps=100)
+    """
+    args, steps = cx.other_schedule.args, cx.spec.train.steps
+    total = args.get("total_num_steps")
+    floor = args.get("cos_min_ratio", 1e-4) if cx.other_schedule.target == "WarmupCosineLR" else 0
+    if total is not None and total < steps and floor < _A_RATE:
+        said = f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"
+        yield cx.problem("lr_scheduler.total_num_steps", said, f"total_num_steps={steps}, or a shorter run")
+
+
+_A_RATE = 0.01
+
+
 RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
@@ -261,4 +302,5 @@ RULES = (
     nesterov_without_momentum,
     differentiable_step,
     fused_and_foreach,
+    rate_at_its_floor,
 )

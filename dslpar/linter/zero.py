@@ -168,13 +168,16 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
         key = f"{dtype}_master_weights_and_grads"
         if extra.get(key) and not (stays or (offloaded and is_cpu_adam(cx))):
             said = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
-            yield cx.problem(f"precision.{key}", said, _CPU_ADAM)
+            yield cx.problem(f"precision.{key}", said, _cpu_adam(cx))
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
         said = "an optimizer's state in bf16 needs masters in bf16"
         yield cx.problem("precision.bf16_optimizer_states", said, "add bf16_master_weights_and_grads=True")
 
 
-_CPU_ADAM = "optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = dict(stage=2, offload_optimizer='cpu')"
+def _cpu_adam(cx: Context) -> str:
+    """What to write for masters in half precision, at the stage that is there: a pipeline forbids others."""
+    zero = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu')"
+    return f"optimizer = dict(type='DeepSpeedCPUAdam', ...), {zero}"
 
 
 @rule("DEAD104", "scale-that-never-changes", "warning")
@@ -211,11 +214,13 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
     """A key of `zero` that DeepSpeed knows and refuses.
 
     What it does:
-        Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; an odd allgather_bucket_size at stages 1 and 2 (in
-        bf16 at stage 1 with offload alone); and zero_quantized_gradients without reduce_scatter at stage 3.
+        Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; pipeline_loading_checkpoint=True at stages 1 and
+        2; an odd allgather_bucket_size at stages 1 and 2 (in bf16 at stage 1 with offload alone); and
+        zero_quantized_gradients without reduce_scatter at stage 3.
 
     Why:
-        DeepSpeed stops at an assertion, after the model is built; with elastic_checkpoint at the first checkpoint.
+        DeepSpeed stops at an assertion, after the model is built; with elastic_checkpoint at the first checkpoint, with
+        pipeline_loading_checkpoint when the run goes on from one.
 
     Example:
         zero = dict(stage=1, allgather_bucket_size=999)
@@ -230,6 +235,9 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
     if stage == 3 and extra.get("elastic_checkpoint"):
         said = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
         yield cx.problem("zero.elastic_checkpoint", said, "leave elastic_checkpoint out")
+    if stage in (1, 2) and extra.get("pipeline_loading_checkpoint"):
+        said = f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
+        yield cx.problem("zero.pipeline_loading_checkpoint", said, "leave pipeline_loading_checkpoint out")
     if stage in (1, 2) and size % 2 and not _has_its_own_bf16(cx):
         said = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
         yield cx.problem("zero.allgather_bucket_size", said, f"an even number, such as {size + 1:.0f}")

@@ -421,7 +421,64 @@ CASES: list[Row] = [
         "",
         "lr_scheduler = dict(type='cosine', warmup_steps=101)\ntrain = dict(steps=100)",
         8,
-        ["BAT105 2 101 steps of warm-up in a run of 100 steps; fewer than 100, or a longer run"],
+        ["BAT105 2 101 steps of warm-up in a run of 100 steps; 100 at most, or a longer run"],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupLR')\ntrain = dict(steps=999)",
+        8,
+        [
+            "BAT105 2 1000 steps of warm-up in a run of 999 steps: DeepSpeed's default; "
+            "warmup_num_steps=999 at most, or a longer run"
+        ],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupLR')\ntrain = dict(steps=1000)",
+        8,
+        [],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5, total_num_steps=100)\ntrain = dict(steps=100)",
+        8,
+        [],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5, total_num_steps=99)\ntrain = dict(steps=100)",
+        8,
+        [
+            "BAT132 2 the schedule ends after 99 steps, and 1 more have 0 times the peak's rate; "
+            "total_num_steps=100, or a shorter run"
+        ],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupCosineLR', warmup_num_steps=5, total_num_steps=90, cos_min_ratio=0.01)",
+        8,
+        [],
+    ),
+    (
+        "",
+        "lr_scheduler = dict(type='WarmupCosineLR', warmup_num_steps=5, total_num_steps=90)",
+        8,
+        [
+            "BAT132 2 the schedule ends after 90 steps, and 10 more have 0.0001 times the peak's rate; "
+            "total_num_steps=100, or a shorter run"
+        ],
+    ),
+    (
+        "num_layers=1",
+        "activation_checkpoint = 1",
+        8,
+        [],
+    ),
+    (
+        "",
+        "activation_checkpoint = 8\nparallel = dict(pipeline=2)\nbatch = dict(accumulation=4)",
+        8,
+        [],
     ),
     (
         "",
@@ -961,7 +1018,7 @@ AND_SLOW: list[Row] = [
         "",
         "activation_checkpoint = 8",
         8,
-        [],
+        ["PERF102 2 a piece of 8 layers, and the model has 8: at its peak nothing is saved; fewer than 8, such as 1"],
     ),
     (
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dslpar.errors import Finding, Location
 from dslpar.linter import formats
 from tests.lint.helpers import MODEL
 
+ROOT = Path(__file__).parents[2]
 FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column", "end_line", "end_column", "key"]
 
 
@@ -303,7 +305,7 @@ def test_a_named_file_is_a_config_whatever_it_holds(tmp_path: Path, capsys: pyte
     assert main(["lint", str(part), "--format", "concise"]) == 1
     assert "CFG107" in capsys.readouterr().out
     assert main(["lint", str(part), "--configs-only"]) == 0
-    assert capsys.readouterr().out == "no findings\n0 configs linted, 1 files passed over\n"
+    assert capsys.readouterr().out == "no findings\n0 configs linted, 1 file passed over\n"
     assert main(["lint", str(tmp_path / "missing.py"), "--configs-only"]) == 1
     with pytest.raises(SystemExit) as ended:
         main(["lint", str(tmp_path)])
@@ -341,6 +343,21 @@ def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
     assert not loaded & {f"dslpar.linter.{name}" for name in names}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+@pytest.mark.parametrize("format_", ["text", "concise", "json", "github", "sarif"])
+def test_what_stdout_cannot_encode_is_no_reason_to_stop(tmp_path: Path, encoding: str, format_: str) -> None:
+    wrong = (MODEL + "parallel = dict(pipelin=1)  # \u65e5\n").encode()
+    for name in (b"\xff.py", "\u65e5.py".encode()):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(wrong)
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    words = [sys.executable, "-m", "dslpar.cli", "lint", str(tmp_path), "--world-size", "8", "--format", format_]
+    ran = subprocess.run(words, capture_output=True, env=environ, timeout=60)
+    assert (ran.returncode, ran.stderr) == (1, b"")
+    assert ran.stdout.count(b"unknown key 'pipelin'") == 2
+    diff = subprocess.run([*words, "--diff"], capture_output=True, env=environ, timeout=60)
+    assert diff.stdout.count("+parallel = dict(pipeline=1)  # \u65e5\n".encode()) == 2
+
+
 # ---- pre-commit ----
 
 
@@ -352,7 +369,7 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
         assert re.search(hook["files"], "configs/gpt_3d.py")
         assert not re.search(hook["files"], "tests/test_x.py")
         program, *words = hook["entry"].split()
-        assert program == "dslpar"
+        assert program == "tools/pre_commit.py"
         good, bad, part = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "part.py"
         good.write_text(MODEL)
         bad.write_text(MODEL.replace("num_heads", "num_head"))
@@ -361,6 +378,27 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
         assert main([*words, str(good), str(bad), str(part)]) == (hook["id"] == "dslpar-lint")
         assert (bad.read_text() == MODEL) is (hook["id"] == "dslpar-fix")
     capsys.readouterr()
+
+
+def hook(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """`tools/pre_commit.py` in a Python without any package, started elsewhere."""
+    program = [sys.executable, "-S", str(ROOT / "tools/pre_commit.py")]
+    return subprocess.run([*program, *map(str, words)], capture_output=True, text=True, cwd="/", timeout=60)
+
+
+def test_the_hooks_program_needs_no_package(tmp_path: Path) -> None:
+    assert os.access(ROOT / "tools/pre_commit.py", os.X_OK)
+    good, bad, in_yaml = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "a.yaml"
+    good.write_text(MODEL)
+    bad.write_text(MODEL.replace("num_heads", "num_head"))
+    in_yaml.write_text("model: {type: GPT}\n")
+    assert hook("lint", "--configs-only", good).returncode == 0
+    found = hook("lint", "--configs-only", "--format", "concise", good, bad)
+    assert found.returncode == 1
+    assert "CFG101 unknown-key: unknown key 'num_head'" in found.stdout
+    without = hook("lint", "--configs-only", in_yaml)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert without.stderr.startswith("dslpar's hook needs PyYAML for configs in YAML; it runs by ")
 
 
 # ---- launch, as far as nothing starts (test_launchers has the rest) ----

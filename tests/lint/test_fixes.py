@@ -117,6 +117,26 @@ def test_mode_and_link_stay(here: Path) -> None:
     assert sorted(os.listdir(here)) == ["cfg.py", "real.py"]
 
 
+def test_a_read_only_file_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = MODEL.replace("num_heads", "num_head")
+    (here / "cfg.py").write_text(wrong)
+    (here / "cfg.py").chmod(0o444)
+    assert main(["lint", "cfg.py", "--fix"]) == 1
+    assert (here / "cfg.py").read_text() == wrong
+    captured = capsys.readouterr()
+    assert captured.err == "cfg.py is not changed: it is read-only\n"
+    assert "CFG101" in captured.out
+
+
+def test_the_owner_stays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda name, user, group: given.append((user, group)))
+    (here / "cfg.py").write_text(MODEL.replace("num_heads", "num_head"))
+    was = (here / "cfg.py").stat()
+    assert main(["lint", "cfg.py", "--fix"]) == 0
+    assert given == [(was.st_uid, was.st_gid)]
+
+
 def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from dslpar.linter import fixes
 

@@ -107,6 +107,22 @@ def test_a_code_that_is_nearly_right_is_not_removed() -> None:
     assert (found.help, found.fix) == ("did you mean 'unused-dict'?", None)
 
 
+@pytest.mark.parametrize(
+    ("comment", "help_"),
+    [
+        ("# dslpar: ignore[CFG]", "a comment names whole codes: CFG106"),
+        ("# dslpar: ignore[cfg1] why", "a comment names whole codes: CFG106"),
+        ("# dslpar: ignore[DEAD]", "a comment names whole codes: `dslpar explain DEAD` lists them"),
+    ],
+)
+def test_a_family_is_named_by_its_codes_and_never_removed(comment: str, help_: str) -> None:
+    (found,) = (item for item in findings(f"{MODEL}{IDLE}  {comment}\n") if item.code == "CFG117")
+    assert (found.help, found.fix) == (help_, None)
+    assert fixed(f"{IDLE}  {comment}\n") == f"{IDLE}  {comment}\n"
+    kept = comment.replace("[", "[XYZ1, ")
+    assert fixed(f"{IDLE}  {kept}\n") == f"{IDLE}  {comment.partition(']')[0]}]{comment.partition(']')[2]}\n"
+
+
 @pytest.mark.parametrize("world", [None, 8])
 def test_what_another_world_may_need_is_left_alone(world: int | None) -> None:
     """PERF103 looks at the batch, PERF101 at the hosts: who is silent in this world may speak in the next."""

@@ -250,3 +250,8 @@ def test_help_about_padding_names_what_is_not_padded() -> None:
     (line,) = of_pipelines(model.format(300) + tensor, 32)
     assert line.endswith("; 288 or 320 tokens, multiples of 32; or a tensor size that divides 300")
     assert of_pipelines(model.format(288) + tensor, 32) == of_pipelines(model.format(320) + tensor, 32) == []
+
+
+def test_a_batch_that_does_not_fit_is_no_slow_one() -> None:
+    text = f"{MODEL}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict(global_size=2, accumulation=4)\n"
+    assert [found.code for found in findings(text, 16)] == ["BAT101"]

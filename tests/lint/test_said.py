@@ -57,7 +57,7 @@ SAID = [
     ),
     # schedules
     (
-        "lr_scheduler = dict(type='WarmupDecayLR')",
+        "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5)",
         "lr_scheduler has no total_num_steps, which WarmupDecayLR needs",
         "add total_num_steps=... to lr_scheduler",
     ),
@@ -165,9 +165,9 @@ SAID = [
         "leave keep out, or give train.save_interval",
     ),
     (
-        "parallel = dict(pipeline=2)\nactivation_checkpoint = dict(interval=5)",
-        "pieces of 5 layers, and stages have about 4: at its peak nothing is saved",
-        "fewer than 4, such as 1",
+        "activation_checkpoint = dict(interval=9)",
+        "a piece of 9 layers, and the model has 8: at its peak nothing is saved",
+        "fewer than 8, such as 1",
     ),
 ]
 

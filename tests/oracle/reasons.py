@@ -65,6 +65,6 @@ REASONS: Mapping[str, str] = {
     "ZER104": _IGNORED,
     "ZER106": "handlers find no whole gradient",
     "ZER107": _IGNORED,
-    "ZER108": "DeepSpeed refuses it on other ranks, or at the first step",
+    "ZER108": "DeepSpeed refuses it on other ranks, at the first step, or where it loads a checkpoint",
     "ZER109": _WRONG,
 }
