@@ -166,10 +166,10 @@ def _stranger(reader: Reader, name: str, node: Node, place: Location) -> None:
         close, fix = said_or_meant(name, SECTIONS), renamed(reader.config, name, SECTIONS)
         reader.fail("CFG105", place, said, f"{close} (a name of your own may begin with _)", name, fix=fix)
         reader.invalid.add(certain(reader.config, name, SECTIONS) or name)
-    elif node.is_mapping:
-        said = f"nothing uses the dict {name!r}"
-        help_ = f"{said_here(name) or f'the sections are {listed(SECTIONS)}'}; a name of your own may begin with _"
-        reader.fail("CFG106", place, said, help_, name)
     elif node.value is not None and said_here(name):
         said = f"nothing uses {name!r}, which is a key of other frameworks"
         reader.fail("CFG121", place, said, f"{said_here(name)}; a name of your own may begin with _", name)
+    elif node.is_mapping:
+        said = f"nothing uses the dict {name!r}"
+        help_ = f"the sections are {listed(SECTIONS)}; a name of your own may begin with _"
+        reader.fail("CFG106", place, said, help_, name)

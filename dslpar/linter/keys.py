@@ -227,16 +227,17 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
         yield Problem(Location(WORLD), said, "--world-size N, or --hostfile FILE")
 
 
-@rule("CFG121", "key-of-another-framework", "warning")
+@rule("CFG121", "key-of-another-framework")
 def key_of_another_framework(cx: Context) -> Iterator[Problem]:
     """A top-level name that another framework reads, and that nothing here uses.
 
     What it does:
-        Finds the file's own variables that have the name of a key of ColossalAI's, LiBai's, Megatron-LM's or
+        Finds the file's own variables and dicts that have the name of a key of ColossalAI's, LiBai's, Megatron-LM's or
         DeepSpeed's, and are read nowhere in the file. Names that begin with `_` or are all capitals are left alone.
 
     Why:
-        It has no effect: the default of the key here stays in force.
+        The run would go on without it, in fp32 or unclipped, and nobody would notice. `dslpar import` brings a whole
+        config of another framework over.
 
     Example:
         clip_grad_norm = 1.0
