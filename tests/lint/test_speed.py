@@ -38,7 +38,7 @@ def test_the_files_are_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("long_file", LONG.values(), ids=LONG)
 def test_cost_grows_with_the_length_of_a_file(long_file: Callable[[int], str]) -> None:
-    """1 is in proportion, 2 would be with its square; a machine whose cores share their caches with others adds some."""
+    """1 is in proportion, 2 would be with its square; a machine that others use as well adds some."""
     costs = costs_of_lengths(long_file, times=3)
     assert exponent({lines: each * lines for lines, each in costs.items()}) < 1.5
     first, *_, last = costs.values()
