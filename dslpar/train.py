@@ -86,17 +86,25 @@ def _run(place: Place, ready: Ready) -> int:
     except DslparError as error:
         if place.rank == 0:
             voice.say([_placed(finding, ready) for finding in error.findings], ready.config.sources)
-        bootstrap.stop(together=False)
-        return 1
+        return _leave(place)
     with voice.logging_to(folder, place.rank):
         try:
             _work(ready, stored, folder)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", formats.text(error.findings, {}).rstrip())
-            bootstrap.stop(together=False)
-            return 1
+            return _leave(place)
     bootstrap.stop()
     return 0
+
+
+def _leave(place: Place) -> int:
+    """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
+    ends the others, so rank 0 goes first.
+    """
+    bootstrap.stop(together=False)
+    if place.rank:
+        time.sleep(_PATIENCE_S)
+    return 1
 
 
 def _placed(finding: Finding, ready: Ready) -> Finding:

@@ -110,7 +110,7 @@ LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[dict(type=name) f
     [
         ("2", (4, 2)),  # by the layers that have parameters, two on each stage
         ("dict(size=2, method='uniform')", (3, 3)),
-        ("dict(size=4, method='libai')", (1, 1, 2, 2)),
+        ("dict(size=3, method='libai')", (2, 2, 2)),
         ("dict(size=3, method='type:linear')", (2, 3, 1)),
         ("dict(size=2, counts=[1, 5])", (1, 5)),
         ("dict(size=2, stage_ids=[0, 0, 0, 0, 0, 1])", (5, 1)),

