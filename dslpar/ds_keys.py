@@ -73,7 +73,8 @@ UNSUPPORTED: tuple[str, ...] = (
 (`gradient_allreduce_op`), others fail at build."""
 
 UNSUPPORTED_ZERO: Mapping[str, str] = {
-    "zenflow": "it applies most of each gradient steps later, which is another algorithm"
+    "zenflow": "it applies most of each gradient steps later, which is another algorithm",
+    "stage3_module_granularity_threshold": "it fetches modules as one, and the first backward stops at shards",
 }
 """Keys of `zero` of the same sort, and why."""
 

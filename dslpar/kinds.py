@@ -49,6 +49,7 @@ KINDS: Mapping[str, Kind] = {
     "Layers": Kind((int,), lambda value: 1 <= value <= 10_000, "a whole number, at least 1 and at most 10,000"),
     "Index": Kind((int,), lambda value: 0 <= value < 2**63, "a whole number, at least 0 (and below 2**63)"),
     "Size": Kind(_NUMBER, lambda value: 0 <= value < 2**63 and value == int(value), "a whole number, such as 5e8"),
+    "FromOne": Kind(_NUMBER, _finite(1), "a number, at least 1"),
     "Positive": Kind(_NUMBER, _finite(0, open_low=True), "a number above 0"),
     "Rate": Kind(_NUMBER, _finite(0), "a number, at least 0"),
     "Fraction": Kind(_NUMBER, _finite(0, 1), "a number, at least 0 and below 1"),

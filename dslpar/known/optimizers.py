@@ -51,7 +51,7 @@ OPTIMIZERS: Mapping[str, KnownOptimizer] = {
     "Adadelta": _torch("Adadelta", {"rho": "Share", "eps": "Positive"}),
     "Adafactor": _torch(
         "Adafactor",
-        {"beta2_decay": "NotPositive", "eps": "AdafactorEps", "d": "Positive"},
+        {"beta2_decay": "NotPositive", "eps": "AdafactorEps", "d": "FromOne"},
         without="differentiable capturable",
     )._replace(elementwise=False),  # the second moment is a row times a column of the whole matrix
     "Adagrad": _torch(

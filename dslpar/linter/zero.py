@@ -215,7 +215,7 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
 
     What it does:
         Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; pipeline_loading_checkpoint=True at stages 1 and
-        2; an odd allgather_bucket_size at stages 1 and 2 (in bf16 at stage 1 with offload alone); and
+        2; an odd allgather_bucket_size at stages 1 and 2; and
         zero_quantized_gradients without reduce_scatter at stage 3.
 
     Why:
@@ -238,18 +238,12 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
     if stage in (1, 2) and extra.get("pipeline_loading_checkpoint"):
         said = f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
         yield cx.problem("zero.pipeline_loading_checkpoint", said, "leave pipeline_loading_checkpoint out")
-    if stage in (1, 2) and size % 2 and not _has_its_own_bf16(cx):
+    if stage in (1, 2) and size % 2:
         said = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
         yield cx.problem("zero.allgather_bucket_size", said, f"an even number, such as {size + 1:.0f}")
     if stage == 3 and extra.get("zero_quantized_gradients") and not extra.get("reduce_scatter", True):
         said = "zero_quantized_gradients needs reduce_scatter"
         yield cx.problem("zero.reduce_scatter", said, "leave reduce_scatter out")
-
-
-def _has_its_own_bf16(cx: Context) -> bool:
-    """Whether DeepSpeed takes BF16_Optimizer, which has no such condition."""
-    bf16, stage = cx.spec.precision.dtype == "bf16", cx.spec.zero.stage
-    return bf16 and stage == 1 and not offloads(cx.spec, "optimizer")
 
 
 @rule("ZER109", "secondary-shards")

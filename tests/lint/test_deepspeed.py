@@ -182,7 +182,10 @@ TOGETHER = [
     ("zero = dict(stage=2, allgather_bucket_size=7)", ["ZER108"]),
     ("zero = dict(stage=3, allgather_bucket_size=7)", []),
     ("zero = dict(stage=1, allgather_bucket_size=7)\nprecision = 'fp16'", ["ZER108"]),
-    ("zero = dict(stage=1, allgather_bucket_size=7)\nprecision = 'bf16'", []),
+    (
+        "zero = dict(stage=1, allgather_bucket_size=7)\nprecision = 'bf16'",
+        ["ZER108"],
+    ),  # with half-precision masters DeepSpeed takes the same optimizer
     ("zero = dict(stage=1, allgather_bucket_size=7, offload_optimizer='cpu')\nprecision = 'bf16'", ["ZER108"]),
     ("zero = dict(stage=3, zero_quantized_gradients=True, reduce_scatter=False)", ["ZER108"]),
     ("zero = dict(stage=3, zero_hpz_partition_size=3)", ["ZER109"]),

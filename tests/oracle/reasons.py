@@ -65,6 +65,7 @@ REASONS: Mapping[str, str] = {
     "ZER104": _IGNORED,
     "ZER106": "handlers find no whole gradient",
     "ZER107": _IGNORED,
+    "ZER105": "the step would run on the other device than its state, slowly or not at all",
     "ZER108": "DeepSpeed refuses it on other ranks, at the first step, or where it loads a checkpoint",
     "ZER109": _WRONG,
 }

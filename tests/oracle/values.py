@@ -17,6 +17,7 @@ LEGAL: Mapping[str, Sequence[Any]] = {
     "ScalePower": (0, 8, 16),
     "Depth": (-1, 0, 2),
     "LogLevel": ("info", "warning", "error"),
+    "FromOne": (1, 1.5, 10.0),
     "Positive": (1e-6, 0.1, 1, 10.0),
     "Rate": (0, 0.0, 0.01, 1, 2.5),
     "Fraction": (0, 0.0, 0.1, 0.9, 0.99),
