@@ -11,6 +11,7 @@ _IGNORED = "DeepSpeed would ignore it in silence, and a default would be in forc
 _NOT_READ = "the value has no meaning; built without it, DeepSpeed never sees it"
 _ONE_PLACE = "two places would say one thing"
 _OURS = "dslpar does not run it"
+_NO_CUT = "the ids are no cut of this model; what they count, built all the same, leaves layers out"
 _WRONG = "it starts, and computes something else than the config says"
 
 REASONS: Mapping[str, str] = {
@@ -44,6 +45,9 @@ REASONS: Mapping[str, str] = {
     "PAR103": "dslpar never changes a size that is written",
     "PAR104": _ONE_PLACE,
     "PIP101": "a stage would be empty",
+    "PIP102": _NO_CUT,
+    "PIP103": _NO_CUT,
+    "PIP104": _NO_CUT,
     "PIP106": _ONE_PLACE,
     "PIP108": _ONE_PLACE,
     "PIP109": "there is no such method; a cut of its own choice would be followed",
