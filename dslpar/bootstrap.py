@@ -1,33 +1,38 @@
 """Where a process stands in its job, whoever started it; the only file that reads the environment.
 
     place = bootstrap.find(os.environ)           # rank, world, local rank, rendezvous; no torch
-    bootstrap.end_at_errors(place, os.environ)   # an exception in one rank ends the job
-    bootstrap.start(place, os.environ)           # process groups: torch.distributed and DeepSpeed
+    life = bootstrap.end_at_errors(place, os.environ)   # whatever ends one rank ends the job
+    bootstrap.start(place, os.environ, life)     # process groups: torch.distributed and DeepSpeed
     bootstrap.stop()
     bootstrap.leave(0)                           # the end of the process
 
 deepspeed and torchrun say it one way, OpenMPI, MPICH and Slurm each another; a process that nobody launched is a world
-of one. Nothing here initializes MPI: mpi4py's exit would wait for the peers of a rank that failed (FACTS 1.5).
+of one. Nothing here initializes MPI: mpi4py's exit would wait for the peers of a rank that failed. Over several hosts
+rank 0's is known from deepspeed and torchrun (MASTER_ADDR), from Slurm's list of nodes, and from OpenMPI 5 itself.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import os
-import re
 import socket
 import sys
 import threading
 from collections.abc import Mapping, MutableMapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from dslpar import faults
+from dslpar import faults, network, nodelist, pmix
 from dslpar.errors import WORLD, DslparError, Finding, Location
+from dslpar.faults import Life
+from dslpar.reports import Rank
 
 LOCALHOST = "127.0.0.1"
 DEFAULT_PORT = 29500
+_GUARD = "dslpar/guard"
+"""Of torch.distributed's store: where rank 0's guard listens."""
 
 
 class Place(NamedTuple):
@@ -50,7 +55,7 @@ class Launcher(NamedTuple):
     world_size: str
     local_rank: str
     local_size: tuple[str, ...]
-    """Of these, the first that is set."""
+    """Of these, the first that is set; of Slurm, all hosts' in a list."""
     job: str = ""
     """Tells jobs on one host apart, where the launcher names no port: the port is made of it."""
 
@@ -68,7 +73,12 @@ LAUNCHERS = (
     Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_JOBID"),
     # of a step that srun started; in a batch script by itself, Slurm's variables are of one process
     Launcher(
-        "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NTASKS_PER_NODE",), "SLURM_JOB_ID"
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+        "SLURM_JOB_ID",
     ),
 )
 """In the order in which they are asked: who starts ranks inside an allocation comes before who made that."""
@@ -93,31 +103,31 @@ def find(environ: Mapping[str, str]) -> Place:
 def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place:
     rank, world, local_rank = (int(environ[name]) for name in (launcher.rank, launcher.world_size, launcher.local_rank))
     local = next((environ[name] for name in launcher.local_size if name in environ), None)
+    node = int(environ.get("SLURM_NODEID", 0))
+    local_size = (nodelist.tasks(local) * (node + 1))[node] if local else world  # a plain number is every node's
     port = environ.get("MASTER_PORT") or _port_of(environ.get(launcher.job, ""))
-    return Place(rank, world, local_rank, int(local or world), _meeting(environ, world, local), int(port))
+    return Place(rank, world, local_rank, local_size, _meeting(environ, local_size < world), int(port))
 
 
-def _meeting(environ: Mapping[str, str], world: int, local: str | None) -> str:
-    """The host of rank 0."""
+def _meeting(environ: Mapping[str, str], several: bool) -> str:
+    """The host of rank 0, where there are several."""
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"]
-    if nodes := environ.get("SLURM_STEP_NODELIST"):
-        return first_host(nodes)
-    if local is not None and int(local) < world:
-        help_ = "pass MASTER_ADDR=<host of rank 0> to all ranks (mpirun: -x MASTER_ADDR=...)"
-        raise _error("HST202", "no-meeting-place", "several hosts, and MASTER_ADDR is not set", help_)
-    return LOCALHOST
+    if "SLURM_STEP_NODELIST" in environ and environ.get("SLURM_DISTRIBUTION") != "arbitrary":
+        return nodelist.first(environ["SLURM_STEP_NODELIST"])
+    if not several:
+        return LOCALHOST
+    host = pmix.host_of_rank_0(environ)
+    if host is None or not network.is_known(host):
+        help_ = "pass MASTER_ADDR=<host of rank 0> to all ranks (OpenMPI: mpirun -x MASTER_ADDR=..., MPICH: -genv)"
+        raise _error("HST202", "no-meeting-place", f"several hosts, and {_unmet(host)}", help_)
+    return host
 
 
-def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes.
-
-    >>> first_host("gpu[07-12,31],login1")
-    'gpu07'
-    """
-    matched = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    assert matched, nodes
-    return matched[1] + (matched[2] or "")
+def _unmet(host: str | None) -> str:
+    if host is None:
+        return "MASTER_ADDR is not set"
+    return f"{socket.gethostname()} knows no address of {host}, where rank 0 is"
 
 
 def _port_of(job: str) -> int:
@@ -133,13 +143,16 @@ def _error(code: str, name: str, message: str, help_: str) -> DslparError:
 # ---- the process's life ----
 
 
-def end_at_errors(place: Place, environ: Mapping[str, str]) -> None:
-    """An exception that nobody catches ends this rank from now on, and by the launcher the job; see faults."""
-    faults.end_at_errors(faults.Rank(place.rank, place.world_size, socket.gethostname(), os.getpid()), environ)
+def end_at_errors(place: Place, environ: Mapping[str, str]) -> Life:
+    """An exception that nobody catches ends this rank from now on, and with it the job; see faults."""
+    who = Rank(place.rank, place.world_size, socket.gethostname(), os.getpid())
+    return faults.end_at_errors(who, environ, loopback=place.local_size == place.world_size)
 
 
-def start(place: Place, environ: MutableMapping[str, str]) -> None:
-    """torch.distributed over the accelerator's backend, and DeepSpeed upon it; all ranks together."""
+def start(place: Place, environ: MutableMapping[str, str], life: Life | None = None) -> None:
+    """torch.distributed over the accelerator's backend, and DeepSpeed upon it; all ranks together. `life`: this rank's,
+    whose guard then meets the others'.
+    """
     environ.update(
         RANK=str(place.rank),
         WORLD_SIZE=str(place.world_size),
@@ -148,6 +161,7 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
         MASTER_ADDR=place.master_addr,
         MASTER_PORT=str(place.master_port),
     )
+    environ.update(_over_the_network(place, environ))
     logging.disable(logging.WARNING)  # each rank would say which accelerator it found
     import deepspeed
     import torch
@@ -165,7 +179,30 @@ def start(place: Place, environ: MutableMapping[str, str]) -> None:
     alone = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
     dist.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
+    if life is not None and place.world_size > 1:
+        _meet_guards(place, life, dist.distributed_c10d._get_default_store())
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def _over_the_network(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
+    """The interface for gloo, which else takes the address of this host's own name: of many hosts a loopback's, as
+    Debian sets them up, and other hosts would then connect to themselves.
+    """
+    if place.local_size == place.world_size or "GLOO_SOCKET_IFNAME" in environ:
+        return {}
+    interface = ""
+    with contextlib.suppress(OSError):
+        interface = network.interface_to(place.master_addr)
+    interface = interface or network.interface_outwards()  # rank 0's own name may be a loopback's here
+    return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def _meet_guards(place: Place, life: Life, store: Any) -> None:
+    """The others learn where rank 0's guard listens."""
+    if place.rank == 0:
+        store.set(_GUARD, f"{place.master_addr}:{life.guard_port()}:{life.token}")
+    else:
+        life.board.meet(store.get(_GUARD).decode())
 
 
 def stop(*, together: bool = True) -> None:

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "a config of ColossalAI's, LiBai's or DeepSpeed's to a dslpar file, and a report of every key",
+    "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Name to help; each is a module of dslpar.commands."""
 MODULES: Mapping[str, str] = {"import": "importing"}
@@ -34,15 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
-    command = importlib.import_module(f"dslpar.commands.{MODULES.get(words[0], words[0])}")
+    name, *words = words
+    command = importlib.import_module(f"dslpar.commands.{MODULES.get(name, name)}")
+    help_ = COMMANDS[name]
+    if actions := getattr(command, "ACTIONS", None):
+        if not words or words[0] not in actions:
+            return _no_command(words, f"dslpar {name}", {word: action.help for word, action in actions.items()}, help_)
+        name, command, help_ = f"{name} {words[0]}", actions[words[0]], actions[words.pop(0)].help
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog=f"dslpar {words[0]}", description=COMMANDS[words[0]], formatter_class=_formatter
+        allow_abbrev=False, prog=f"dslpar {name}", description=help_, formatter_class=_formatter
     )
     command.arguments(parser)
-    status: int = command.run(parser.parse_intermixed_args(words[1:]), parser)
+    status: int = command.run(parser.parse_intermixed_args(words), parser)
     return status
 
 
@@ -51,20 +58,25 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
-def _no_command(words: list[str]) -> int:
+def _no_command(
+    words: list[str],
+    prog: str = "dslpar",
+    commands: Mapping[str, str] = COMMANDS,
+    description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
+) -> int:
     top = argparse.ArgumentParser(
         allow_abbrev=False,
-        prog="dslpar",
-        description="Lint, show, explain and launch how a model is spread over a cluster.",
-        epilog="commands:\n" + "".join(f"  {name:10}{help_}\n" for name, help_ in COMMANDS.items()),
+        prog=prog,
+        description=description,
+        epilog="commands:\n" + "".join(f"  {name:12}{help_}\n" for name, help_ in commands.items()),
         formatter_class=_formatter,
-        usage="dslpar COMMAND ... (dslpar COMMAND --help says more)",
+        usage=f"{prog} COMMAND ... ({prog} COMMAND --help says more)",
     )
     top.add_argument("--version", action="store_true", help="print the version and stop")
     if words and not words[0].startswith("-"):
         from dslpar.reading import did_you_mean
 
-        top.error(f"no command {words[0]!r}; " + (did_you_mean(words[0], COMMANDS) or f"one of {', '.join(COMMANDS)}"))
+        top.error(f"no command {words[0]!r}; " + (did_you_mean(words[0], commands) or f"one of {', '.join(commands)}"))
     if top.parse_args(words).version:
         from dslpar import __version__
 

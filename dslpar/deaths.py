@@ -1,6 +1,6 @@
-"""Who died first: reads the marks that ranks leave (dslpar/faults.py), and looks at their processes.
+"""Who died first: reads the marks that ranks and their guards leave (dslpar/faults.py), and looks at their processes.
 
-watch = Watch(folder)        # the folder that DSLPAR_REPORTS names
+watch = Watch(folder)        # the folder that DSLPAR_REPORTS names, or that a Receiver fills
 watch.look()                 # often, while the launcher runs: whether a rank has died
 death = watch.first(None)    # at the end: the first, or none
 """
@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.faults import Rank, Report, stat
+from dslpar.board import Board
+from dslpar.guard import FATAL
+from dslpar.processes import stat
+from dslpar.reports import Rank, Report, Stopped, Verdict
 
 
 class Death(NamedTuple):
@@ -28,23 +31,29 @@ class Death(NamedTuple):
     trace: str = ""
     signal: int = 0
     """That ended it, if it is known."""
+    at: str = ""
+    """Its stage and step, as far as it had come."""
 
     def told(self, when: str) -> str:
-        """Who, how and when, then the traceback, if there is one."""
+        """Who, where in the run, how, then the traceback, if there is one. `when`: for who had come nowhere yet."""
         note = f" ({self.note})" if self.note else ""
-        return f"{self.who} {self.how}{when}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
+        which = f"{self.who}, {self.at}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
+        return f"{which}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
 
 
 class Watch:
-    """Looks at the marks of a job's ranks, and at their processes, which say when one is gone without a mark."""
+    """Looks at the marks of a job's ranks, and at their processes, which say when one is gone without a mark.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `here`: whether the ranks are processes of this host; of others, their guards tell.
+    """
+
+    def __init__(self, folder: Path, *, here: bool = True) -> None:
+        self.folder, self.here = folder, here
         self._gone: dict[int, tuple[float, int | None]] = {}
 
     def look(self) -> bool:
         """Notes what is gone; whether a rank has died, other than by losing a peer."""
-        for who in self.born():
+        for who in self.born() if self.here else ():
             if who.rank not in self._gone and (status := _gone(who.pid)) is not None:
                 self._gone[who.rank] = (time.time(), status if status >= 0 else None)
         return any(True for _ in self._first_hand(None))
@@ -53,9 +62,15 @@ class Watch:
         """The ranks that came to life."""
         return [Rank(*json.loads(path.read_text(encoding="utf-8"))) for path in self.folder.glob("*.born")]
 
-    def all_ended(self, world_size: int) -> bool:
-        """Whether every rank of the world came to its end in order."""
-        return all((self.folder / f"{rank}.ended").exists() for rank in range(world_size))
+    def all_ended(self, ranks: range) -> bool:
+        """Whether every one of these ranks came to its end in order."""
+        return all((self.folder / f"{rank}.ended").exists() for rank in ranks)
+
+    def stopped(self) -> Stopped | None:
+        """How ranks ended that were told to: the one that knows most; None if none was."""
+        paths = sorted(self.folder.glob("*.stopped"))
+        ends = [Stopped(*json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        return max(ends, key=lambda one: (one.saved != "", not one.overdue, one.step), default=None)
 
     def first(self, launcher_signal: int | None) -> Death | None:
         """The death that was first, and none if nobody died. Consequences count where there is nothing else.
@@ -67,35 +82,46 @@ class Watch:
         )
 
     def _first_hand(self, launcher_signal: int | None) -> list[Death]:
-        return [death for who in self.born() for death in self._death(who, launcher_signal)]
+        verdicts = [Verdict(Rank(*who), *rest) for who, *rest in map(json.loads, self._texts("verdict"))]
+        judged = {one.who.rank for one in verdicts}
+        deaths = [Death(one.who, one.time_s, one.how, "", one.text, one.signal, one.at) for one in verdicts]
+        born = [who for who in self.born() if who.rank not in judged or (self.folder / f"{who.rank}.error").exists()]
+        return deaths + [death for who in born for death in self._death(who, launcher_signal)]
 
     def _death(self, who: Rank, launcher_signal: int | None) -> Iterator[Death]:
-        report, stack = self._report(who), self._stack(who)
+        report, stack = self._report(who), self._text(who, "stack")
         if report is not None:
             if report.kind == "cause":
-                yield Death(who, report.time_s, "failed first", trace=report.text)
+                yield Death(who, report.time_s, "failed first", trace=report.text, at=report.at)
         elif who.rank in self._gone:
             time_s, status = self._gone[who.rank]
-            ended = (self.folder / f"{who.rank}.ended").exists()
-            if "Fatal Python error" in stack:
-                yield Death(who, time_s, "crashed first", trace=stack)
+            ended = any((self.folder / f"{who.rank}.{name}").exists() for name in ("ended", "stopped"))
+            if FATAL in stack:
+                yield Death(who, time_s, "crashed first", trace=stack, at=self._at(who))
             elif not ended and not stack:
-                yield _silent(Death(who, time_s, "ended"), status, launcher_signal)
+                yield _silent(Death(who, time_s, "ended", at=self._at(who)), status, launcher_signal)
 
     def _consequences(self) -> list[Death]:
         reports = [report for who in self.born() if (report := self._report(who)) and report.kind == "consequence"]
-        return [Death(one.who, one.time_s, "lost a peer", trace=one.text) for one in reports]
+        return [Death(one.who, one.time_s, "lost a peer", trace=one.text, at=one.at) for one in reports]
 
     def _report(self, who: Rank) -> Report | None:
-        path = self.folder / f"{who.rank}.error"
-        if not path.exists():
+        text = self._text(who, "error")
+        if not text:
             return None
-        who_fields, *rest = json.loads(path.read_text(encoding="utf-8"))
+        who_fields, *rest = json.loads(text)
         return Report(Rank(*who_fields), *rest)
 
-    def _stack(self, who: Rank) -> str:
-        path = self.folder / f"{who.rank}.stack"
+    def _at(self, who: Rank) -> str:
+        path = self.folder / f"{who.rank}.board"
+        return Board(path).moment().words() if path.exists() else ""
+
+    def _text(self, who: Rank, name: str) -> str:
+        path = self.folder / f"{who.rank}.{name}"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def _texts(self, name: str) -> list[str]:
+        return [path.read_text(encoding="utf-8") for path in sorted(self.folder.glob(f"*.{name}"))]
 
 
 def _gone(pid: int) -> int | None:

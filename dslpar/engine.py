@@ -72,6 +72,11 @@ class Engine:
         return self.groups.coord["pipe"] in (0, self.groups.mesh.pipe - 1)
 
     @property
+    def can_pass(self) -> bool:
+        """Whether a step may begin: none is half done."""
+        return not self._awaits_step and self._begins_a_step
+
+    @property
     def is_last_stage(self) -> bool:
         """Whether this rank has the model's output."""
         return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1

@@ -1,15 +1,21 @@
 """How a rank dies, and what it leaves to say who was first.
 
 A rank (`end_at_errors`, called by `bootstrap`) ends at once at an exception that nobody catches, and ends itself when
-the launcher that started it is gone. It tells causes from consequences: a rank that fails because a peer is gone says
-nothing while the launcher ends it, so that the first rank's traceback stays in sight.
+the launcher that started it is gone. It tells causes from consequences (dslpar/reports.py): a rank that fails because a
+peer is gone says nothing while it is ended, so that the first rank's traceback stays in sight. Beside it runs its guard
+(dslpar/guard.py), for all that a rank cannot do or say when it hangs or is killed.
 
-Where the environment names a folder (DSLPAR_REPORTS, which `dslpar launch` sets), each rank leaves its marks there:
+Each rank leaves its marks in a folder: the one that DSLPAR_REPORTS names (`dslpar launch` sets it, for a job on its own
+host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says: tcp://addresses:port/token.
 
-    3.born    JSON: rank, world_size, host, pid
-    3.stack   what the C level of Python wrote at a deadly signal: empty after SIGKILL, which nothing can catch
-    3.error   JSON of a Report
-    3.ended   the rank came to its end in order
+    3.born     JSON: rank, world_size, host, pid
+    3.board    where the rank is (dslpar/board.py)
+    3.stack    what the C level of Python wrote at a deadly signal: empty after SIGKILL, which nothing can catch
+    3.stacks   those of all threads, when its guard asks for them
+    3.error    JSON of a Report
+    3.verdict  JSON of a Verdict: what a guard found out about this rank
+    3.stopped  JSON of Stopped: it ended since it was told to
+    3.ended    the rank came to its end in order
 
 dslpar/deaths.py reads them. torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in torchrun's own
 JSON format.
@@ -22,233 +28,188 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
+import secrets
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple, NoReturn, TextIO
+from types import FrameType, TracebackType
+from typing import NoReturn, TextIO
+
+from dslpar import guard, reports
+from dslpar.board import OVERDUE, TOLD, Board
+from dslpar.processes import launchers_above, parent
+from dslpar.reports import Kind, Rank, Report, Stopped
 
 REPORTS = "DSLPAR_REPORTS"
+TCP = "tcp://"
 
 _PATIENCE_S = 5.0
 """How long a rank that lost a peer waits to be ended. Launchers look once a second, at the longest."""
+_TOLD_PATIENCE_S = 1.0
+"""How long a rank that is told to end stays, so that the launcher sees the first one's status first."""
+_LOOK_S = 0.2
 _LAUNCHER_CHECK_S = 1.0
-
-Kind = Literal["cause", "consequence", "interrupt", "orphan"]
-
-
-class Rank(NamedTuple):
-    """Who: a rank, and where it runs."""
-
-    rank: int
-    world_size: int
-    host: str
-    pid: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world_size} on {self.host}"
+_GUARD_S = 30.0
+"""How long a guard may take to start, on a machine that is busy."""
 
 
-class Report(NamedTuple):
-    """What a rank that failed has to say."""
+class Life:
+    """What a rank knows of its own end; a class, since that is its state: its marks, its board, whether to stop.
 
-    who: Rank
-    kind: Kind
-    time_s: float
-    """Since the epoch."""
-    error: str
-    """The exception, in one line."""
-    text: str
-    """Its traceback."""
-
-    def spoken(self) -> str:
-        """What goes to the terminal: a cause whole, anything else in one line."""
-        if self.kind == "cause":
-            return f"[{self.who}] {self.text}"
-        said = {
-            "consequence": f"ends because a peer is gone ({self.error})",
-            "interrupt": "interrupted",
-            "orphan": "ends because its launcher is gone",
-        }
-        return f"[{self.who}] {said[self.kind]}\n"
-
-
-# ---- in a rank ----
-
-
-def end_at_errors(who: Rank, environ: Mapping[str, str]) -> None:
-    """From now on an exception that nobody catches ends the process at once, and with it, by the launcher, the job.
-
-    At once: without atexit hooks and destructors, some of which wait for peers that wait for us.
+    `loopback`: whether all ranks are on this host.
     """
-    folder = Path(environ.get(REPORTS, ""))
-    asked = REPORTS in environ and folder.is_dir()  # the folder is on the host of `dslpar launch` alone
-    if asked:
-        _enrol(who, folder)
-    else:
-        faulthandler.enable()
 
-    def end(report: Report) -> NoReturn:
-        if asked:
-            _write(folder / f"{who.rank}.error", json.dumps(report))
-        if report.kind == "cause" and "TORCHELASTIC_ERROR_FILE" in environ:
-            _write(Path(environ["TORCHELASTIC_ERROR_FILE"]), _elastic(report))
-        if report.kind == "consequence":
+    def __init__(self, who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> None:
+        asked = environ.get(REPORTS, "")
+        self.who = who
+        self.is_asked = not asked.startswith(TCP) and bool(asked) and Path(asked).is_dir()
+        self.folder = Path(asked) if self.is_asked else Path(tempfile.mkdtemp(prefix="dslpar_rank_"))
+        self.board = Board(self.path("board"), make=True)
+        self.token = secrets.token_hex(16)
+        self.stopping = False
+        """Whether this rank was told to stop."""
+        self._elastic = environ.get("TORCHELASTIC_ERROR_FILE")
+        self._enrol()
+        self._boss = asked.removeprefix(TCP).replace("/", ":") if asked.startswith(TCP) else ""
+        self._signals = self._start_guard(environ, loopback)
+
+    def path(self, name: str) -> Path:
+        """Of a mark of this rank."""
+        return self.folder / f"{self.who.rank}.{name}"
+
+    def mark(self, name: str, text: str = "") -> None:
+        """Leaves a mark, whole or not at all. A folder that is gone is a launcher that is gone: nobody reads it."""
+        part = self.path(f"{name}.part")
+        with contextlib.suppress(OSError):
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path(name))
+
+    def _enrol(self) -> None:
+        """The marks of a living rank; Python's C level writes stacks at signals, without waiting for Python's lock."""
+        stack: TextIO = open(self.path("stack"), "w", encoding="utf-8")  # noqa: SIM115  # for as long as we live
+        stacks: TextIO = open(self.path("stacks"), "w", encoding="utf-8")  # noqa: SIM115
+        faulthandler.enable(stack)
+        faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)  # chain: it ends us, as ever
+        faulthandler.register(guard.STACKS, stacks, all_threads=True)
+        self.mark("born", json.dumps(self.who))
+        atexit.register(self.mark, "ended")
+
+    def _start_guard(self, environ: Mapping[str, str], loopback: bool) -> int:
+        """Starts it; where to write the numbers of signals for it."""
+        theirs, ours = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        supervised = self.is_asked or bool(self._boss)
+        settings = guard.Settings(
+            *self.who, str(self.folder), not self.is_asked, self._boss, self.token, theirs, loopback, supervised
+        )
+        code = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); from dslpar import guard; "
+        code += f"guard.main({json.dumps(settings._asdict())!r})"
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs,),
+        )
+        os.close(theirs)
+        return ours
+
+    def guard_port(self) -> int:
+        """Where the guard of rank 0 listens; 0: it does not."""
+        ends = time.monotonic() + _GUARD_S
+        while not self.board.port and time.monotonic() < ends:
+            time.sleep(0.01)
+        return self.board.port
+
+    # ---- told to stop ----
+
+    def promise(self, grace_s: float, status: int) -> None:
+        """From now on SIGTERM and SIGUSR1 are a flag, `stopping`; what is not over `grace_s` after SIGTERM is ended.
+
+        `status`: with which a rank that stopped leaves.
+        """
+        self.board.promise(grace_s, status)
+        signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)  # the guard knows at once, whatever we do
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._stop)
+        os.register_at_fork(after_in_child=_default_signals)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+    def stopped(self, step: int, saved: str) -> int:
+        """Leaves the mark of a rank that ends since it was told to; the status to leave with."""
+        self.mark("stopped", json.dumps(Stopped(step, saved, self.board.status)))
+        return self.board.status
+
+    # ---- the end ----
+
+    def end(self, report: Report, status: int = 1) -> NoReturn:
+        """At once: without atexit hooks and destructors, some of which wait for peers that wait for us."""
+        if report.kind != "overdue":
+            self.mark("error", json.dumps(report))
+        if report.kind == "cause" and self._elastic:
+            with contextlib.suppress(OSError):
+                Path(self._elastic).write_text(reports.elastic(report), encoding="utf-8")
+        if report.kind == "consequence" and not self.stopping:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(_PATIENCE_S)
         # Not by sys.stderr: torch.distributed puts a buffer in its place while this runs, to print it afterwards.
         with contextlib.suppress(OSError):  # a launcher that is gone has closed the pipe
             os.write(2, report.spoken().encode())
-        os._exit(130 if report.kind == "interrupt" else 1)
+        os._exit(status)
+
+    def _brief(self, kind: Kind) -> Report:
+        return Report(self.who, kind, time.time(), "", "", self.board.moment().words())
+
+    def _obey(self, why: int) -> NoReturn:
+        """What the guard wants."""
+        if why == OVERDUE:
+            moment = self.board.moment()
+            self.mark("stopped", json.dumps(Stopped(moment.step, "", self.board.status, overdue=True)))
+            self.end(self._brief("overdue"), self.board.status)
+        if why == TOLD:
+            time.sleep(_TOLD_PATIENCE_S)
+        if self.path("error").exists():  # it fails, and only waits to be ended
+            os._exit(1)
+        self.end(self._brief("told"))
+
+    def _watch(self) -> NoReturn:
+        """Ends this rank when its guard says so, or when a launcher above it is gone: SIGKILL of `mpirun`, or SIGTERM
+        to `deepspeed` alone, would leave ranks that train on with nobody to end them.
+        """
+        chain = launchers_above(os.getpid())
+        checked_s = -_LAUNCHER_CHECK_S
+        while not (why := self.board.ending):
+            if time.monotonic() - checked_s > _LAUNCHER_CHECK_S:
+                checked_s = time.monotonic()
+                if not all(parent(pid) == above for pid, above in chain):
+                    self.end(self._brief("orphan"))
+            time.sleep(_LOOK_S)
+        self._obey(why)
+
+
+def end_at_errors(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> Life:
+    """From now on an exception that nobody catches ends the process at once, and with it the job."""
+    life = Life(who, environ, loopback=loopback)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        end(_report(who, error, trace))
+        report = reports.report(who, life.board.moment().words(), error, trace)
+        life.end(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook
-    _watch_launchers(lambda: end(Report(who, "orphan", time.time(), "", "")))
+    threading.Thread(target=life._watch, name="watch", daemon=True).start()
+    return life
 
 
-def _enrol(who: Rank, folder: Path) -> None:
-    """The marks of a living rank; the C level of Python writes the stack at signals, without waiting for the GIL."""
-    stack: TextIO = open(folder / f"{who.rank}.stack", "w", encoding="utf-8")  # noqa: SIM115  # for as long as we live
-    faulthandler.enable(stack)
-    faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)  # chain: it ends the process, as ever
-    _write(folder / f"{who.rank}.born", json.dumps(who))
-    atexit.register(_write, folder / f"{who.rank}.ended", "")
-
-
-def _report(who: Rank, error: BaseException, trace: TracebackType | None) -> Report:
-    kind: Kind = "consequence" if lost_a_peer(error) else "cause"
-    if isinstance(error, KeyboardInterrupt):  # it may have come while a peer went, for the same reason
-        kind = "interrupt"
-    line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-    return Report(who, kind, time.time(), line, "".join(traceback.format_exception(type(error), error, trace)))
-
-
-_LOST = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Read error|Write error|Socket Timeout|Timed out|timed out"
-    r"|wait timeout|connectFullMesh|Application timeout|recv, got 0 bytes|remote process (has )?exited"
-    r"|ncclRemoteError|failed to connect|peer (closed|rank)"
-)
-_GLOO = re.compile(r"\[[^\]]*gloo/|Gloo ")
-
-
-def lost_a_peer(error: BaseException) -> bool:
-    """Whether torch.distributed raised it because a peer went away; what it was raised from counts as well.
-
-    By the words, since gloo's errors are plain RuntimeErrors; and by who says them, since a data set on a network may
-    say the same.
-    """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if _of_distributed(link) and _LOST.search(str(link)):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
-
-
-def _of_distributed(error: BaseException) -> bool:
-    """torch.distributed's own errors (DistBackendError, DistNetworkError, ...), and gloo's."""
-    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
-    return "DistError" in names or (type(error) is RuntimeError and bool(_GLOO.search(str(error))))
-
-
-def _elastic(report: Report) -> str:
-    """What torchrun reads to name the root cause."""
-    extra = {"py_callstack": report.text, "timestamp": str(int(report.time_s))}
-    return json.dumps({"message": {"message": report.text, "extraInfo": extra}})
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all. A folder that is gone is a launcher that is gone: nobody reads it."""
-    part = path.with_name(path.name + ".part")
-    with contextlib.suppress(OSError):
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-
-
-# ---- a launcher that is gone ----
-
-_LAUNCHERS = frozenset(
-    (
-        *("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
-        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
-        *("mpirun", "mpiexec", "orterun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy"),
-        *("dslpar", "dslpar.cli"),
-    )
-)
-
-
-def _watch_launchers(end: Callable[[], NoReturn]) -> None:
-    """Ends this rank when a launcher above it is gone: SIGKILL of `mpirun`, or SIGTERM to `deepspeed` alone, would
-    leave ranks that train on with nobody to end them.
-    """
-    chain = launchers_above(os.getpid())
-
-    def watch() -> None:
-        while all(_parent(pid) == parent for pid, parent in chain):
-            time.sleep(_LAUNCHER_CHECK_S)
-        end()
-
-    if chain:
-        threading.Thread(target=watch, name="launcher watch", daemon=True).start()
-
-
-def launchers_above(pid: int) -> list[tuple[int, int]]:
-    """(process, its parent), from `pid` up to the highest launcher among its ancestors; none without a launcher."""
-    chain: list[tuple[int, int]] = []
-    known = 0
-    while (parent := _parent(pid)) > 1:
-        chain.append((pid, parent))
-        if program(_words(parent)) in _LAUNCHERS:
-            known = len(chain)
-        pid = parent
-    return chain[:known]
-
-
-def program(words: Sequence[str]) -> str:
-    """What a command line runs, whatever the interpreter.
-
-    >>> program(["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"])
-    'deepspeed.launcher.launch'
-    """
-    if not words:
-        return ""
-    name = os.path.basename(words[0])
-    if not name.startswith("python"):
-        return name
-    for word, following in zip_longest(words[1:], words[2:], fillvalue=""):
-        if word == "-m":
-            return following
-        if not word.startswith("-"):
-            return os.path.basename(word)
-    return name
-
-
-def _words(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[:-1]
-    return []
-
-
-def _parent(pid: int) -> int:
-    """0 where it is gone, or where there is no /proc."""
-    fields = stat(pid)
-    return int(fields[1]) if fields else 0
-
-
-def stat(pid: int) -> list[str]:
-    """Of /proc/PID/stat, the fields from the third on: state, parent, ...; the last is the exit status of a zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return []
+def _default_signals() -> None:
+    """In a process that forks from a rank: its signals are its own."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)

@@ -4,6 +4,7 @@
     groups.axis("y")            # this rank's tensor group
     groups.axis("d", "q")       # ranks that differ on d and q alone; also written axis("x")
     groups.axis("model")        # pipe and tensor: all ranks of one replica of the model
+    Groups.picture(mesh, 5)     # rank 5's, in a process that is none of them
 
 Every process makes only the groups that it belongs to, all processes in the same order, so making them costs a few
 messages a rank in a job of any size. A process by itself (world 1) needs no `init_process_group`.
@@ -46,6 +47,20 @@ class Groups:
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _wanted(mesh):
             self._axes.setdefault(self._key(names), self._make(names, timeout))
+
+    @classmethod
+    def picture(cls, mesh: Mesh, rank: int = 0) -> Groups:
+        """The groups of any rank without processes: who belongs to them, and nothing to talk through.
+
+        Layers and models can be built on it, on any device, such as torch's "meta"; a forward needs the real one.
+        """
+        picture = cls.__new__(cls)
+        picture.mesh, picture.rank, picture.coord = mesh, rank, mesh.coord(rank)
+        picture._axes = {frozenset[str](): Axis(1, 0, (rank,))}
+        for key in map(picture._key, _wanted(mesh)):
+            peers = mesh.peers(rank, *key)
+            picture._axes[key] = Axis(len(peers), peers.index(rank), peers)
+        return picture
 
     def __deepcopy__(self, memo: object) -> Groups:
         """Itself: a copy of a layer talks to the same ranks."""

@@ -41,10 +41,15 @@ def _of_numbers(length: int) -> Callable[[Any], bool]:
     return lambda items: len(items) == length and all(type(item) in _NUMBER and 0 < item < 1e300 for item in items)
 
 
+def _names_a_step(value: str) -> bool:
+    return value.startswith("step_") and value.removeprefix("step_").isdecimal()
+
+
 SEQUENCE = (list, tuple)
 _NUMBER = (int, float)
 KINDS: Mapping[str, Kind] = {
     "Count": Kind((int,), lambda value: 1 <= value < 2**31, "a whole number, at least 1 (and below 2**31)"),
+    "Status": Kind((int,), lambda value: 1 <= value <= 125, "an exit status, from 1 to 125"),
     "LayerIndex": Kind((int,), lambda value: -1 <= value < 10_000, "a whole number from 0, or -1 for the last"),
     "Layers": Kind((int,), lambda value: 1 <= value <= 10_000, "a whole number, at least 1 and at most 10,000"),
     "Index": Kind((int,), lambda value: 0 <= value < 2**63, "a whole number, at least 0 (and below 2**63)"),
@@ -108,4 +113,9 @@ KINDS: Mapping[str, Kind] = {
     "Anneal": _choice("cos", "linear"),
     "DType": _choice("fp32", "bf16", "fp16"),
     "ZeroStage": Kind((int,), lambda value: 0 <= value <= 3, "a ZeRO stage: 0, 1, 2 or 3"),
+    "ResumeFrom": Kind(
+        (str,),
+        lambda value: value in ("newest", "newest_whole") or "/" in value or _names_a_step(value),
+        "'newest', 'newest_whole', the name of a checkpoint, such as 'step_000005', or a path with a '/' in it",
+    ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,28 +14,50 @@ from typing import Any, TextIO
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from dslpar import checkpoint, comm, flops, monitor, spec, voice
+from dslpar import checkpoint, comm, flops, monitor, nonfinite, spec, voice
 from dslpar.checkpoint import text_identity
 from dslpar.data.corpus import Corpus, Piece
 from dslpar.data.order import micro_batches
 from dslpar.data.text import Text
+from dslpar.ds_config import ds_config
 from dslpar.engine import Engine
+from dslpar.errors import DslparError, Finding, Location
+from dslpar.faults import Life
 from dslpar.job import Job
 from dslpar.record import METRICS, cut_rows, write_line
 from dslpar.voice import log
 
+_SLOW = 6
+"""The first step, which may compile, and a checkpoint may take so many times as long as a step."""
+_SKIPS = 3
+_AT_LEAST = "loss scale already at minimum"
+"""What DeepSpeed raises when a gradient overflows even then."""
+
 
 class Steps:
-    """The steps of a run; it holds no more than the position of the engine. All ranks call its methods together.
+    """The steps of a run; it holds no more than the position of the engine, and what has gone wrong so far.
 
-    `folder` is where rank 0 writes; None on other ranks.
+    All ranks call its methods together. `folder` is where rank 0 writes; None on other ranks. `life`: whether this rank
+    was told to stop, and where it shows how far it is; None: nobody asks.
     """
 
-    def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None) -> None:
-        self.job, self.engine, self.corpus, self.folder = job, engine, corpus, folder
+    def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, life: Life | None = None) -> None:
+        self.job, self.engine, self.corpus, self.folder, self.life = job, engine, corpus, folder, life
+        self.stopped = False
+        """Whether the run was told to stop, and has."""
+        self.saved = ""
+        """The checkpoint of the last step done, if there is one."""
+        self._unwritten: OSError | None = None
+        self._skipped = 0
+        self._first = engine.steps_done
 
     def train(self) -> None:
-        """All steps that are left; the held-out loss before the first and after the last, if it is asked for."""
+        """All steps that are left, or up to the one after which the run is to stop; the held-out loss before the first
+        and after the last, if it is asked for.
+
+        Raises:
+            DslparError: on every rank, if one cannot write, or the loss is not finite any more.
+        """
         before = self.held_out_loss() if self._evaluates and self.engine.steps_done == 0 else None
         if before is not None:
             log.info("held-out loss before: %.4f", before)
@@ -49,31 +72,50 @@ class Steps:
 
     def held_out_loss(self) -> float:
         """The loss over the same `eval_steps` global batches of held-out text each time."""
-        size, steps = self.job.batch.global_size, self.job.spec.train.eval_steps
-        return sum(self.engine.eval_batch(self._batches(self._held_out, step * size)) for step in range(steps)) / steps
+        steps = self.job.spec.train.eval_steps
+        return sum(self._held_out_loss(step) for step in range(steps)) / steps
+
+    def _held_out_loss(self, step: int) -> float:
+        self._move("evaluating", self.engine.steps_done, _SLOW)
+        return self.engine.eval_batch(self._batches(self._held_out, step * self.job.batch.global_size))
 
     def _all(self) -> float | None:
         """Trains to the last step. Returns the held-out loss after it, if it is asked for."""
         train = self.job.spec.train
         with contextlib.ExitStack() as stack:
-            metrics = stack.enter_context(open(self.folder / METRICS, "a", encoding="utf-8")) if self.folder else None
+            metrics = stack.enter_context(_appended(self.folder / METRICS)) if self.folder else None
             bar = stack.enter_context(voice.progress(train.steps, self.engine.steps_done, shown=bool(metrics)))
             record: dict[str, Any] = {}
-            while self.engine.steps_done < train.steps:
+            self.stopped = self._agree()
+            while self.engine.steps_done < train.steps and not self.stopped:
                 record = self._step()
                 if metrics is not None:
-                    self._report(metrics, record)
-                if self._saves:
+                    self._write(metrics, record)
+                self.stopped = self._agree()
+                if self._saves or (self.stopped and train.save_interval != 0):
                     self._save(metrics)
+                self._demand_finite(record)
                 bar.update()
         return record.get("eval_loss")
+
+    def _agree(self) -> bool:
+        """Whether a rank was told to stop, or cannot write: known to all of them at the same step."""
+        flags = [self.life is not None and self.life.stopping, self._unwritten is not None]
+        axis = self.engine.groups.axis("pipe", "data", "tensor")
+        seen = comm.all_reduce(torch.tensor(flags, dtype=torch.int32, device=self.engine.deepspeed.device), axis)
+        stopped, unwritten = seen.tolist()
+        if unwritten:
+            raise self._disk_full()
+        return bool(stopped)
 
     def _step(self) -> dict[str, Any]:
         """One step; its line in metrics.jsonl."""
         engine = self.engine
         scale = _loss_scale(self.job, engine)
+        self._move("step", engine.steps_done + 1, _SLOW if engine.steps_done == self._first else 1)
+        self.saved = ""
         began = time.perf_counter()
-        loss = engine.train_batch(self._batches(self._samples, engine.consumed_samples))
+        loss = self._train_batch()
         step_s = time.perf_counter() - began
         tokens = self.job.batch.global_size * self.job.seq_len
         record: dict[str, Any] = {
@@ -91,6 +133,23 @@ class Steps:
             record["eval_loss"] = self.held_out_loss()
         return record
 
+    def _train_batch(self) -> float:
+        """The loss of one step."""
+        engine, position = self.engine, self.engine.consumed_samples
+        try:
+            return engine.train_batch(self._batches(self._samples, position))
+        except Exception as error:
+            if _AT_LEAST not in str(error):
+                raise
+            raise self._not_finite(position, "at the least loss scale") from None
+
+    def _write(self, metrics: TextIO, record: Mapping[str, Any]) -> None:
+        """What the step gave; that it cannot be written is told to all ranks before any of them ends."""
+        try:
+            self._report(metrics, record)
+        except OSError as error:
+            self._unwritten = error
+
     def _report(self, metrics: TextIO, record: Mapping[str, Any]) -> None:
         write_line(metrics, record)
         monitor.write(self.engine.deepspeed.monitor, record)
@@ -102,6 +161,41 @@ class Steps:
                 *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),
                 *(record["tokens_per_s"], held_out),
             )
+
+    # ---- what goes wrong ----
+
+    def _move(self, phase: str, step: int, times: int) -> None:
+        """Shows where this rank is; it may stay there for `times` as long as a step."""
+        if self.life is not None:
+            bound = self.job.spec.train.step_timeout
+            self.life.board.move(phase, step, bound and bound * times)
+
+    def _demand_finite(self, record: Mapping[str, Any]) -> None:
+        """Ends the run when too many steps in a row have given no finite loss and gradient."""
+        finite = math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped > max_skipped(self.job):
+            position = self.engine.consumed_samples - self.job.batch.global_size
+            raise self._not_finite(position, f"for {self._skipped} steps in a row")
+
+    def _not_finite(self, position: int, how: str) -> DslparError:
+        step = position // self.job.batch.global_size + 1
+        if self.engine.can_pass:
+            place = nonfinite.where(self.engine, self._batches(self._samples, position))
+        else:
+            place = "not looked for, in the middle of a step"
+        said = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
+        help_ = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
+        return self._error("PRE230", "not-finite", said, help_)
+
+    def _disk_full(self) -> DslparError:
+        said = f"cannot write to {self.job.output_dir} in step {self.engine.steps_done}"
+        said += f": {self._unwritten}" if self._unwritten else ""
+        help_ = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
+        return self._error("CKP230", "disk-full", said, help_)
+
+    def _error(self, code: str, name: str, said: str, help_: str) -> DslparError:
+        return DslparError([Finding(code, name, "error", said, help_, Location(self.job.path))])
 
     # ---- when ----
 
@@ -122,9 +216,11 @@ class Steps:
 
     def _save(self, metrics: TextIO | None) -> None:
         """A checkpoint, and before it on disk the lines of the steps that it holds."""
+        self._move("saving", self.engine.steps_done, _SLOW)
         if metrics is not None:
             os.fsync(metrics.fileno())
         saved = checkpoint.save(self.engine, text_identity(self.corpus.train))
+        self.saved = str(saved)
         log.info("checkpoint of step %d in %s", self.engine.steps_done, saved)
 
     # ---- samples ----
@@ -150,6 +246,27 @@ class Steps:
     @cached_property
     def _device(self) -> str:
         return device_name(self.engine)
+
+
+@contextlib.contextmanager
+def _appended(path: Path) -> Iterator[TextIO]:
+    """A file to append to; what could not be written is known by then, and closing it does not say so again."""
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+def max_skipped(job: Job) -> int:
+    """Steps in a row that may be skipped; with fp16's dynamic loss scale, as many as it takes to fall to its least."""
+    if job.spec.train.max_skipped is not None:
+        return job.spec.train.max_skipped
+    fp16 = ds_config(job).get("fp16", {})
+    if not fp16.get("enabled") or fp16.get("loss_scale", 0):
+        return _SKIPS
+    return max(_SKIPS, int(fp16.get("initial_scale_power", 16)) + int(fp16.get("hysteresis", 2)) - 2)
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:

@@ -17,6 +17,7 @@ from dslpar.value import value
 Count: TypeAlias = int
 Layers: TypeAlias = int
 Index: TypeAlias = int
+Status: TypeAlias = int
 Positive: TypeAlias = float
 Rate: TypeAlias = float
 Fraction: TypeAlias = float
@@ -40,6 +41,7 @@ PositionsKind: TypeAlias = str
 DType: TypeAlias = str
 Schedule: TypeAlias = str
 PipelineScheduleKind: TypeAlias = str
+ResumeFrom: TypeAlias = str
 ZeroStage: TypeAlias = int
 
 
@@ -360,6 +362,16 @@ class Train:
     """Where the run writes; left out: outputs/<config name>."""
     save_interval: Index | None = None
     """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
+    step_timeout: Positive | None = 600
+    """Seconds that a step may take before the job is taken for hanging and ended, with the stacks of all ranks; the
+    first step and a checkpoint six times as many. None: it may hang for ever."""
+    max_skipped: Count | None = None
+    """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
+    out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""
+    term_grace: Positive = 10
+    """Seconds after SIGTERM in which the step under way is finished and a checkpoint saved; then the rank is ended."""
+    requeue_status: Status = 75
+    """Exit status of a run that was stopped by SIGTERM, on which a scheduler queues it again."""
     dist: Dist = field(default_factory=Dist)
     """LiBai's form of `parallel`."""
 
@@ -376,10 +388,12 @@ class ActivationCheckpoint:
 
 @value
 class Checkpoint:
-    """What is kept of the checkpoints in <output_dir>/checkpoints."""
+    """The checkpoints in <output_dir>/checkpoints: what is kept of them, and from which one `--resume` goes on."""
 
     keep: Count | None = None
     """The newest so many; left out: all."""
+    resume_from: ResumeFrom = "newest"
+    """'newest' (damaged: an error), 'newest_whole' (passes over damaged ones), a name ('step_000005') or a path."""
 
 
 @value
@@ -473,7 +487,7 @@ class Spec:
     activation_checkpoint: ActivationCheckpoint | None = None
     """Activations that are computed again in the backward; left out: none are."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    """What is kept of the checkpoints."""
+    """What is kept of the checkpoints, and from which one a run goes on."""
     monitor: Monitor = field(default_factory=Monitor)
     """Where the numbers of each step go besides metrics.jsonl."""
     gradient_handler: tuple[GradientHandler, ...] = ()

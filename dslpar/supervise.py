@@ -1,10 +1,13 @@
-"""Runs a launcher to its end, and the end of everything that it started; then says who failed first.
+"""Runs a job's launchers to their end, and the end of everything that they started; then says who failed first.
 
-    status = supervise.run(command, world_size=8, output_dir="outputs/gpt_3d")
+    status = supervise.run(plan, job)
 
-The launcher runs in a session of its own, so that a signal reaches it once, whether from a terminal or by `kill`: this
-process passes it to the launcher's whole group, as a terminal would, waits, and kills what is left. What a dead
-launcher leaves behind becomes this process's child (Linux's "subreaper"), so nothing can outlive it.
+Each launcher runs in a session of its own, so that a signal reaches it once, whether from a terminal or by `kill`. What
+a dead launcher leaves behind becomes this process's child (Linux's "subreaper"), so nothing can outlive it here; ranks
+on other hosts are ended by their guards, at the latest when they lose this process.
+
+SIGINT goes to the launchers, as a terminal would send it. SIGTERM, SIGHUP and SIGUSR1 go to the ranks and past the
+launchers, each of which has its own way to be hasty with it: ranks save a checkpoint and leave.
 """
 
 from __future__ import annotations
@@ -14,48 +17,45 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from dslpar import deaths, faults, record
-from dslpar.launcher import Command
+from dslpar import deaths, faults, launcher, network, processes, reach, record
+from dslpar.job import Job
+from dslpar.launcher import Plan
+from dslpar.receiver import Receiver
+from dslpar.reports import Stopped
 
 _LOOK_S = 0.05
-_PATIENCE_S = 8.0
-"""How long ranks and launcher may take to end after a signal or a death, before they are killed."""
+_PATIENCE_S = 5.0
+"""How long ranks and launchers may take to end after a death or SIGINT, before they are killed."""
+_LAUNCHER_S = 1.5
+"""How long a launcher may take when no rank is left: ssh waits long for a host that is gone."""
+_STOP_PATIENCE_S = 3.0
+"""And how much longer than `train.term_grace` after SIGTERM."""
+_FAR_PATIENCE_S = 3.0
+"""How long the guards on other hosts may take to leave when the launchers are gone."""
 _PR_SET_CHILD_SUBREAPER = 36
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_HANDLED = (signal.SIGINT, *_STOPS)
 
 
-def run(command: Command, world_size: int, output_dir: str) -> int:
-    """Runs it. Its exit status: 0 if every rank ended in order, 1 if one failed, 128 + n if one was ended by signal n,
-    or if this process was told to end by signal n.
+def run(plan: Plan, job: Job) -> int:
+    """Runs it. Its exit status: 0 if every rank ended in order, 1 if one failed, `train.requeue_status` if they were
+    stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
     """
-    began = time.time()
-    _adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="dslpar_reports_") as folder, _signals() as received:
-        watch = deaths.Watch(Path(folder))
-        launcher = subprocess.Popen(
-            command.words,
-            env={**os.environ, **command.environ, faults.REPORTS: folder},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        _wait(launcher, watch, received)
-        _end_all(watch)
-        said, status = _verdict(watch, launcher.returncode, received, world_size, _when(Path(output_dir), began))
+        supervised = _Supervised(plan, job, Path(folder), received)
+        supervised.wait()
+        said, status = supervised.verdict()
         sys.stderr.write(said)
         return status
-
-
-def _adopt_orphans() -> None:
-    """From now on, orphans among our descendants are ours: DeepSpeed's runner, for one, leaves its ranks behind."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def _signals() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    before = {number: signal.getsignal(number) for number in _PASSED_ON}
+    before = {number: signal.getsignal(number) for number in _HANDLED}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, note)
@@ -77,32 +77,153 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(launcher: subprocess.Popen[bytes], watch: deaths.Watch, received: list[int]) -> None:
-    """Until the launcher has ended. After a death or a signal it has _PATIENCE_S; a second signal ends the patience."""
-    passed, deadline = 0, float("inf")
-    while launcher.poll() is None:
-        if watch.look() or received:
-            deadline = min(deadline, time.monotonic() + _PATIENCE_S)
-        if len(received) > passed == 0:
-            passed = 1
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGTERM if received[0] == signal.SIGHUP else received[0])
-        if len(received) > 1 or time.monotonic() > deadline:
+class _Supervised:
+    """One job, from its launchers' start to its last word; a class, since it is what has happened so far."""
+
+    def __init__(self, plan: Plan, job: Job, folder: Path, received: list[int]) -> None:
+        self.plan, self.job, self.folder, self.received = plan, job, folder, received
+        self.began = time.time()
+        _adopt_orphans()
+        self.watch = deaths.Watch(folder, here=not plan.elsewhere)
+        self.receiver = _receiver(plan, folder) if plan.elsewhere else None
+        variable = self.receiver.variable if self.receiver else str(folder)
+        carrying = launcher.carrying(plan, {faults.REPORTS: variable})
+        self.launchers = [
+            subprocess.Popen(
+                command.words,
+                env={**os.environ, **command.environ},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for command in (command.placed(folder) for command in carrying.commands)
+        ]
+        self.told: set[int] = set()
+
+    # ---- while it runs ----
+
+    def wait(self) -> None:
+        """Until all is over. After a death or a signal there is a time to end; a second signal ends it."""
+        passed, deadline = False, float("inf")
+        while [one for one in self.launchers if one.poll() is None]:
+            if self._look() or self._failed():
+                deadline = min(deadline, time.monotonic() + (_PATIENCE_S if self._somebody() else _LAUNCHER_S))
+            if self.received and not passed:
+                passed = True
+                deadline = min(deadline, time.monotonic() + self._pass_on(self.received[0]))
+            if self.received and self.received[0] in _STOPS:
+                self._stop_ranks()
+            if len(self.received) > 1 or time.monotonic() > deadline:
+                _kill(descendants(os.getpid()))
+            time.sleep(_LOOK_S)
+        self._end_all()
+        self._look()
+
+    def _look(self) -> bool:
+        """Whether a rank has died."""
+        if self.receiver is not None:
+            self.receiver.look()
+        return self.watch.look()
+
+    def _somebody(self) -> bool:
+        """Whether a rank may still be there: on other hosts, as far as their guards tell."""
+        return self.receiver is None or self.receiver.connected > 0
+
+    def _failed(self) -> bool:
+        """Whether a launcher has, of several."""
+        return any(one.returncode for one in self.launchers)
+
+    def _pass_on(self, number: int) -> float:
+        """A signal to those whom it is for; the seconds that they have."""
+        if number in _STOPS and (self.watch.born() or (self.receiver and self.receiver.connected)):
+            if self.receiver is not None:
+                self.receiver.stop(signal.SIGTERM)
+            return self.job.spec.train.term_grace + _STOP_PATIENCE_S
+        if self.plan.elsewhere:  # no signal to DeepSpeed's: it would end all jobs of its kind on all hosts
             _kill(descendants(os.getpid()))
-        time.sleep(_LOOK_S)
-    watch.look()
+        for one in self.launchers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        return _PATIENCE_S
+
+    def _stop_ranks(self) -> None:
+        """SIGTERM to each rank here, once."""
+        born = [] if self.receiver else [who.pid for who in self.watch.born()]
+        for pid in {*born} - self.told:
+            self.told.add(pid)
+            _send(pid, signal.SIGTERM)
+
+    def _end_all(self) -> None:
+        """Ends, at last by SIGKILL, whatever the launchers left, here and elsewhere."""
+        ends = time.monotonic() + _PATIENCE_S
+        for pid in _living():
+            _send(pid, signal.SIGTERM)
+        while left := _living():
+            self._look()
+            if time.monotonic() > ends:
+                _kill(left)
+            time.sleep(_LOOK_S)
+        if self.receiver is not None:
+            self._end_elsewhere(self.receiver)
+
+    def _end_elsewhere(self, receiver: Receiver) -> None:
+        ends = time.monotonic() + _FAR_PATIENCE_S
+        self._look()
+        while receiver.connected and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+            self._look()
+        if receiver.connected:
+            reach.signal_job([host.name for host in self.plan.hosts], self.plan.job, signal.SIGKILL)
+
+    # ---- the last words ----
+
+    def verdict(self) -> tuple[str, int]:
+        """What to say, and the exit status."""
+        code = next((one.returncode for one in self.launchers if one.returncode), 0)
+        told, when = signal_of(code), _when(Path(self.job.output_dir), self.began)
+        stopped, death = self.watch.stopped(), self.watch.first(told)
+        if stopped is not None and (self.received or death is None):
+            return _said_of_stop(stopped, self.received), stopped.status
+        if self.received:
+            number = self.received[0]
+            return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
+        if death is not None:
+            return f"dslpar launch: {death.told(when)}", 128 + death.signal if death.signal else 1
+        if code:
+            how = f"was ended by {signal.Signals(told).name}" if told else f"ended with status {code}"
+            said = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
+            return said, 128 + told if told else code
+        if not self._all_ended():
+            return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
+        return "", 0
+
+    def _all_ended(self) -> bool:
+        """On other hosts: as far as their guards could tell."""
+        born = len(self.watch.born())
+        return self.watch.all_ended(self.plan.ranks) or (self.plan.elsewhere and not born)
 
 
-def _end_all(watch: deaths.Watch) -> None:
-    """Ends, at last by SIGKILL, whatever the launcher left."""
-    ends = time.monotonic() + _PATIENCE_S
-    for pid in _living():
-        _send(pid, signal.SIGTERM)
-    while left := _living():
-        watch.look()
-        if time.monotonic() > ends:
-            _kill(left)
-        time.sleep(_LOOK_S)
+def _receiver(plan: Plan, folder: Path) -> Receiver:
+    """At those of our addresses from which the ranks' hosts can be reached."""
+    found: dict[str, None] = {}
+    for name in [host.name for host in plan.hosts] or [socket.gethostname()]:
+        with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
+            found[network.source_towards(name)] = None
+    return Receiver(folder, sorted(found, key=lambda address: address.startswith("127.")))
+
+
+def _adopt_orphans() -> None:
+    """From now on, orphans among our descendants are ours: DeepSpeed's runner, for one, leaves its ranks behind."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _said_of_stop(stopped: Stopped, received: Sequence[int]) -> str:
+    by = f" by {signal.Signals(received[0]).name}" if received else ""
+    if stopped.overdue:
+        held = "had not come to the end of its step in time, and was ended; the last checkpoint is as it was"
+    else:
+        held = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
+    after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
+    return f"dslpar launch: stopped{by}{after}: {held}; to be requeued with --resume (status {stopped.status})\n"
 
 
 def _living() -> list[int]:
@@ -117,7 +238,7 @@ def descendants(root: int) -> list[int]:
     """The living processes below `root`, in sessions of their own too (torchrun's ranks)."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        fields = faults.stat(int(entry.name)) if entry.name.isdecimal() else []
+        fields = processes.stat(int(entry.name)) if entry.name.isdecimal() else []
         if fields and fields[0] not in "ZX":
             children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = list(children.get(root, ()))
@@ -134,27 +255,6 @@ def _kill(pids: list[int]) -> None:
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-# ---- the last words ----
-
-
-def _verdict(watch: deaths.Watch, code: int, received: list[int], world_size: int, when: str) -> tuple[str, int]:
-    """What to say, and the exit status. `code`: the launcher's own, negative for a signal."""
-    told = signal_of(code)
-    if received:
-        number = received[0]
-        return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
-    death = watch.first(told)
-    if death is not None:
-        return f"dslpar launch: {death.told(when)}", 128 + death.signal if death.signal else 1
-    if code:
-        how = f"was ended by {signal.Signals(told).name}" if told else f"ended with status {code}"
-        said = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
-        return said, 128 + told if told else code
-    if not watch.all_ended(world_size):
-        return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
-    return "", 0
 
 
 def signal_of(code: int) -> int | None:

@@ -5,7 +5,8 @@
     python train.py --config configs/gpt_3d.py parallel=None            # one process, the same path
 
 The config is loaded, linted and resolved before torch is imported, and before any process group exists. Rank 0 speaks;
-the others only in error. Exit status: 0 the run is done, 1 it cannot run or has failed, 2 the command line is wrong.
+the others only in error. Exit status: 0 the run is done, 1 it cannot run or has failed, 2 the command line is wrong,
+train.requeue_status (75) it was told to stop by SIGTERM or SIGUSR1, has saved a checkpoint, and is to be queued again.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from dslpar.config.load import Config
     from dslpar.data.corpus import Corpus
     from dslpar.engine import Engine
+    from dslpar.faults import Life
 
 _PATIENCE_S = 10
 """How long a rank that has nothing to say waits to be ended by the launcher, after rank 0 has said why."""
+_MET_PATIENCE_S = 3
+"""The same where the ranks have met, so that rank 0 is not late: on another host nobody may end this one."""
 
 
 class Ready(NamedTuple):
@@ -64,21 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DslparError as error:
         sys.stderr.write(formats.text(error.findings, {}))
         return 1
-    bootstrap.end_at_errors(place, os.environ)
+    life = bootstrap.end_at_errors(place, os.environ)
     with voice.of_rank(place.rank) as unsaid:
         status, ready = _prepare(place, sys.argv[1:] if argv is None else argv)
     if ready is not None:
-        return _run(place, ready)
+        return _run(place, ready, life)
     if status and place.rank:
         time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
         sys.stderr.write(f"rank {place.rank} on {socket.gethostname()} cannot run:\n{unsaid.getvalue()}")
     return status
 
 
-def _run(place: Place, ready: Ready) -> int:
+def _run(place: Place, ready: Ready, life: Life) -> int:
     """The run itself; its exit status."""
     os.environ.update(monitor.environment(ready.job))
-    bootstrap.start(place, os.environ)
+    train = ready.job.spec.train
+    if ready.trains:
+        life.promise(train.term_grace, train.requeue_status)
+    life.board.move("starting")
+    bootstrap.start(place, os.environ, life)
     try:
         _agree(place, ready)  # so from here on, every rank has read the config
         stored = _stored(place, ready) if ready.loads else None
@@ -89,12 +97,12 @@ def _run(place: Place, ready: Ready) -> int:
         return _leave(place)
     with voice.logging_to(folder, place.rank):
         try:
-            _work(ready, stored, folder)
+            status = _work(ready, stored, folder, life)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", formats.text(error.findings, {}).rstrip())
             return _leave(place)
     bootstrap.stop()
-    return 0
+    return status
 
 
 def _leave(place: Place) -> int:
@@ -103,7 +111,7 @@ def _leave(place: Place) -> int:
     """
     bootstrap.stop(together=False)
     if place.rank:
-        time.sleep(_PATIENCE_S)
+        time.sleep(_MET_PATIENCE_S)
     return 1
 
 
@@ -223,26 +231,37 @@ def _world(place: Place) -> comm.Axis:
 # ---- the work ----
 
 
-def _work(ready: Ready, stored: Stored | None, folder: Path | None) -> None:
+def _work(ready: Ready, stored: Stored | None, folder: Path | None, life: Life) -> int:
+    """What was asked for; the exit status."""
     job = ready.job
     if stored is not None and _is_complete(ready, stored):
         log.info("%s is of step %d, and train.steps is %d: complete", stored.path, stored.step, job.spec.train.steps)
-        return
+        return 0
     if ready.loads and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
-    engine = _build(job, stored, folder)
+    engine = _build(job, stored, folder, life)
     _introduce(job, engine)
     if stored is not None:
         log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
+        _tell_changes(job, stored)
     if ready.flags.dry_run:
         _count(engine)
     elif ready.flags.eval_only:
         _evaluate(ready, engine)
     else:
-        _train(ready, engine, folder)
+        return _train(ready, engine, folder, life)
+    return 0
 
 
-def _build(job: Job, stored: Stored | None, folder: Path | None) -> Engine:
+def _tell_changes(job: Job, stored: Stored) -> None:
+    """What is not as it was in the run that saved: the layout, and what takes effect."""
+    from dslpar import checkpoint
+
+    for line in checkpoint.changes(stored, job):
+        log.info("%s", line)
+
+
+def _build(job: Job, stored: Stored | None, folder: Path | None, life: Life) -> Engine:
     """The engine, as the checkpoint has it."""
     from dslpar import checkpoint
     from dslpar.build import build
@@ -250,18 +269,30 @@ def _build(job: Job, stored: Stored | None, folder: Path | None) -> Engine:
     from dslpar.groups import Groups
 
     with voice.set_aside(folder):
-        engine = build(job, Groups(job.mesh), all_counted=Text.all_counted)
+        groups = Groups(job.mesh)
+        stage, data, tensor = groups.coord["pipe"], groups.coord["data"], groups.axis("tensor").index
+        life.board.stand(f"stage {stage} (pipe {stage}, data {data}, tensor {tensor})")
+        life.board.move("building")
+        engine = build(job, groups, all_counted=Text.all_counted)
         if stored is not None:
+            life.board.move("loading")
             checkpoint.load(engine, stored)
     return engine
 
 
-def _train(ready: Ready, engine: Engine, folder: Path | None) -> None:
+def _train(ready: Ready, engine: Engine, folder: Path | None, life: Life) -> int:
+    """The steps; the exit status."""
     from dslpar.loop import Steps
 
     if folder is not None:
         record.cut(folder, engine.steps_done)
-    Steps(ready.job, engine, ready.corpus, folder).train()
+    steps = Steps(ready.job, engine, ready.corpus, folder, life)
+    steps.train()
+    life.board.move("ending", engine.steps_done)
+    if not steps.stopped or engine.steps_done == ready.job.spec.train.steps:
+        return 0
+    log.info("told to stop: %s", f"step {engine.steps_done} is saved in {steps.saved}" if steps.saved else "not saved")
+    return life.stopped(engine.steps_done, steps.saved)
 
 
 def _evaluate(ready: Ready, engine: Engine) -> None:

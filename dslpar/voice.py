@@ -63,9 +63,20 @@ def logging_to(folder: Path | None, rank: int) -> Iterator[None]:
 
 
 def _file(folder: Path) -> logging.Handler:
-    file = logging.FileHandler(folder / LOG, encoding="utf-8")
+    file = _File(folder / LOG, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     return file
+
+
+class _File(logging.FileHandler):
+    """log.txt: a full disk is told by what must be written, metrics and checkpoints, and once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """A line that cannot be written is left out."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _Terminal(logging.Handler):

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # here, and not in every fork: it takes a second
 
 from dslpar.mesh import Tensor
+from tests.fork import fork
 from tests.ranks import on_ranks
 
 Item = TypeVar("Item")
@@ -87,9 +88,7 @@ class _Fork:
         self.pipe, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where pytest has threads
-            self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             os.close(self.pipe)
             _answer(writing, fn, item)

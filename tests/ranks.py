@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +27,8 @@ from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from tests.fork import fork
 
 Init = Literal["torch", "deepspeed"] | None
 
@@ -74,7 +75,7 @@ def on_ranks(
                     "MASTER_PORT": port,
                     **(env or {}),
                 }
-                pid = _fork()
+                pid = fork()
                 if pid == 0:
                     _child(Path(folder), rank, variables, init, timeout, fn, args)
                 ranks.alive[pid] = rank
@@ -163,12 +164,6 @@ def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> N
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else: a compile of 30 s, and FACTS' bug B6
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, where pytest has threads of its own
-        return os.fork()
 
 
 def _free_port() -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from dslpar.bootstrap import Place, find, first_host
+from dslpar.bootstrap import Place, find
 from dslpar.errors import DslparError
+from tests.runs import mpirun, start
 
 LAUNCHED = {
     "nobody": ({}, Place()),
@@ -58,6 +61,18 @@ LAUNCHED = {
         },
         Place(9, 16, 1, 8, "gpu07", 29500),
     ),
+    "srun with a list of tasks": (
+        {
+            "SLURM_PROCID": "9",
+            "SLURM_STEP_NUM_TASKS": "11",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+            "SLURM_STEP_NODELIST": "gpu[07-09]",
+            "SLURM_JOB_ID": "71",
+        },
+        Place(9, 11, 1, 3, "gpu07", 27707),
+    ),
     "torchrun inside Slurm": (
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
         | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
@@ -96,16 +111,32 @@ def test_several_hosts_need_an_address() -> None:
     assert "-x MASTER_ADDR" in caught.value.findings[0].help
 
 
+def test_openmpi_knows_rank_0_s_host() -> None:
+    code = "import os; from dslpar import pmix; print(pmix.host_of_rank_0(os.environ))"
+    done = start([*mpirun(2), sys.executable, "-c", code], 60)
+    assert (done.status, done.output.split()) == (0, [socket.gethostname()] * 2)
+
+
+def test_openmpi_s_variables_without_its_daemon() -> None:
+    """Of a shell that a rank has started and left, say: refused, not waited for."""
+    code = "import os; from dslpar import bootstrap; bootstrap.find(os.environ)"
+    environ = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "gone", "PMIX_RANK": "0"}
+    done = start([sys.executable, "-c", code], 60, **environ, OMPI_LIBDIR_LOC=str(Path(sys.prefix, "lib")))
+    assert done.status == 1
+    assert "HST202" in done.output
+
+
+def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
+    """Slurm's list of nodes is sorted, and rank 0 is where the user's own list begins."""
+    environ = dict(LAUNCHED["srun"][0]) | {"SLURM_DISTRIBUTION": "arbitrary"}
+    with pytest.raises(DslparError, match="HST202"):
+        find(environ)
+    assert find(environ | {"MASTER_ADDR": "gpu08"}).master_addr == "gpu08"
+
+
 def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
     with pytest.raises(DslparError, match="LOCAL_RANK"):
         find({"WORLD_SIZE": "4", "RANK": "1"})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"), [("n1", "n1"), ("n1,n2", "n1"), ("gpu[3,5-9]", "gpu3"), ("gpu[007-100],a", "gpu007")]
-)
-def test_the_first_node_of_slurm_s_list(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
 
 
 def test_nobody_imports_torch_or_mpi_to_find_out() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is visible when, what is kept, what is refused, what DeepSpeed's own tools read."""
+"""Checkpoints as files: what is visible when, what is kept, what is refused, and what ranks agree on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import dataclasses
 import json
 import os
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 
 from dslpar import spec
 from dslpar.checkpoint import check, folder, manifest
 from dslpar.checkpoint.folder import Stored
+from dslpar.checkpoint.index import load_index
 from dslpar.comm import Axis
 from dslpar.errors import DslparError
 from dslpar.job import Job, resolve
@@ -30,9 +33,8 @@ def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> J
 
 def put(root: Path, step: int) -> Path:
     """A checkpoint of one file."""
-    folder.begin(root, step)
-    (folder.part_path(root, step) / "weights").write_bytes(b"1234")
-    return folder.publish(root, manifest.manifest_of(job_of(), "text", step))
+    written = folder.write(folder.begin(root, step) / "weights", [b"1234"])
+    return folder.publish(root, manifest.manifest_of(job_of(), "text", step), {"weights": written})
 
 
 def steps(root: Path) -> list[int]:
@@ -51,10 +53,10 @@ def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
     (stored,) = folder.visible(tmp_path)
     assert folder.is_whole(stored)
     assert {key: stored.manifest[key] for key in ("format", "step", "consumed_samples", "files")} == {
-        "format": 1,
+        "format": 2,
         "step": 5,
         "consumed_samples": 5,
-        "files": {"weights": 4},
+        "files": {"weights": {"bytes": 4, "xxh3_128": xxhash.xxh3_128_hexdigest(b"1234")}},
     }
     assert set(stored.manifest["versions"]) == {"dslpar", "torch", "deepspeed", "python"}
 
@@ -126,18 +128,11 @@ def stored_of(job: Job, **manifest_: Any) -> Stored:
 
 
 CHANGED: dict[str, dict[str, Any]] = {
-    "optimizer.lr": {"optimizer": spec.AdamW(lr=0.5)},
     "optimizer.type": {"optimizer": spec.Adam(weight_decay=0.01)},
     "model.hidden_size": {"model": dataclasses.replace(GPT, hidden_size=16)},
-    "zero.stage": {"zero": spec.Zero(stage=2)},
-    "zero.extra.reduce_bucket_size": {"zero": spec.Zero(extra={"reduce_bucket_size": 10})},
-    "precision.dtype": {"precision": spec.Precision(dtype="bf16")},
-    "lr_scheduler.type": {"lr_scheduler": spec.LRScheduler(type="cosine")},
     "train.seed": {"train": spec.Train(seed=1)},
-    "train.clip_grad_norm": {"train": spec.Train(clip_grad_norm=1.0)},
     "batch.global_size": {"batch": spec.Batch(global_size=8)},
     "data.seq_len": {"data": spec.TextData(seq_len=2)},
-    "deepspeed.bf16.check_grad_overflow": {"deepspeed": {"bf16": {"check_grad_overflow": False}}},
 }
 
 
@@ -158,17 +153,9 @@ def test_the_finding_shows_both_values_and_what_to_do() -> None:
         check(stored_of(job_of(world=2)), job_of(world=4, parallel=parallel, optimizer=spec.SGD(lr=0.1)), "other")
     (finding,) = refused.value.findings
     assert "out/checkpoints/step_000005 is of another run:" in finding.message
-    for line in (
-        "parallel.pipeline.counts: stored [2], asked [1, 1]",
-        "parallel.pipeline.size: stored 1, asked 2",
-        "optimizer.lr: stored 0.0003, asked 0.1",
-        "optimizer.momentum: stored nothing, asked 0.0",
-        'optimizer.type: stored "AdamW", asked "SGD"',
-        'data.text: stored "text", asked "other"',
-    ):
+    for line in ("optimizer.type: stored AdamW, asked SGD", "data.text: stored text, asked other"):
         assert f"    {line}" in finding.message.splitlines()
-    assert "parallel.data" not in finding.message, "equal"
-    assert finding.help.startswith("give these keys their stored values to resume")
+    assert "parallel" not in finding.message, "a layout is free"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +165,11 @@ def test_the_finding_shows_both_values_and_what_to_do() -> None:
         {"checkpoint": spec.Checkpoint(keep=1)},
         {"activation_checkpoint": spec.ActivationCheckpoint(interval=1)},
         {"deepspeed": {"wall_clock_breakdown": True}},
+        {"optimizer": spec.AdamW(lr=0.5)},
+        {"zero": spec.Zero(stage=2)},
+        {"precision": spec.Precision(dtype="bf16")},
+        {"lr_scheduler": spec.LRScheduler(type="cosine")},
+        {"train": spec.Train(clip_grad_norm=1.0)},
     ],
 )
 def test_what_takes_effect_when_changed_may_be_changed(sections: dict[str, Any]) -> None:
@@ -185,8 +177,8 @@ def test_what_takes_effect_when_changed_may_be_changed(sections: dict[str, Any])
 
 
 def test_a_later_format_is_refused_unread() -> None:
-    with pytest.raises(DslparError, match=r"CKP204 .*format 2, and this dslpar reads up to 1"):
-        check(stored_of(job_of(), format=2, fixed=None), job_of(), "text")
+    with pytest.raises(DslparError, match=r"CKP204 .*format 3, and this dslpar reads format 2"):
+        check(stored_of(job_of(), format=3, fixed=None), job_of(), "text")
 
 
 def test_the_panels_that_are_kept_are_no_part_of_the_layout() -> None:
@@ -212,28 +204,59 @@ def _save(job: Job, at: list[int]) -> tuple[list[int], int]:
         engine.train_batch([(ids, ids)])
         if engine.steps_done in at:
             checkpoint.save(engine)
-    stored = checkpoint.newest(job, checkpoint.state.world_of(engine))
+    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
     return steps(Path(job.output_dir, "checkpoints")), stored.step if stored else 0
 
 
 def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
     job = job_of(tmp_path, 2, checkpoint=spec.Checkpoint(keep=2), zero=spec.Zero(stage=1))
     assert on_ranks(2, _save, job, [1, 2, 3], init="deepspeed") == [([2, 3], 3)] * 2
-    weights = next((tmp_path / "checkpoints" / "step_000003").rglob("zero_pp_rank_1*"))
-    os.truncate(weights, 10)
-    assert on_ranks(2, _newest, job) == [2, 2], "the newest whole one, on every rank"
-    next((tmp_path / "checkpoints" / "step_000002" / "ranks").iterdir()).unlink()
+    weights = tmp_path / "checkpoints" / "step_000003" / "tensors" / "00001.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     for said in on_ranks(2, _refused, job):
+        assert "CKP215 damaged-checkpoint" in said, "never to an earlier one, without being asked"
+        assert "step_000003 is damaged: tensors/00001.safetensors: altered; step_000002 is whole" in said
+        assert "checkpoint.resume_from=step_000002" in said
+    for asked in ("step_000002", "newest_whole", str(tmp_path / "checkpoints" / "step_000002")):
+        assert on_ranks(2, _newest, _from(job, asked)) == [2, 2], "on every rank"
+    next((tmp_path / "checkpoints" / "step_000002" / "ranks").iterdir()).unlink()
+    for said in on_ranks(2, _refused, _from(job, "newest_whole")):
         assert "CKP205 no-checkpoint" in said, "never from the beginning, without a word"
-        assert "step_000003 is damaged: global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt not in full" in said
-        assert re.search(r"step_000002 is damaged: ranks/0000\d.pt not in full length", said)
+        assert "step_000003 is damaged: tensors/00001.safetensors: altered" in said
+        assert re.search(r"step_000002 is damaged: ranks/0000\d.pt: missing", said)
+
+
+def _from(job: Job, asked: str) -> Job:
+    section = dataclasses.replace(job.spec.checkpoint, resume_from=asked)
+    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=section))
+
+
+@pytest.mark.parametrize("asked", ["step_000009", "elsewhere/step_000001"])
+def test_a_name_that_is_not_there_is_a_finding(tmp_path: Path, asked: str) -> None:
+    put(tmp_path / "checkpoints", 5)
+    for said in on_ranks(2, _refused, _from(job_of(tmp_path, 2), asked)):
+        assert f"CKP209 no-such-checkpoint: there is no checkpoint '{asked}'" in said
+        assert "name one that is there: step_000005" in said
+
+
+def test_a_manifest_that_is_gone_or_altered_is_damage(tmp_path: Path) -> None:
+    """A crash leaves no folder without one: someone has removed it, and with it the newest steps."""
+    for step in (5, 6, 7):
+        put(tmp_path / "checkpoints", step)
+    (tmp_path / "checkpoints" / "step_000007" / folder.MANIFEST).unlink()
+    path = tmp_path / "checkpoints" / "step_000006" / folder.MANIFEST
+    path.write_text(path.read_text().replace('"step": 6', '"step": 8'))
+    for said in on_ranks(1, _refused, job_of(tmp_path, 1)):
+        assert "step_000007 is damaged: checkpoint.json: missing" in said
+        assert "step_000006 is damaged: checkpoint.json: altered; step_000005 is whole" in said
 
 
 def _newest(job: Job) -> int:
     from dslpar import checkpoint
 
-    rank = int(os.environ["RANK"])
-    stored = checkpoint.newest(job, Axis(2, rank, (0, 1)))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    stored = checkpoint.newest(job, Axis(world, rank, tuple(range(world))))
     return stored.step if stored else 0
 
 
@@ -286,10 +309,106 @@ def _no_room(job: Job, elsewhere: bool = False) -> str:
     return str(refused.value)
 
 
-def test_deepspeed_s_tool_reads_it(tmp_path: Path) -> None:
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
+    """What a save says where one rank's disk is full, and what is visible then."""
+    from dslpar import checkpoint
+    from dslpar.build import build
+    from dslpar.groups import Groups
 
-    on_ranks(2, _save, job_of(tmp_path, 2, zero=spec.Zero(stage=2)), [1], init="deepspeed")
-    weights = get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / "checkpoints" / "step_000001"))
-    assert weights["embedding.tokens.weight"].shape == (16, 8)
-    assert "blocks.1.mlp.up.weight" in weights
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    checkpoint.save(engine)
+    ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
+    engine.train_batch([(ids, ids)])
+    if engine.groups.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # past this a write fails
+    with pytest.raises(DslparError) as refused:
+        checkpoint.save(engine)
+    return str(refused.value), steps(Path(job.output_dir, "checkpoints"))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_one_full_disk_is_one_finding_on_all_ranks_and_nothing_new_is_visible(tmp_path: Path, stage: int) -> None:
+    for said, visible in on_ranks(
+        2, _fails_on_rank_1, job_of(tmp_path, 2, zero=spec.Zero(stage=stage)), init="deepspeed"
+    ):
+        assert "CKP205 no-checkpoint: cannot write checkpoints to" in said
+        assert re.search(r"rank 1 on \S+: \[Errno 27\] File too large", said)
+        assert visible == [0], "what was there before, and nothing else"
+
+
+def _loses_a_file(job: Job) -> str:
+    """What a load says on a rank where a file has gone that was there a moment before."""
+    from dslpar import checkpoint, comm
+    from dslpar.build import build
+    from dslpar.groups import Groups
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    at, world = checkpoint.save(engine), engine.groups.axis("pipe", "data", "tensor")
+    stored = checkpoint.newest(job, world)
+    assert stored is not None
+    if engine.groups.rank == 0:
+        (at / "tensors" / "00001.safetensors").unlink()
+    comm.barrier(world)
+    with pytest.raises(DslparError) as refused:
+        checkpoint.load(engine, stored)
+    return str(refused.value)
+
+
+def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_path: Path) -> None:
+    """ZeRO 3 has each rank read its own shard: one finds what it needs, and must not go on alone."""
+    for said in on_ranks(2, _loses_a_file, job_of(tmp_path, 2, zero=spec.Zero(stage=3)), init="deepspeed"):
+        assert "CKP208 checkpoint-does-not-fit" in said
+        assert "00001.safetensors is no file of a checkpoint, or is damaged: FileNotFoundError" in said
+
+
+# ---- what is in it ----
+
+PIPE = spec.Parallel(pipeline=spec.PipelineParallel(size=2))
+TENSOR = spec.Parallel(tensor=spec.TensorParallel(size=2, mode="1d", sequence=True))
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ZeRO 0, data 2": (2, {}),
+    "ZeRO 1, data 3": (3, {"zero": spec.Zero(stage=1)}),
+    "ZeRO 2, tensor 2": (4, {"zero": spec.Zero(stage=2), "parallel": TENSOR}),
+    "ZeRO 3, data 3": (3, {"zero": spec.Zero(stage=3)}),
+    "pipe 2, data 2, ZeRO 0": (4, {"parallel": PIPE}),
+    "pipe 2, data 2, bf16": (4, {"parallel": PIPE, "precision": spec.Precision(dtype="bf16")}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_element_is_stored_once(tmp_path: Path, name: str) -> None:
+    world, sections = LAYOUTS[name]
+    job = job_of(tmp_path, world, **sections)
+    counted = on_ranks(world, _save_and_show, job, init="deepspeed")
+    at = tmp_path / "checkpoints" / "step_000001"
+    index = load_index(at)
+    assert index.incomplete() == [], "each element of each tensor, and none twice"
+    assert {"blocks.0.attention.qkv.weight", "embedding.tokens.weight"} <= index.parameters.keys()
+    assert {tuple(entry.states) for entry in index.parameters.values()} == {("exp_avg", "exp_avg_sq")}
+    assert (set(index.copies) == {"embedding.tokens.weight@1"}) == (job.mesh.pipe > 1)
+    num_bytes = sum(path.stat().st_size for path in (at / "tensors").iterdir())
+    copied = 16 * 8 if index.copies else 0
+    headers = 8192 * world
+    assert num_bytes < 12 * (sum(counted[0].values()) + copied) + headers, "a weight and two moments, in fp32"
+
+
+def _save_and_show(job: Job) -> dict[str, int]:
+    """Elements by name, once two replicas have shown that what they hold is equal to the bit."""
+    from dslpar import comm
+    from dslpar.build import build
+    from dslpar.checkpoint import held, save
+    from dslpar.groups import Groups
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    ids = torch.arange(job.batch.micro_size * 4).view(-1, 4).remainder(16) * (engine.groups.coord["data"] + 1) % 16
+    engine.train_batch([(ids, ids)] * job.batch.accumulation)
+    for one in held.of_engine(engine):
+        if job.spec.zero.stage == 0 and not hasattr(one.parameter, "_hp_mapping"):
+            mine = torch.cat([one.weight.reshape(-1), *(state.reshape(-1) for state in one.states.values())]).double()
+            data = engine.groups.axis("data")
+            assert torch.equal(comm.all_reduce(mine, data, "max"), comm.all_reduce(mine, data, "min")), one.name
+    save(engine)
+    counted = {one.name: int(torch.Size(one.shape).numel()) for one in held.of_engine(engine)}
+    return {
+        name: size for stage in comm.gather_objects(counted, engine.groups.axis("pipe")) for name, size in stage.items()
+    }

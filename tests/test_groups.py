@@ -49,6 +49,29 @@ def sums(mesh: Mesh) -> list[tuple[comm.Axis, float]]:
     return found
 
 
+def axes(mesh: Mesh) -> list[comm.Axis]:
+    """Each axis, without its group."""
+    groups = Groups(mesh)
+    return [comm.Axis(*_of(groups.axis(*names))) for names in NAMES]
+
+
+def _of(axis: comm.Axis) -> tuple[int, int, tuple[int, ...]]:
+    return axis.size, axis.index, axis.peers
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:3], ids=str)
+def test_a_picture_is_the_groups_without_processes(mesh: Mesh) -> None:
+    for rank, real in enumerate(on_ranks(mesh.world_size, axes, mesh)):
+        picture = Groups.picture(mesh, rank)
+        assert [picture.axis(*names) for names in NAMES] == real
+        assert (picture.mesh, picture.rank, picture.coord) == (mesh, rank, mesh.coord(rank))
+
+
+def test_through_a_picture_nobody_talks() -> None:
+    with pytest.raises(ValueError, match="process group"):
+        comm.all_reduce(torch.ones(1), Groups.picture(MESHES[0]).axis("data"))
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_groups_are_the_meshs(mesh: Mesh) -> None:
     for rank, found in enumerate(on_ranks(mesh.world_size, sums, mesh)):

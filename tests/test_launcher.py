@@ -7,19 +7,22 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dslpar.chosen import choose
 from dslpar.errors import DslparError
 from dslpar.hostfile import Cluster, parse
-from dslpar.launcher import LAUNCHERS, Facts, Plan, Request, default_launcher, look_around, plan_of
+from dslpar.launcher import LAUNCHERS, Facts, Plan, Request, carrying, default_launcher, look_around, plan_of
 
 HERE = Facts(
-    programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun")},
+    programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},
     mpi="openmpi",
     here=frozenset({"localhost"}),
     cores=4,
     port=12345,
+    folder="/here",
 )
 GPUS = HERE._replace(accelerators=8, cores=64)
 WORDS = ("--config", "cfg.py", "--resume", "train.steps=5")
@@ -32,9 +35,9 @@ def cluster(text: str) -> Cluster:
     return parse(text, "hosts")
 
 
-def plan(launcher: str, text: str | None = None, facts: Facts = HERE, world: int = 8) -> Plan:
+def plan(launcher: str, text: str | None = None, facts: Facts = HERE, world: int = 8, **more: Any) -> Plan:
     hosts = cluster(text) if text is not None else None
-    return plan_of(Request(launcher, hosts.world_size if hosts else world, WORDS, hosts), facts)
+    return plan_of(Request(launcher, hosts.world_size if hosts else world, WORDS, hosts, **more), facts)
 
 
 def lines(*args: object, **named: object) -> list[str]:
@@ -47,7 +50,8 @@ ON_THIS_HOST = {
     f"-x OMP_NUM_THREADS=1 python -m {ENDS}",
     "mpich": "mpirun -n 8 -bind-to none -genv MASTER_ADDR 127.0.0.1 -genv MASTER_PORT 12345 "
     f"-genv OMP_NUM_THREADS 1 python -m {ENDS}",
-    "slurm": f"OMP_NUM_THREADS=1 srun --nodes 1 --ntasks 8 --ntasks-per-node 8 --kill-on-bad-exit=1 python -m {ENDS}",
+    "slurm": "OMP_NUM_THREADS=1 srun --nodes 1 --ntasks 8 --ntasks-per-node 8 --kill-on-bad-exit=1 --export=ALL "
+    f"python -m {ENDS}",
     "torchrun": f"OMP_NUM_THREADS=1 torchrun --nproc_per_node 8 --standalone -m {ENDS}",
 }
 
@@ -74,25 +78,32 @@ def test_elsewhere_a_hostfile_of_this_host_changes_nothing(launcher: str) -> Non
     assert lines(launcher, ONE, facts_for(launcher)) == [ON_THIS_HOST[launcher]]
 
 
+ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=3 -o ConnectTimeout=10 -o BatchMode=yes"
+TORCHRUN = (
+    "python -m torch.distributed.run --nproc_per_node 8 --nnodes 2 --node_rank {rank} --master_addr node1 "
+    f"--master_port 12345 -m {ENDS}"
+)
 ON_TWO_HOSTS = {
     "deepspeed": [
-        f"OMP_NUM_THREADS=1 deepspeed --quiet --hostfile hosts --master_addr node1 --master_port 12345 --module {ENDS}"
+        "D=$(mktemp -d); printf '%s\\n' OMP_NUM_THREADS=1 > \"$D\"/deepspeed_env; "
+        f"PDSH_SSH_ARGS_APPEND='{ALIVE}' DS_ENV_FILE=\"$D\"/deepspeed_env "
+        f"deepspeed --quiet --hostfile hosts --master_addr node1 --master_port 12345 --module {ENDS}"
     ],
     "openmpi": [
-        "mpirun -np 16 --bind-to none --host node1:8,node2:8 --map-by ppr:8:node -x MASTER_ADDR=node1 "
-        f"-x MASTER_PORT=12345 -x OMP_NUM_THREADS=1 python -m {ENDS}"
+        "mpirun -np 16 --bind-to none --host node1:8,node2:8 --map-by ppr:8:node --prtemca plm_ssh_no_tree_spawn 1 "
+        f"--prtemca plm_ssh_args '{ALIVE}' -x MASTER_ADDR=node1 -x MASTER_PORT=12345 -x OMP_NUM_THREADS=1 "
+        f"python -m {ENDS}"
     ],
     "mpich": [
-        "mpirun -n 16 -bind-to none -hosts node1,node2 -ppn 8 -genv MASTER_ADDR node1 "
-        f"-genv MASTER_PORT 12345 -genv OMP_NUM_THREADS 1 python -m {ENDS}"
+        f"HYDRA_LAUNCHER_EXTRA_ARGS='{ALIVE}' mpirun -n 16 -bind-to none -launcher ssh -hosts node1:8,node2:8 "
+        f"-genv MASTER_ADDR node1 -genv MASTER_PORT 12345 -genv OMP_NUM_THREADS 1 python -m {ENDS}"
     ],
     "slurm": [
-        "OMP_NUM_THREADS=1 srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --kill-on-bad-exit=1 "
-        f"--nodelist node1,node2 python -m {ENDS}"
+        "OMP_NUM_THREADS=1 srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --kill-on-bad-exit=1 --export=ALL "
+        f"--nodelist 'node[1-2]' python -m {ENDS}"
     ],
     "torchrun": [
-        f"OMP_NUM_THREADS=1 torchrun --nproc_per_node 8 --nnodes 2 --node_rank {rank} --master_addr node1 "
-        f"--master_port 12345 -m {ENDS}"
+        f"ssh {ALIVE} node{rank + 1} 'cd /here || exit 97; exec env OMP_NUM_THREADS=1 {TORCHRUN.format(rank=rank)}'"
         for rank in (0, 1)
     ],
 }
@@ -103,8 +114,15 @@ def test_on_two_hosts(launcher: str) -> None:
     made = plan(launcher, TWO, facts_for(launcher))
     assert [command.shell() for command in made.commands] == ON_TWO_HOSTS[launcher]
     assert made.elsewhere
+    assert made.hosts_elsewhere == ("node1", "node2")
     hosts = [command.host for command in made.commands]
     assert hosts == (["node1", "node2"] if launcher == "torchrun" else [""])
+
+
+def test_torchrun_needs_no_ssh_to_this_host() -> None:
+    first, second = lines("torchrun", TWO, HERE._replace(here=frozenset({"node1"})))
+    assert first == f"OMP_NUM_THREADS=1 {TORCHRUN.format(rank=0)}"
+    assert second.startswith("ssh ")
 
 
 def test_one_host_that_is_another_is_not_taken_for_this_one() -> None:
@@ -119,12 +137,147 @@ def test_slurm_chooses_hosts_itself() -> None:
     assert not plan("deepspeed").elsewhere
 
 
-def test_what_does_not_travel_is_said() -> None:
-    (note,) = plan("deepspeed", TWO).notes
-    assert (note.code, note.severity) == ("HST209", "info")
-    assert "OMP_NUM_THREADS=1" in note.help
-    assert ".deepspeed_env" in note.help
-    assert plan("deepspeed", ONE).notes == ()
+def test_a_user_on_a_host_is_no_part_of_its_address() -> None:
+    assert "--master_addr node1 " in lines("torchrun", "me@node1 slots=8\nme@node2 slots=8\n")[0]
+
+
+def test_an_mpi_that_stands_apart_is_found_on_other_hosts() -> None:
+    assert "--prefix /opt/mpi " in lines("openmpi", TWO, HERE._replace(mpi_prefix="/opt/mpi"))[0]
+    assert "--prefix" not in lines("openmpi", facts=HERE._replace(mpi_prefix="/opt/mpi"))[0]
+
+
+# ---- host by host ----
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+def test_without_ssh_each_host_has_its_line(launcher: str) -> None:
+    made = plan(launcher, TWO, no_ssh=True)
+    assert [command.host for command in made.commands] == ["node1", "node2"]
+    for rank, command in enumerate(made.commands):
+        line = command.shell()
+        assert f"--node_rank {rank} " in line
+        assert "--master_addr node1 " in line
+        assert "--master_port 29500 " in line, "one that hosts agree on without a word"
+        assert not {"pdsh", "ssh", "--force_multi"} & set(line.split())
+    assert "--master_port 31000 " in plan(launcher, TWO, no_ssh=True, port=31000).commands[1].shell()
+    second = plan(launcher, TWO, no_ssh=True, node=1)
+    assert second.commands == made.commands[1:]
+    assert [command.host for command in carrying(second, {}).commands] == ["node2"], "and no other, whatever it carries"
+    assert (second.hosts, second.ranks) == (second.request.cluster.hosts[1:], range(8, 16))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "slurm"])
+def test_mpirun_and_srun_start_all_hosts_from_one(launcher: str) -> None:
+    found = refused(launcher, TWO, facts_for(launcher), no_ssh=True)
+    assert found["code"] == "HST220"
+    assert "deepspeed and torchrun" in found["help"]
+
+
+def test_a_node_that_there_is_not() -> None:
+    assert refused("torchrun", TWO, no_ssh=True, node=2)["help"] == "0 to 1"
+
+
+# ---- what travels ----
+
+
+def test_what_travels_of_the_environment() -> None:
+    said = {"GLOO_SOCKET_IFNAME": "eth1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
+    stays = {"DS_ENV_FILE": "x", "DSLPAR_JOB": "of another", "CUDA_VISIBLE_DEVICES": "0", "LS_COLORS": "x"}
+    facts = look_around(cluster(TWO), {**said, **stays, "PATH": os.environ["PATH"]})
+    assert facts.travels == said
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_it_travels_under_each_launcher(launcher: str) -> None:
+    facts = facts_for(launcher)._replace(travels={"GLOO_SOCKET_IFNAME": "eth1"}, job="j")
+    made = carrying(plan(launcher, TWO, facts), {"DSLPAR_REPORTS": "tcp://1.2.3.4,1.2.3.5:6/t"})
+    for command in made.commands:
+        line = command.shell()
+        for name, value in (("DSLPAR_REPORTS", "tcp://1.2.3.4,1.2.3.5:6/t"), ("DSLPAR_JOB", "j")):
+            assert f"{name}={value}" in line or f"-genv {name} {value}" in line
+        assert "eth1" in line or launcher == "slurm", "srun --export=ALL takes all of it"
+    assert made.job == "j"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_on_this_host_too(launcher: str) -> None:
+    made = carrying(plan(launcher, facts=facts_for(launcher)._replace(job="j")), {"DSLPAR_REPORTS": "/tmp/x"})
+    line = made.commands[0].shell()
+    assert "DSLPAR_REPORTS=/tmp/x" in line or "-genv DSLPAR_REPORTS /tmp/x" in line
+
+
+def test_the_users_own_deepspeed_env_is_kept(tmp_path: Path) -> None:
+    """It comes first, has the last word, and loses what DeepSpeed stumbles over."""
+    own = ("# mine", "", "NCCL_DEBUG=INFO", "OMP_NUM_THREADS=7")
+    facts = HERE._replace(deepspeed_env=own, travels={"DS_ACCELERATOR": "cpu"})
+    (command,) = plan("deepspeed", TWO, facts).commands
+    placed = command.placed(tmp_path)
+    assert placed.environ["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
+    assert (tmp_path / "deepspeed_env").read_text() == "NCCL_DEBUG=INFO\nOMP_NUM_THREADS=7\nDS_ACCELERATOR=cpu\n"
+    assert refused("deepspeed", TWO, HERE._replace(deepspeed_env=("export A",)))["code"] == "HST218"
+
+
+def test_deepspeed_env_files_are_those_that_deepspeed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder, text in ((home, "A=home\n"), (here, "B=here\n")):
+        folder.mkdir()
+        (folder / ".deepspeed_env").write_text(text)
+        (folder / "other").write_text(text.replace("=", "=other "))
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    assert look_around(None, {}).deepspeed_env == ("A=home", "B=here")
+    assert look_around(None, {"DS_ENV_FILE": "other"}).deepspeed_env == ("A=other home", "B=other here")
+
+
+def test_pdsh_keeps_the_users_own_flags() -> None:
+    (line,) = lines("deepspeed", TWO, HERE._replace(pdsh_flags="-p 2222"))
+    assert f"PDSH_SSH_ARGS_APPEND='-p 2222 {ALIVE}'" in line
+
+
+# ---- a part of the hosts ----
+
+
+def part(launcher: str, include: str, text: str = TWO, facts: Facts = HERE) -> Plan:
+    hosts = choose(cluster(text), include, "--include")
+    return plan_of(Request(launcher, hosts.world_size, WORDS, hosts), facts)
+
+
+def test_deepspeed_is_told_the_choice() -> None:
+    line = part("deepspeed", "node2:0,2@node1:1,3").commands[0].shell()
+    assert "--hostfile hosts --include node1:1,3@node2:0,2 --master_addr node1" in line
+    line = part("deepspeed", "node2").commands[0].shell()
+    assert "--hostfile hosts --include node2 --force_multi --master_addr node2" in line
+    line = part("deepspeed", "localhost:1,2", ONE).commands[0].shell()
+    assert "--hostfile hosts --include localhost:1,2 --no_ssh_check --master_addr 127.0.0.1" in line
+
+
+def test_the_others_get_the_hosts_that_are_left(tmp_path: Path) -> None:
+    line = part("openmpi", "node2:0,2@node1:0,2").commands[0].shell()
+    assert "-np 4 " in line
+    assert "--host node1:2,node2:2 --map-by ppr:2:node" in line
+    assert "-x CUDA_VISIBLE_DEVICES=0,2 " in line
+    assert "--host node2:8 " in part("openmpi", "node2").commands[0].shell()
+    assert "CUDA_VISIBLE_DEVICES" not in part("openmpi", "node2").commands[0].shell()
+    first, second = (command.shell() for command in part("torchrun", "node2:0,2@node1:1,3").commands)
+    assert "CUDA_VISIBLE_DEVICES=1,3 " in first
+    assert "CUDA_VISIBLE_DEVICES=0,2 " in second
+    assert "--nproc_per_node 2 --nnodes 2" in second
+
+
+@pytest.mark.parametrize(("launcher", "include"), [("openmpi", "node1:0@node2:1"), ("slurm", "node1:0@node2:0")])
+def test_a_choice_that_a_launcher_cannot_make(launcher: str, include: str) -> None:
+    with pytest.raises(DslparError) as caught:
+        part(launcher, include)
+    assert [finding.code for finding in caught.value.findings] == ["HST219"]
+
+
+@pytest.mark.parametrize("text", ["node1:8\nnode2:8\n", "node[1-2] slots=8\n", "node1\n" * 8 + "node2\n" * 8])
+def test_a_hostfile_of_another_launcher_is_translated(text: str, tmp_path: Path) -> None:
+    (command,) = plan("deepspeed", text).commands
+    words = command.placed(tmp_path).words
+    assert words[words.index("--hostfile") + 1] == str(tmp_path / "hostfile")
+    assert (tmp_path / "hostfile").read_text() == TWO
+    assert lines("openmpi", text) == lines("openmpi", TWO)
 
 
 # ---- the host ----
@@ -178,9 +331,9 @@ def test_the_default_is_deepspeed_then_torchrun() -> None:
 # ---- what must not start ----
 
 
-def refused(launcher: str, text: str | None = None, facts: Facts = HERE) -> Mapping[str, str]:
+def refused(launcher: str, text: str | None = None, facts: Facts = HERE, **more: Any) -> Mapping[str, str]:
     with pytest.raises(DslparError) as caught:
-        plan(launcher, text, facts)
+        plan(launcher, text, facts, **more)
     (finding,) = caught.value.findings
     return {"code": finding.code, "said": finding.message, "help": finding.help, "at": str(finding.location)}
 
@@ -203,6 +356,16 @@ def test_a_launcher_that_is_not_installed(launcher: str, missing: str, install: 
     assert install in found["help"]
     assert "here are" in found["help"]
     assert launcher not in found["help"].partition("here are")[2]
+
+
+def test_what_reaches_other_hosts_is_not_installed() -> None:
+    without = HERE._replace(programs={name: name for name in HERE.programs if name not in ("pdsh", "ssh")})
+    found = refused("deepspeed", TWO, without)
+    assert (found["code"], found["said"]) == ("HST204", "deepspeed: no pdsh and no ssh here, to reach other hosts")
+    assert "packages pdsh, openssh-client" in found["help"]
+    assert refused("openmpi", TWO, without)["said"] == "openmpi: no ssh here, to reach other hosts"
+    assert plan("deepspeed", TWO, without, no_ssh=True).commands
+    assert plan("deepspeed", ONE, without).commands
 
 
 def test_the_other_mpi() -> None:

@@ -11,9 +11,10 @@ from torch import nn
 
 import dslpar
 from dslpar.errors import DslparError
+from tests.forked import train_alone
 from tests.ranks import on_ranks
+from tests.runs import BIN, free_port, metrics, start, write_config
 from tests.runs import CONFIG as GPT
-from tests.runs import metrics, start, write_config
 from tests.test_sequential import points, sgd, shares, written
 
 BATCH = "batch = dict(global_size=16, accumulation=2)\n"
@@ -129,17 +130,15 @@ data = dict(files=['text.txt'], seq_len=16)
 
 def test_layers_of_a_config_alone_train_on_text(tmp_path: Path) -> None:
     """By train.py: in one process, and over two stages by torchrun."""
-    import sys
-
-    from tests.runs import BIN, free_port
-
-    config, lines = write_config(tmp_path, LAYERS), []
-    piped = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port())]
-    for name, launcher, more in (("one", [sys.executable], []), ("two", piped, ["parallel.pipeline=2"])):
-        folder = tmp_path / name
-        done = start([*launcher, "train.py", "--config", str(config), f"train.output_dir={folder}", *more])
+    config = write_config(tmp_path, LAYERS)
+    piped = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port()), "train.py"]
+    words = ["--config", str(config), f"train.output_dir={tmp_path / 'two'}", "parallel.pipeline=2"]
+    for done in (
+        train_alone("--config", str(config), f"train.output_dir={tmp_path / 'one'}"),
+        start([*piped, *words]),
+    ):
         assert done.status == 0, done.output
-        lines.append([(row["loss"], row["grad_norm"]) for row in metrics(folder)])
+    lines = [[(row["loss"], row["grad_norm"]) for row in metrics(tmp_path / name)] for name in ("one", "two")]
     assert len(lines[0]) == 4
     for one, two in zip(*lines, strict=True):
         assert two == pytest.approx(one, rel=1e-6)

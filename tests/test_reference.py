@@ -123,12 +123,11 @@ def test_the_index_shows_what_the_command_prints(capsys: pytest.CaptureFixture[s
 
 
 def test_explain_lists_all_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    from dslpar.linter.book import RULES
-    from dslpar.linter.run_time import PAGES
+    from dslpar.linter.book import codes
 
     assert cli.main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == sorted(page.code for page in (*RULES, *PAGES))
+    assert [line.split()[0] for line in lines] == sorted(codes())
 
 
 def test_explain_of_codes_names_and_families(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,10 @@ from torch import nn
 
 import dslpar
 from dslpar import checkpoint, spec
+from dslpar.errors import DslparError
 from dslpar.job import Job, resolve
+from dslpar.known.optimizers import OPTIMIZERS as KNOWN
+from dslpar.known.optimizers import KnownOptimizer
 from dslpar.schedule import learning_rate
 from tests.ranks import on_ranks
 from tests.test_sequential import points, shares, written
@@ -57,7 +60,7 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
     from dslpar.groups import Groups
 
     engine = build(job, Groups(job.mesh), all_counted=True)
-    stored = checkpoint.newest(job, checkpoint.state.world_of(engine))
+    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
     if stored is not None:
         checkpoint.check(stored, job, "text")
         checkpoint.load(engine, stored)
@@ -100,7 +103,7 @@ def _statistics(path: str, saves: bool) -> tuple[float, dict[str, torch.Tensor]]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     engine = dslpar.initialize(path, model=model, criterion=nn.CrossEntropyLoss()).engine
-    world = checkpoint.state.world_of(engine)
+    world = engine.groups.axis("pipe", "data", "tensor")
     if saves:
         for step in range(3):
             engine.train_batch(shares(engine, *points(step)))
@@ -163,6 +166,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "data 2, zero 3, bf16": (2, {"zero": zero(3), "precision": BF16}),
     "data 2, zero 2, fp16": (2, {"zero": zero(2), "precision": FP16}),
+    "data 4, zero 3, second copies": (4, {"zero": zero(3, zero_hpz_partition_size=2)}),
     "data 2, zero 3, offload": (2, {"zero": zero(3, offload_optimizer=CPU, offload_param=CPU)}),
 }
 
@@ -216,3 +220,221 @@ def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
 def _with(job: Job, **train: Any) -> Job:
     changed = dataclasses.replace(job.spec.train, **train)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=changed))
+
+
+# ---- what optimizers and precisions keep ----
+
+
+def runs_here(row: KnownOptimizer) -> bool:
+    """torch's; DeepSpeed's own are compiled at the first start."""
+    return not row.refused and row.dotted.startswith("torch.")
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": spec.SGD(lr=0.1),
+    "SGD, momentum": spec.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "Adam, amsgrad": spec.Adam(lr=1e-2, amsgrad=True),
+} | {name: spec.OtherOptimizer(target=name, lr=1e-3) for name, row in KNOWN.items() if runs_here(row)}
+"""torch's, every one that dslpar runs."""
+
+
+def engine_of(job: Job) -> Any:
+    from dslpar.build import build
+    from dslpar.groups import Groups
+
+    return build(job, Groups(job.mesh), all_counted=True)
+
+
+def step(engine: Any) -> tuple[float, float, float]:
+    """The next one of the run."""
+    from dslpar.data.order import micro_batches
+
+    job, data_rank = engine.job, engine.groups.coord["data"]
+    fed = micro_batches(Samples(), job.batch, job.spec.train.seed, engine.consumed_samples, job.mesh.data, data_rank)
+    loss = engine.train_batch(fed if engine.feeds else ())
+    return loss, engine.grad_norm, engine.lr
+
+
+def loaded(job: Job) -> Any:
+    """A fresh engine with the newest checkpoint of the job's folder."""
+    engine = engine_of(job)
+    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    assert stored is not None
+    checkpoint.check(stored, job, "")
+    checkpoint.load(engine, stored)
+    return engine
+
+
+def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
+    """All that a save of the engine holds, as whole tensors and numbers."""
+    from dslpar import comm
+    from dslpar.checkpoint import index, tensorfile
+
+    place = dataclasses.replace(engine.job, output_dir=str(folder))
+    engine.job, before = place, engine.job
+    at = checkpoint.save(engine)
+    engine.job = before
+    comm.barrier(engine.groups.axis("pipe", "data", "tensor"))
+    told = index.load_index(at)
+    reader = tensorfile.Reader(at, told)
+    whole = {
+        f"{name}::{key}": reader.whole(name, key).clone()
+        for name, entry in told.parameters.items()
+        for key in ("", *entry.states)
+    }
+    odd = {
+        f"{name}::{key}": reader.odd(name, key).clone() for name, entry in told.parameters.items() for key in entry.odd
+    }
+    return whole | odd | {f"{name}::numbers": dict(entry.numbers) for name, entry in told.parameters.items()}
+
+
+def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names of what is not equal to the bit."""
+    assert one.keys() == other.keys()
+    same = {name: torch.equal(a, other[name]) if torch.is_tensor(a) else a == other[name] for name, a in one.items()}
+    return [name for name, equal in same.items() if not equal]
+
+
+def _each_optimizer(folder: Path) -> None:
+    for number, (name, section) in enumerate(OPTIMIZERS.items()):
+        job = job_of(folder / str(number), 2, optimizer=section)
+        engine = engine_of(job)
+        for _ in range(3):
+            step(engine)
+        checkpoint.save(engine)
+        before, undisturbed = whole_tensors(engine, folder / f"{number} before"), [step(engine) for _ in range(2)]
+        again = loaded(job)
+        assert [step(again) for _ in range(2)] == undisturbed, name
+        assert (
+            unequal(whole_tensors(engine, folder / f"{number} a"), whole_tensors(again, folder / f"{number} b")) == []
+        )
+        if name == "Adafactor":
+            assert any(key.endswith("row_var") for key in before)
+            continue  # ZeRO cannot shard it
+        other = loaded(job_of(folder / str(number), 2, optimizer=section, zero=zero(1 + number % 3)))
+        assert unequal(before, whole_tensors(other, folder / f"{number} after")) == [], name
+        assert [step(other) for _ in range(2)] == [pytest.approx(line, rel=1e-5) for line in undisturbed], name
+
+
+def test_every_optimizer_s_state_is_restored_on_this_layout_and_on_another(tmp_path: Path) -> None:
+    on_ranks(2, _each_optimizer, tmp_path, init="deepspeed", timeout=240)
+
+
+def _through(folder: Path, world: int, rows: list[dict[str, Any]], steps: int) -> None:
+    """A checkpoint goes through these sections one after the other, each in a fresh engine."""
+    engine = engine_of(job_of(folder / "0", world, **rows[0]))
+    for _ in range(steps):
+        step(engine)
+    checkpoint.save(engine)
+    first, scale = whole_tensors(engine, folder / "first"), _scale(engine)
+    for number, row in enumerate(rows[1:]):
+        engine = loaded(job_of(folder / str(number), world, **row))
+        assert unequal(first, whole_tensors(engine, folder / f"{number} after")) == [], row
+        assert _scale(engine) == scale
+        engine.job = dataclasses.replace(engine.job, output_dir=str(folder / str(number + 1)))
+        checkpoint.save(engine)
+
+
+def _scale(engine: Any) -> float:
+    """Of the next step's loss; with fp16 it has been halved and doubled by then."""
+    return float(getattr(engine.deepspeed.optimizer, "loss_scale", 1.0))
+
+
+HALF: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "bf16": (2, [{"precision": BF16, "zero": zero(stage)} for stage in (1, 2, 3, 0, 1)]),
+    "bf16, pipelines and offload": (
+        2,
+        [
+            {"precision": BF16, "parallel": PIPE, "batch": PIPED},
+            {"precision": BF16, "zero": zero(2, offload_optimizer=CPU)},
+            {"precision": BF16, "parallel": PIPE, "batch": PIPED, "zero": zero(1)},
+            {"precision": BF16, "parallel": parallel(size=2, mode="1d"), "zero": zero(3, offload_param=CPU)},
+        ],
+    ),
+    "fp16": (2, [{"precision": FP16, "zero": zero(stage)} for stage in (2, 3, 0, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_masters_of_half_precision_go_through_every_stage_to_the_bit(tmp_path: Path, name: str) -> None:
+    world, rows = HALF[name]
+    on_ranks(world, _through, tmp_path, world, rows, 6, init="deepspeed", timeout=240)
+
+
+def test_the_config_of_now_decides_and_what_moves_is_restored(tmp_path: Path) -> None:
+    """DeepSpeed restores an optimizer's settings with its state: a changed one would have no effect."""
+    on_ranks(1, _with_other_settings, tmp_path, init="deepspeed")
+
+
+def _with_other_settings(folder: Path) -> None:
+    engine = engine_of(job_of(folder, 1))
+    for _ in range(4):
+        step(engine)
+    checkpoint.save(engine)
+    changed = spec.AdamW(lr=5e-3, weight_decay=0.3, betas=(0.8, 0.9))
+    other = loaded(job_of(folder, 1, optimizer=changed))
+    groups = other.deepspeed.optimizer.param_groups
+    assert [(group["betas"], group["weight_decay"]) for group in groups] == [((0.8, 0.9), 0.3), ((0.8, 0.9), 0.0)]
+    job, runner = other.job, other.deepspeed
+    assert step(other)[2] == pytest.approx(learning_rate(job.spec.lr_scheduler, 5e-3, 10, 4), rel=1e-12)
+    assert (runner.global_steps, runner.global_samples, runner.skipped_steps, runner.micro_steps) == (5, 40, 0, 5)
+    assert {float(state["step"]) for state in runner.optimizer.state.values()} == {5.0}
+
+
+def _frozen(path: str, saves: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A program's own model, with a frozen layer and a norm's statistics, and its own optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    model[0].weight.requires_grad_(False)
+    if not saves:
+        torch.nn.init.zeros_(model[0].weight)
+    optimizer = torch.optim.NAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    engine = dslpar.initialize(path, model=model, criterion=nn.CrossEntropyLoss(), optimizer=optimizer).engine
+    if saves:
+        for number in range(3):
+            engine.train_batch(shares(engine, *points(number)))
+        checkpoint.save(engine)
+    else:
+        stored = checkpoint.newest(engine.job, engine.groups.axis("pipe", "data", "tensor"))
+        assert stored is not None
+        checkpoint.load(engine, stored)
+    losses = [engine.eval_batch(shares(engine, *points(9)))]
+    states = engine.deepspeed.optimizer.state
+    assert all(state["step"].shape == () and state["step"] == 3 for state in states.values())
+    assert all(state["exp_avg"].shape == p.shape for p, state in states.items())
+    assert len(states) == 5, "all but the frozen one"
+    return losses, {name: value.clone() for name, value in engine.module.state_dict().items()}
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_frozen_weights_and_buffers_of_a_program_s_own_model_are_loaded_elsewhere(tmp_path: Path, world: int) -> None:
+    text = f"batch = dict(global_size=16)\ntrain = dict(output_dir={str(tmp_path / 'out')!r})\n"
+    path = written(tmp_path, text)
+    before = on_ranks(2, _frozen, path, True, init="deepspeed")
+    after = on_ranks(world, _frozen, path, False, init="deepspeed")
+    for rank, (_, state) in enumerate(after):
+        its = before[rank if rank < 2 else 0][1]
+        assert [name for name, value in state.items() if not torch.equal(value, its[name])] == []
+
+
+def _other_model(job: Job) -> str:
+    engine = engine_of(job)
+    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    assert stored is not None
+    with pytest.raises(DslparError) as refused:
+        checkpoint.load(engine, stored)
+    return str(refused.value)
+
+
+def test_another_model_is_refused_by_its_names_and_shapes_on_all_ranks(tmp_path: Path) -> None:
+    on_ranks(1, run, job_of(tmp_path, 1), 1, init="deepspeed")
+    gpt = job_of(tmp_path, 2).spec.model
+    smaller = dataclasses.replace(gpt, num_layers=1, ffn_hidden_size=48)
+    deeper = dataclasses.replace(gpt, num_layers=3)
+    for said in on_ranks(2, _other_model, job_of(tmp_path, 2, model=smaller), init="deepspeed"):
+        assert "CKP208 checkpoint-does-not-fit" in said
+        assert "'blocks.0.mlp.up.weight' has shape (64, 16) there, and (48, 16) here" in said
+    for said in on_ranks(
+        2, _other_model, job_of(tmp_path, 2, model=deeper, parallel=PIPE, batch=PIPED), init="deepspeed"
+    ):
+        assert "'blocks.2.mlp.up.bias' (64,) is not in it" in said

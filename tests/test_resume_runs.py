@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.runs import ROOT, Finished, deepspeed, metrics, start
 
@@ -76,8 +77,10 @@ def checkpoint_of(out: Path, step: int) -> dict[str, torch.Tensor]:
     root = out / "checkpoints" / f"step_{step:06d}"
     found: dict[str, torch.Tensor] = {}
     for path in sorted(root.rglob("*.pt")):
-        loaded = torch.load(path, weights_only=False, map_location="cpu")
+        loaded = torch.load(path, weights_only=True, map_location="cpu")
         found |= tensors(loaded, str(path.relative_to(root)))
+    for path in sorted(root.rglob("*.safetensors")):
+        found |= {f"{path.stem}/{key}": tensor for key, tensor in load_file(path).items()}
     return found
 
 
@@ -149,13 +152,43 @@ def test_a_complete_run_says_so(trained: Path) -> None:
 
 
 def test_another_run_s_checkpoint_is_refused_at_the_key(trained: Path) -> None:
-    done, touched = again(trained, "--resume", "optimizer.lr=0.5", "zero=1")
+    done, touched = again(trained, "--resume", "train.seed=7", "model.dropout=0.2", "batch.global_size=16")
     assert done.status == 1
     assert "CKP202 checkpoint-of-another-run" in done.output
-    assert "optimizer.lr: stored 0.01, asked 0.5" in done.output
-    assert "zero.stage: stored 0, asked 1" in done.output
+    assert "train.seed: stored 1234, asked 7" in done.output
+    assert "batch.global_size: stored 8, asked 16" in done.output
+    assert "model.dropout: " not in done.output, "that takes effect when it is changed"
     assert "Traceback" not in done.output
     assert touched == set()
+
+
+PLAIN = """\
+model = dict(type='GPT', num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, max_seq_len=32)
+optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+batch = dict(global_size=8)
+train = dict(steps=10, save_interval=5, clip_grad_norm=1.0)
+data = dict(files=['text.txt'], eval_fraction=0.2)
+"""
+ELSEWHERE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\nbatch['accumulation'] = 2\n"
+
+
+@pytest.mark.prove
+def test_a_run_goes_on_in_another_layout_under_another_launcher(tmp_path: Path) -> None:
+    """One process to step 5; two stages of two tensor ranks from there: one metrics.jsonl, one curve."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder, *words in ((whole,), (parts, "train.steps=5")):
+        done = start(command(folder, *words, config=PLAIN))
+        assert done.status == 0, done.output
+    four = tuple(deepspeed("--num_gpus", "4"))
+    done = start(command(parts, "--resume", config=PLAIN + ELSEWHERE, launcher=four), timeout_s=300)
+    assert done.status == 0, done.output
+    assert "step_000005 is loaded: step 5, sample 40" in done.output
+    one, other = lines(whole / "out"), lines(parts / "out")
+    assert [line["step"] for line in other] == list(range(1, 11))
+    assert [line["tokens"] for line in other] == [line["tokens"] for line in one]
+    for key in ("loss", "grad_norm", "lr"):
+        assert [line[key] for line in other] == pytest.approx([line[key] for line in one], rel=1e-6)
+    assert one[:5] == other[:5]
 
 
 def test_eval_only_prints_and_notes_the_held_out_loss(trained: Path) -> None:

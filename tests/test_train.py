@@ -17,6 +17,7 @@ from dslpar import bootstrap, flops, flow, record, spec
 from dslpar.job import Job, resolve
 from dslpar.loop import throughput
 from dslpar.train import main
+from tests.forked import train_alone
 from tests.ranks import on_ranks
 from tests.runs import CONFIG, Finished, deepspeed, metrics, mpirun, start, write_config
 
@@ -105,12 +106,11 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
     out, _ = finished
     config = str(out.parent / "cfg.py")
     out = out.with_name("again")
-    command = [PYTHON, "train.py", "--config", config, f"train.output_dir={out}", "train.steps=1"]
-    assert start(command).status == 0
+    assert train_alone("--config", config, f"train.output_dir={out}", "train.steps=1").status == 0
     before = (out / "metrics.jsonl").read_bytes()
     (out / "mine.txt").write_text("not dslpar's")
     # from its own record, which moves while the run starts
-    again = start([PYTHON, "train.py", "--config", str(out / "config.yaml")])
+    again = train_alone("--config", str(out / "config.yaml"))
     assert again.status == 0
     assert f"the run that was in {out} is in {out}/earlier/1 now" in again.output
     assert (out / "earlier" / "1" / "metrics.jsonl").read_bytes() == before

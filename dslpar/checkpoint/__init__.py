@@ -2,20 +2,48 @@
 
     checkpoint.save(engine, data)               # all ranks together
     stored = checkpoint.newest(job, world)      # what rank 0 sees, the same on every rank; None: nothing
-    checkpoint.check(stored, job, data)         # refuses another layout, model, seed, ... before anything is read
-    checkpoint.load(engine, stored)             # to the bit
+    checkpoint.check(stored, job, data)         # refuses another model, text, seed, ... before anything is read
+    checkpoint.load(engine, stored)             # to the bit; on another layout each tensor to the bit
 
-A checkpoint is DeepSpeed's own (`global_step5/`, `latest`: its tools read it), and beside that `checkpoint.json`, the
-manifest, and `ranks/`, what DeepSpeed does not keep. `folder` knows names and files, `manifest` what must be equal,
-`state` what is inside. `weights` is apart from these: the whole model's tensors, out of one layout and into another.
+Each distinct element is stored once, in safetensors files under the model's own names, with an index of which piece
+lies where: so any layout reads it. `folder` knows names and files, `index`, `pieces` and `tensorfile` what is in them;
+`held` finds it in DeepSpeed's engine, `state` saves and loads, `choice` says which one; `manifest` and `compare` what a
+resume may change. `weights` is apart from these: the whole model's tensors, out of one layout and into another.
 
     whole = checkpoint.full_state(engine.module, engine.groups)
     checkpoint.load_full_state(other.module, whole, other.groups)
 """
 
-from dslpar.checkpoint.folder import Stored
-from dslpar.checkpoint.manifest import check, text_identity
-from dslpar.checkpoint.state import load, newest, save
-from dslpar.checkpoint.weights import full_state, load_full_state
+from __future__ import annotations
 
-__all__ = ["Stored", "check", "full_state", "load", "load_full_state", "newest", "save", "text_identity"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dslpar.checkpoint.choice import newest
+    from dslpar.checkpoint.compare import changes, check
+    from dslpar.checkpoint.folder import Stored
+    from dslpar.checkpoint.manifest import text_identity
+    from dslpar.checkpoint.state import load, save
+    from dslpar.checkpoint.weights import full_state, load_full_state
+
+_HOMES = {
+    "Stored": "folder",
+    "changes": "compare",
+    "check": "compare",
+    "full_state": "weights",
+    "load": "state",
+    "load_full_state": "weights",
+    "newest": "choice",
+    "save": "state",
+    "text_identity": "manifest",
+}
+"""Loaded at first use: `dslpar checkpoint verify` needs no torch."""
+
+__all__ = ["Stored", "changes", "check", "full_state", "load", "load_full_state", "newest", "save", "text_identity"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dslpar.checkpoint' has no attribute {name!r}")
+    return getattr(import_module(f"dslpar.checkpoint.{_HOMES[name]}"), name)

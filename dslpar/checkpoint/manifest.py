@@ -1,8 +1,14 @@
-"""What a checkpoint and the run that resumes from it must share, and the finding where they do not. No torch.
+"""What a checkpoint says of itself: `checkpoint.json`, format 2. No torch.
 
-Everything that DeepSpeed keeps in its files, and that a changed config would therefore change in name only, is fixed:
-layout, model, optimizer, schedule, ZeRO, precision, clipping; and what makes the curve: seed, data, global batch. What
-takes effect when it is changed may be changed: train.steps, intervals, monitors, accumulation, recomputation.
+    {"format": 2, "step": 5, "consumed_samples": 80,
+     "layout": {"world_size": 8, "pipe": 2, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], "zero_stage": 1, ...},
+     "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # what no resume may change
+     "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all of it, and itself a config
+     "versions": {...}, "files": {...}, "digest": "..."}                      # the last two by `folder`
+
+Tensors lie under global names and as boxes of whole tensors, so the layout is for information: what the loader asks of
+it is whether it is the job's own, to give each rank back its random state too. torch's distributed checkpoints and
+Megatron-LM's `dist_checkpointing` keep no layout at all, and so restore such states nowhere, or by a rank's number.
 """
 
 from __future__ import annotations
@@ -14,53 +20,75 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dslpar import record
+from dslpar import record, spec
+from dslpar.checkpoint.classes import SAME, class_of
 from dslpar.checkpoint.folder import FORMAT, Stored
+from dslpar.config import yaml_io
 from dslpar.data.corpus import Piece
 from dslpar.errors import DslparError, Finding, Location
-from dslpar.job import Job
+from dslpar.job import Job, offloads
+from dslpar.mesh import STANDARD_ORDER
 
-_SHOWN = 12
-"""Differing keys that a finding lists; of another model there may be dozens."""
+Plain = dict[str, Any]
+"""JSON values by key."""
 
-_RAW = ("optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "data_types", "gradient_clipping")
-"""Sections of the raw `deepspeed` config that its checkpoint depends on."""
+OFFLINE = "offline"
+"""Key of a layout that no run has had: `dslpar checkpoint reshard` has cut it, so there are no random states in it."""
 
 
-def manifest_of(job: Job, data: str, step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint, but for the sizes of its files."""
+def manifest_of(job: Job, data: str, step: int) -> Plain:
+    """The manifest of a checkpoint, but for its files. `job` is the engine's, which knows the cut into stages."""
     return {
         "format": FORMAT,
         "step": step,
         "consumed_samples": step * job.batch.global_size,
+        "layout": layout_of(job),
         "fixed": fixed(job, data),
+        "config": config_of(job),
         "versions": record.versions(),
     }
 
 
-def fixed(job: Job, data: str) -> dict[str, Any]:
-    """What must be equal on resume: a plain JSON value by each dotted key of the config."""
-    mesh, made = job.mesh, job.spec
-    cuboid = {name: value for name, value in _plain(mesh.tensor).items() if name != "keep"}
-    sections: dict[str, Any] = {
-        "parallel.pipeline": {"size": mesh.pipe, "counts": job.stages.counts},
-        "parallel.data": mesh.data,
-        "parallel.tensor": cuboid,
-        "parallel.order": mesh.order,
-        "model": {"type": type(made.model).__name__, **_plain(made.model)},
-        "data": {"text": data, "seq_len": job.seq_len},
-        "batch.global_size": job.batch.global_size,
-        "optimizer": {"type": type(made.optimizer).__name__, **_plain(made.optimizer)},
-        "lr_scheduler": _plain(made.lr_scheduler),
-        "zero": _plain(made.zero),
-        "precision": _plain(made.precision),
-        "train.seed": made.train.seed,
-        "train.clip_grad_norm": made.train.clip_grad_norm,
-        "gradient_handler": [_plain(handler) for handler in made.gradient_handler],
-        "deepspeed": {key: made.deepspeed[key] for key in _RAW if key in made.deepspeed},
+def layout_of(job: Job) -> Plain:
+    """Who holds what: the mesh, the cut into stages, ZeRO. Equal layouts have equal pieces on equal ranks."""
+    mesh, cuboid = job.mesh, _fields(job.mesh.tensor)
+    return {
+        "world_size": mesh.world_size,
+        "pipe": mesh.pipe,
+        "data": mesh.data,
+        "tensor": {name: value for name, value in cuboid.items() if name != "keep"},
+        "order": list(mesh.order),
+        "counts": None if job.stages.counts is None else list(job.stages.counts),
+        "zero_stage": job.spec.zero.stage,
+        "offload": {what: offloads(job.spec, what) for what in ("optimizer", "param")},
     }
-    plain: dict[str, Any] = json.loads(json.dumps(_flat(sections), default=str))
-    return plain
+
+
+def same_layout(stored: Stored, job: Job) -> bool:
+    """Whether each rank finds its own again. `job` is the engine's, which knows the cut into stages."""
+    return bool(stored.manifest["layout"] == layout_of(job))
+
+
+def words_of(layout: Mapping[str, Any]) -> str:
+    """A layout in a line."""
+    cuboid = layout["tensor"]
+    mode = f" ({cuboid['mode']})" if cuboid["mode"] else ""
+    ranks = cuboid["d"] * cuboid["q"] * cuboid["y"] * cuboid["z"]
+    sizes = f"pipeline {layout['pipe']} * data {layout['data']} * tensor {ranks}{mode}, ZeRO {layout['zero_stage']}"
+    legacy = "" if tuple(layout["order"]) == STANDARD_ORDER else f", order {'/'.join(layout['order'])}"
+    counts = f", layers {'+'.join(map(str, layout['counts']))}" if layout["pipe"] > 1 and layout["counts"] else ""
+    return sizes + counts + legacy
+
+
+def fixed(job: Job, data: str) -> Plain:
+    """What must be equal on resume, by the dotted key that decides it; all else in the config may change."""
+    written = {key: value for key, value in flat(config_of(job)).items() if class_of(key) == SAME}
+    return written | decided(job, data)
+
+
+def decided(job: Job, data: str) -> Plain:
+    """What must be equal and stands in no one key; `data` is a `text_identity`."""
+    return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
 
 
 def text_identity(pieces: Iterable[Piece]) -> str:
@@ -69,41 +97,60 @@ def text_identity(pieces: Iterable[Piece]) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
-def check(stored: Stored, job: Job, data: str) -> None:
-    """Refuses a checkpoint that this job cannot go on from.
+# ---- the config as plain values ----
 
-    Raises:
-        DslparError: a value that must be equal is not, or a later dslpar wrote it. Equal on every rank.
-    """
-    if stored.manifest["format"] > FORMAT:
-        said = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads up to {FORMAT}"
-        raise error("CKP204", "checkpoint-of-a-later-version", said, "resume with the dslpar that wrote it", job)
-    before, now = stored.manifest["fixed"], fixed(job, data)
-    differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    if differ:
-        listed = [f"{key}: stored {_shown(before, key)}, asked {_shown(now, key)}" for key in differ[:_SHOWN]]
-        more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
-        said = f"{stored.path} is of another run:\n    " + "\n    ".join(listed + more)
-        help_ = "give these keys their stored values to resume; or leave --resume out, and a new run starts"
-        raise error("CKP202", "checkpoint-of-another-run", said, help_, job, differ[0])
+
+def config_of(job: Job) -> Plain:
+    """All values of the config, defaults among them, as a config that loads again; None is left out, as there."""
+    config = plain_of(job.spec)
+    if job.spec.data.files is not None:  # relative to the author's config, which may stand elsewhere
+        folder = os.path.dirname(job.path)
+        config["data"]["files"] = [os.path.abspath(os.path.join(folder, name)) for name in job.spec.data.files]
+    return config
+
+
+def plain_of(spec_: spec.Spec) -> Plain:
+    """A spec as JSON has it."""
+    plain: Plain = json.loads(json.dumps(_section(spec_), default=str))
+    return plain
+
+
+def flat(config: Mapping[str, Any], above: str = "") -> Plain:
+    """The values by their dotted keys; a list is one value."""
+    found: Plain = {}
+    for key, value in config.items():
+        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+    return found
+
+
+_OWN = (*spec.MODELS.values(), *spec.OPTIMIZERS.values())
+_OPEN = ("args", "extra")
+"""Fields that hold further keys of their section, which stand beside its others."""
+_NOTHING: tuple[Any, ...] = (None, {}, [])
+
+
+def _section(value: Any) -> Any:
+    """A section as it is written: a class by its `type`, what is open beside the rest, nothing left out."""
+    if isinstance(value, tuple | list) and any(map(dataclasses.is_dataclass, value)):
+        return [_section(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return yaml_io.portable(value)
+    written: Plain = {"type": type(value).__name__} if type(value) in _OWN else {}
+    for name, item in _fields(value).items():
+        if name in _OPEN:
+            written |= yaml_io.portable(item)
+        elif (plain := _section(item)) not in _NOTHING:
+            written["type" if name == "target" else name] = plain
+    return written
+
+
+def _fields(section: Any) -> Plain:
+    return {item.name: getattr(section, item.name) for item in dataclasses.fields(section)}
+
+
+# ---- errors ----
 
 
 def error(code: str, name: str, said: str, help_: str, job: Job, key: str = "") -> DslparError:
     """One finding about a checkpoint."""
     return DslparError([Finding(code, name, "error", said, help_, Location(job.path), key)])
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key]) if key in values else "nothing"
-
-
-def _plain(section: Any) -> dict[str, Any]:
-    """The fields of one of the config's sections."""
-    return {item.name: getattr(section, item.name) for item in dataclasses.fields(section)}
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
-    return flat

@@ -1,45 +1,45 @@
-"""What is inside a checkpoint: saved and loaded through DeepSpeed, and what it leaves out added, to the bit.
+"""A run saved, and loaded into an engine of any layout.
 
-DeepSpeed keeps the model, the optimizer, the schedule's position, the loss scaler, the counts of steps, of skipped
-steps and of samples. Beside that each rank keeps (FACTS 2.3, 2.6):
+Each rank writes what it holds and owns (`held`), flat, under global names, to one file; rank 0 writes which piece lies
+where, and makes the folder visible once all have told that theirs is on disk. Three messages a save, however many
+tensors. Each rank reads straight from the files what its own layout asks for, and agrees once that all of them could.
 
-- its random states: Python's, numpy's, torch's, the device's;
-- its tied copies. DeepSpeed broadcasts the owner's weight over them when it loads; but each stage averages gradients
-  over its own replicas, in buckets of its own, and copies come to differ in their last bits;
-- its buffers: of the statistics that a norm keeps of each replica's own samples, DeepSpeed stores the first replica's.
+On the same layout a run goes on to the bit: random states, each replica's buffers, and each stage's copy of a tied
+weight are restored too. (Copies differ in their last bits: each stage averages gradients over its replicas in buckets
+of its own.) On any other layout a copy is the owner's weight, and random states are those of a start.
 
-A learning rate that depends on `train.steps` is taken from the schedule again, since the number of steps may have been
-changed; in an unchanged run that is the value that was stored.
+That all ranks write, and agree afterwards, is how torch's distributed checkpoints keep one rank's full disk from
+leaving the others in a collective for ever.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
+import json
 import logging
-import os
-import random
+import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from deepspeed.accelerator import get_accelerator
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from dslpar import comm
-from dslpar.checkpoint import folder, manifest
-from dslpar.checkpoint.folder import Stored
+from dslpar.checkpoint import folder, held, manifest, moving, own
+from dslpar.checkpoint.folder import Stored, Written
+from dslpar.checkpoint.held import Held, Master
+from dslpar.checkpoint.index import INDEX, Entry, Index, Odd, copy_name, file_key, load_index, merge, tensor_path
+from dslpar.checkpoint.pieces import Piece, num_elements
+from dslpar.checkpoint.tensorfile import DTYPES, Reader, dtype_name, write
+from dslpar.checkpoint.together import SHOWN, by_rank_0, demand_seen, not_written
 from dslpar.comm import Axis
 from dslpar.engine import Engine
-from dslpar.job import Job
+from dslpar.errors import DslparError
 from dslpar.record import CHECKPOINTS
 
 log = logging.getLogger("dslpar")
-
-Value = TypeVar("Value")
 
 
 def save(engine: Engine, data: str = "") -> Path:
@@ -48,67 +48,32 @@ def save(engine: Engine, data: str = "") -> Path:
     `data` says what it is trained on (see `text_identity`). Returns the checkpoint's folder.
 
     Raises:
-        DslparError: on every rank, if rank 0 cannot write there, or one of them does not see where it writes.
+        DslparError: on every rank, if one of them cannot write there, or does not see where rank 0 writes. What was
+            visible before stays as it is.
     """
     job, step, world = engine.job, engine.steps_done, world_of(engine)
     root = Path(job.output_dir, CHECKPOINTS)
-    part = folder.part_path(root, step)
-    made = _by_rank_0(lambda: folder.begin(root, step), world, job)
-    _demand_seen(part.exists(), str(made), world, job)
-    engine.deepspeed.save_checkpoint(str(part), tag=folder.tag_of(step))
-    torch.save(_of_rank(engine), folder.rank_path(part, world.index))
-    hosts = comm.gather_objects(socket.gethostname(), world)  # and so every rank has written
-    if hosts.index(socket.gethostname()) == world.index:
-        folder.flush(*folder.files(part))
-    comm.barrier(world)
-    final = _by_rank_0(lambda: folder.publish(root, manifest.manifest_of(job, data, step)), world, job)
-    _by_rank_0(lambda: folder.prune(root, job.spec.checkpoint.keep, step), world, job)
-    return final
-
-
-def newest(job: Job, world: Axis) -> Stored | None:
-    """The newest whole checkpoint in the job's output_dir, by what rank 0 sees there; None if there is none at all.
-
-    All ranks together. Rank 0 says which newer ones are damaged.
-
-    Raises:
-        DslparError: on every rank, if one of them does not see that checkpoint, or all that are there are damaged: a
-            long run must not begin anew because its last file was cut short.
-    """
-    root = Path(job.output_dir, CHECKPOINTS)
-    whole, damaged = _by_rank_0(lambda: _newest_whole(root), world, job)
-    if whole is None and damaged:
-        help_ = "bring the files back; or remove these folders, and the run starts at step 0"
-        raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), help_, job, "train.output_dir")
-    if whole is None:
-        return None
-    for said in damaged if world.index == 0 else ():
-        log.warning("%s; it is passed over", said)
-    mine = next((stored for stored in folder.visible(root) if stored.manifest == whole.manifest), None)
-    _demand_seen(mine is not None, whole.path, world, job)
-    return mine
-
-
-def _newest_whole(root: Path) -> tuple[Stored | None, list[str]]:
-    """It, and of each newer one what is wrong."""
-    damaged: list[str] = []
-    for stored in reversed(folder.visible(root)):
-        if folder.is_whole(stored):
-            return stored, damaged
-        files = folder.damaged_files(stored)
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        damaged.append(f"{stored.path} is damaged: {files[0]}{more} not in full length")
-    return None, damaged + [f"{path} has no {folder.MANIFEST} that can be read" for path in folder.unreadable(root)]
+    made = by_rank_0(lambda: folder.begin(root, step), world, job)
+    told = comm.gather_objects(_write(engine, folder.part_path(root, step)), world)
+    demand_seen([(part.host, part.sees) for part in told], str(made), job)
+    if failed := [f"rank {rank} on {part.host}: {part.failed}" for rank, part in enumerate(told) if part.failed]:
+        raise not_written("; ".join(failed[:SHOWN]), job)
+    return by_rank_0(lambda: _publish(engine, told, root, manifest.manifest_of(job, data, step)), world, job)
 
 
 def load(engine: Engine, stored: Stored) -> None:
-    """Gives a freshly built engine the state of a checkpoint that `check` has passed. All ranks together."""
-    # BF16_Optimizer prints while it loads; tied weights are broadcast in place, which autograd would remember.
-    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
-        loaded, _ = engine.deepspeed.load_checkpoint(stored.path, tag=stored.tag)
-    assert loaded is not None, f"DeepSpeed finds no {stored.tag} in {stored.path}"
-    _onto_schedule(engine)
-    _to_rank(engine, torch.load(folder.rank_path(Path(stored.path), engine.groups.rank), weights_only=True))
+    """Gives a freshly built engine the state of a checkpoint that `check` has passed. All ranks together.
+
+    Raises:
+        DslparError: on every rank, if it does not hold this model, or a file cannot be read.
+    """
+    path, same = Path(stored.path), manifest.same_layout(stored, engine.job)
+    found = held.of_engine(engine)
+    with torch.no_grad():
+        held.before_load(engine)
+        index = _fill_or_refuse(engine, path, found, same)
+        held.after_load(engine)
+    _move(engine, stored, index, found, own.read(path, engine.groups.rank) if same else None)
     assert engine.steps_done == stored.step, f"{engine.steps_done} steps in {stored.path}"
 
 
@@ -117,90 +82,207 @@ def world_of(engine: Engine) -> Axis:
     return engine.groups.axis("pipe", "data", "tensor")
 
 
-def _demand_seen(sees: bool, path: str, world: Axis, job: Job) -> None:
-    """Raises DslparError, on every rank, if one of them does not see `path`, which rank 0 sees."""
-    seen = comm.gather_objects((socket.gethostname(), sees), world)
-    blind = sorted({host for host, sees in seen if not sees})
-    if blind:
-        said = f"rank 0 has {path}, which {', '.join(blind)} does not see"
-        help_ = "put train.output_dir on a file system that all hosts share"
-        raise manifest.error("CKP203", "checkpoint-not-everywhere", said, help_, job, "train.output_dir")
+# ---- saving ----
 
 
-# ---- what DeepSpeed leaves out ----
+class Told(NamedTuple):
+    """What a rank tells of its part of a save."""
+
+    host: str
+    sees: bool
+    """Whether it has the folder that rank 0 has made."""
+    failed: str = ""
+    """Why it could not write; empty: it could."""
+    pieces: bytes = b""
+    """Its part of the index, pickled: rank 0 alone reads it."""
+    files: Mapping[str, Written] = {}
+    """Its files, by their paths in the folder."""
 
 
-def _of_rank(engine: Engine) -> dict[str, Any]:
-    """Plain values and tensors alone, which load without running what a file says."""
-    return {
-        "random": _random_states(engine.deepspeed.device),
-        "tied": _tied_copies(engine),
-        "buffers": _buffers(engine),
+def _write(engine: Engine, part: Path) -> Told:
+    """Writes this rank's files."""
+    rank, host = engine.groups.rank, socket.gethostname()
+    if not part.exists():
+        return Told(host, False)
+    index, tensors = _to_write(engine, rank)
+    names = tensor_path(part, rank), folder.rank_path(part, rank)
+    try:
+        written = write(names[0], tensors), folder.write(names[1], [_saved(own.values_of(engine))])
+    except OSError as error:
+        return Told(host, True, str(error))
+    files = {path.relative_to(part).as_posix(): file for path, file in zip(names, written, strict=True)}
+    return Told(host, True, "", pickle.dumps(index), files)
+
+
+def _publish(engine: Engine, told: list[Told], root: Path, said: Mapping[str, Any]) -> Path:
+    """What rank 0 adds, and the moment at which the checkpoint is there."""
+    part = folder.part_path(root, said["step"])
+    index = merge(pickle.loads(rank.pieces) for rank in told)
+    added = {
+        INDEX: folder.write(part / INDEX, [json.dumps(index.to_json(), separators=(",", ":")).encode()]),
+        folder.STATE: folder.write(part / folder.STATE, [_saved(moving.values_of(engine))]),
     }
+    final = folder.publish(root, said, {name: file for rank in told for name, file in rank.files.items()} | added)
+    folder.prune(root, engine.job.spec.checkpoint.keep, said["step"])
+    return final
 
 
-def _to_rank(engine: Engine, state: dict[str, Any]) -> None:
-    copies = dict(engine.module.named_parameters())
-    with torch.no_grad():
-        for name, weight in state["tied"].items():
-            copies[name].copy_(weight)
-        buffers = dict(engine.module.named_buffers())
-        for name, value in state["buffers"].items():
-            buffers[name].copy_(value)
-    _set_random_states(state["random"], engine.deepspeed.device)
+def _saved(values: Any) -> bytes:
+    """What torch.save makes of them; on a full disk it raises no OSError itself."""
+    made = io.BytesIO()
+    torch.save(values, made)
+    return made.getvalue()
 
 
-def _tied_copies(engine: Engine) -> dict[str, torch.Tensor]:
-    """Weights of this stage that another stage owns."""
-    named = engine.module.named_parameters()
-    return {name: p.detach().cpu().clone() for name, p in named if getattr(p, "ds_pipe_replicated", False)}
+def _to_write(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
+    """This rank's part of the index, and its tensors by their keys: views, nothing is copied."""
+    groups: list[Any] = []
+    parameters: dict[str, Entry] = {}
+    copies: dict[str, Entry] = {}
+    tensors: dict[str, Tensor] = {}
+    for one in held.of_engine(engine):
+        if one.writes:
+            name = _stored_name(one, same=True)
+            written = {file_key(name, key): _part(one, tensor) for key, tensor in _whole_range(one)}
+            odd = one.odd if one.writes.start == 0 else {}
+            tensors |= written | {file_key(name, key): tensor for key, tensor in odd.items()}
+            (parameters if one.copy_of_stage is None else copies)[name] = _entry(one, rank, odd, groups)
+    return Index(parameters, copies, [moving.group_values(group) for group in groups]), tensors
 
 
-def _buffers(engine: Engine) -> dict[str, torch.Tensor]:
-    """The persistent ones of this rank's module."""
-    parts = engine.module.named_modules()
-    passing = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._non_persistent_buffers_set}
-    named = engine.module.named_buffers()
-    return {name: value.detach().cpu().clone() for name, value in named if name not in passing}
+def _whole_range(one: Held) -> Iterator[tuple[str, Tensor]]:
+    yield from [("", one.weight), *one.states.items()]
 
 
-def _random_states(device: torch.device) -> dict[str, Any]:
-    numpy: Any = np.random.get_state(legacy=True)
-    kind, keys, *rest = numpy
-    states = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest], "torch": torch.get_rng_state()}
-    return states if device.type == "cpu" else states | {"device": get_accelerator().get_rng_state()}
+def _part(one: Held, tensor: Tensor) -> Tensor:
+    """What this rank writes of what it holds."""
+    return tensor.reshape(-1)[one.writes.start - one.start : one.writes.stop - one.start]
 
 
-def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    random.setstate(states["python"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if device.type != "cpu":
-        get_accelerator().set_rng_state(states["device"])
+def _entry(one: Held, rank: int, odd: Mapping[str, Tensor], groups: list[Any]) -> Entry:
+    return Entry(
+        shape=one.shape,
+        dtype=dtype_name(one.weight.dtype),
+        trained=one.trained,
+        states={key: dtype_name(tensor.dtype) for key, tensor in one.states.items()},
+        numbers={key: _number(value) for key, value in one.numbers.items()},
+        odd={key: Odd(dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in odd.items()},
+        odd_file=rank if odd else None,
+        group=None if one.master is None else _place(one.master.group, groups),
+        pieces=[Piece(rank, one.box, one.writes.start, one.writes.stop)],
+    )
 
 
-def _onto_schedule(engine: Engine) -> None:
-    """The learning rate that the schedule of *this* config has at the step that was stored."""
-    scheduler = engine.deepspeed.lr_scheduler
-    if isinstance(scheduler, LambdaLR):
-        at = zip(engine.deepspeed.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        for group, base, share in at:
-            group["lr"] = base * share(scheduler.last_epoch)
+def _place(group: Any, groups: list[Any]) -> int:
+    if not any(group is known for known in groups):
+        groups.append(group)
+    return next(at for at, known in enumerate(groups) if known is group)
 
 
-def _by_rank_0(act: Callable[[], Value], world: Axis, job: Job) -> Value:
-    """What `act` returned on rank 0, on every rank; if it failed there, each rank raises."""
-    value, failed = None, ""
-    if world.index == 0:
-        try:
-            value = act()
-        except OSError as error:
-            failed = str(error)
-    value, failed = comm.broadcast_object((value, failed), world)
-    if failed:
-        where = os.path.join(job.output_dir, CHECKPOINTS)
-        help_ = "make room there, or name another folder, train.output_dir=..."
-        said = f"cannot write checkpoints to {where!r}: {failed}"
-        raise manifest.error("CKP205", "no-checkpoint", said, help_, job, "train.output_dir")
-    return value  # type: ignore[return-value]
+def _number(value: held.Number) -> Any:
+    return [dtype_name(value.dtype), value.item()] if isinstance(value, Tensor) else value
+
+
+def _stored_name(one: Held, same: bool) -> str:
+    """In the index; of a tied copy its own, where stages are those that saved it, and its owner's elsewhere."""
+    return copy_name(one.name, one.copy_of_stage) if same and one.copy_of_stage is not None else one.name
+
+
+# ---- loading ----
+
+
+def _fill_or_refuse(engine: Engine, path: Path, found: list[Held], same: bool) -> Index:
+    """Every tensor and number of the optimizer's, and the model's weights where ZeRO does not make them of these."""
+    index, said = Index(), []
+    try:
+        index = load_index(path)
+        said = list(_not_fitting(index, found, same))
+        if not said:
+            _fill(index, Reader(path, index), found, same)
+    except DslparError as error:
+        said = [finding.message for finding in error.findings]
+    told = comm.gather_objects((said, _names_here(engine, found)), world_of(engine))
+    unknown = set(index.parameters) - {name for _, names in told for name in names}
+    everything = dict.fromkeys([*(text for texts, _ in told for text in texts), *_unknown(unknown)])
+    if everything:
+        lines = [*list(everything)[:SHOWN], *[f"and {len(everything) - SHOWN} more"] * (len(everything) > SHOWN)]
+        help_ = "build the model that was saved; or start a new run, without --resume"
+        message = f"{path} does not hold this model:\n    " + "\n    ".join(lines)
+        raise manifest.error("CKP208", "checkpoint-does-not-fit", message, help_, engine.job, "model")
+    return index
+
+
+def _names_here(engine: Engine, found: list[Held]) -> tuple[str, ...]:
+    """Of this stage's parameters, told by one of its ranks."""
+    coord = engine.groups.coord
+    first = all(index == 0 for axis, index in coord.items() if axis != "pipe")
+    return tuple(one.name for one in found) if first else ()
+
+
+def _not_fitting(index: Index, found: list[Held], same: bool) -> Iterator[str]:
+    known = {**index.copies, **index.parameters}
+    for one in found:
+        name = _stored_name(one, same)
+        if name not in known and 0 not in one.shape:
+            yield f"{one.name!r} {one.shape} is not in it"
+        elif name in known and known[name].shape != one.shape:
+            yield f"{one.name!r} has shape {known[name].shape} there, and {one.shape} here"
+
+
+def _unknown(names: set[str]) -> Iterator[str]:
+    return (f"{name!r} is in it, and not in the model" for name in sorted(names))
+
+
+def _fill(index: Index, reader: Reader, found: list[Held], same: bool) -> None:
+    numbered: set[int] = set()
+    for one in sorted(found, key=held.turn_of):
+        name = _stored_name(one, same)
+        if name not in index.copies and name not in index.parameters:
+            continue  # of no elements
+        entry = index.entry(name)
+        if one.start < one.stop:
+            _set(one.weight, reader.fragment(name, "", one.box, one.start, one.stop))
+        if one.master is not None:
+            _fill_states(one, one.master, entry, name, reader)
+            if entry.numbers and id(one.master.tensor) not in numbered:
+                held.set_numbers(one.master, {key: _of_number(value) for key, value in entry.numbers.items()})
+                numbered.add(id(one.master.tensor))
+        if hasattr(one.parameter, "_hp_mapping"):  # ZeRO 1 and 2: a shard is not what the model computes with
+            _set(one.parameter, reader.fragment(name, "", one.box, 0, num_elements(one.box)))
+
+
+def _fill_states(one: Held, master: Master, entry: Entry, name: str, reader: Reader) -> None:
+    for key in entry.states:
+        same_kind = DTYPES[entry.dtype] == master.tensor.dtype
+        dtype = DTYPES[entry.states[key]] if same_kind else master.tensor.dtype
+        state = held.state_of(one, key, dtype)
+        if one.start < one.stop:
+            _set(state, reader.fragment(name, key, one.box, one.start, one.stop))
+    for key in entry.odd:
+        master.state[master.tensor][key] = reader.odd(name, key).clone().to(master.tensor.device)
+
+
+def _set(into: Tensor, flat: Tensor) -> None:
+    into.copy_(flat.view(into.shape))
+
+
+def _of_number(value: Any) -> held.Number:
+    return torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
+
+
+def _move(engine: Engine, stored: Stored, index: Index, found: list[Held], kept: Mapping[str, Any] | None) -> None:
+    """What is no tensor of the model's; `kept` is this rank's own, on the same layout."""
+    path, done = Path(stored.path), set()
+    for one in found:
+        entry = index.parameters.get(one.name)
+        if one.master is not None and id(one.master.group) not in done and entry and entry.group is not None:
+            moving.restore_group(engine, one.master.group, index.groups[entry.group])
+            done.add(id(one.master.group))
+    values = torch.load(path / folder.STATE, weights_only=True)
+    if stored.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
+        values["scale"] = {}  # the new one begins where the config says
+    moving.restore(engine, values, kept["schedule"] if kept else None)
+    if kept:
+        own.restore(engine, kept)
+    elif nobody_s := own.restore_buffers(engine, path, stored.manifest["layout"]):
+        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(nobody_s))

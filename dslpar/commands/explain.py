@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dslpar.linter.book import RULES
+from dslpar.linter import book
 from dslpar.linter.rule import Rule
-from dslpar.linter.run_time import PAGES, RunTimePage
+from dslpar.linter.run_time import RunTimePage
 from dslpar.reading import did_you_mean
 
 Page = Rule | RunTimePage
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def every_page() -> list[Page]:
     """All of them, by code."""
-    return sorted([*RULES, *PAGES], key=lambda page: page.code)
+    return sorted(book.pages(), key=lambda page: page.code)
 
 
 def headline(page: Page) -> str:

@@ -1,4 +1,5 @@
-"""`dslpar launch CFG`: checks a config against its hosts, prints the launcher's command line, and runs it.
+"""`dslpar launch CFG`: checks a config against its hosts, and the hosts against each other; prints what it runs, and
+runs it.
 
 The launcher is DeepSpeed's own unless another is asked for, on GPUs and CPUs alike: it reads hostfiles, and is there
 wherever the engine is. Where its program is missing, torchrun takes its place.
@@ -9,17 +10,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import NamedTuple
 
-from dslpar import launcher, supervise
+from dslpar import launcher, reach, supervise
 from dslpar.commands import words
-from dslpar.errors import WORLD, DslparError, Finding, Location
+from dslpar.config.load import Config
+from dslpar.errors import DslparError, has_errors
+from dslpar.hostfile import Cluster
+from dslpar.job import Job
 from dslpar.launcher import LAUNCHERS, Facts, Plan, Request
 from dslpar.linter import formats
 
 EPILOG = """\
-The launcher's command line goes to stderr, or with --print to stdout, and nothing starts. Without a hostfile all
-ranks are on this host, one an accelerator unless N says otherwise. Ranks on several hosts, and all of Slurm's, are
-for --print alone so far. Slurm is untested: its line follows the manual.
+Without a hostfile all ranks are on this host, one an accelerator unless N says otherwise. With one, ranks start on its
+hosts over ssh (deepspeed: pdsh, openmpi, mpich, torchrun) or srun; this folder and this Python are at the same path on
+all of them. --hostfile slurm and --hostfile pbs take the hosts of the job that this runs in; they, and --launcher
+slurm, follow the manuals, and are untested on a cluster. docs/hosts.md has what each launcher is told, and why.
+
+Before anything starts, every host is visited at once: can it be reached, has it the same versions and the same config,
+does it share the output folder, has it the accelerators, is the port free. What is wrong is told at once.
+
+The launcher's command line goes to stderr, or with --print to stdout, and nothing starts.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 the command line is wrong,
 128 + n: ended by signal n. The last lines say which rank was first to fail, and why."""
@@ -32,19 +43,70 @@ _PASSED = {
 """Flags of the training program."""
 
 
+class _Asked(NamedTuple):
+    """What is to be launched."""
+
+    job: Job
+    config: Config
+    request: Request
+    facts: Facts
+    sources: dict[str, str]
+    """The texts that findings point into."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
     parser.epilog = EPILOG
     words.config_argument(parser)
     words.world_arguments(parser)
-    parser.add_argument("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where it is missing")
-    parser.add_argument("--print", action="store_true", help="print the command line and start nothing")
+    add = parser.add_argument
+    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where it is missing")
+    add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
+    add("--no-ssh", action="store_true", help="no host is reached from here: run this on each of them")
+    add("--node-rank", type=_node, metavar="K", help="with --no-ssh: which of the hosts this is, from 0")
+    add("--check", action="store_true", help="visit the hosts, say what is there, and start nothing")
+    add("--no-checks", action="store_true", help="start without visiting the hosts; the config is checked all the same")
+    add("--print", action="store_true", help="print the command lines and start nothing")
     for flag, help_ in _PASSED.items():
-        parser.add_argument(flag, action="append_const", dest="passed", const=flag, default=[], help=help_)
+        add(flag, action="append_const", dest="passed", const=flag, default=[], help=help_)
+
+
+def _port(text: str) -> int:
+    number = words.count(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is over 65535, the last port")
+    return number
+
+
+def _node(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, from 0")
+    return int(text)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Checks, prints, and runs to the end."""
+    if args.node_rank is not None and not args.no_ssh:
+        parser.error("--node-rank goes with --no-ssh")
+    asked = _asked(args, parser)
+    if asked is None:
+        return 1
+    try:
+        launcher.plan_of(asked.request, asked.facts)  # before anybody is asked over the network
+        asked = _visited(args, asked)
+        plan = launcher.plan_of(asked.request, asked.facts)
+    except DslparError as error:
+        sys.stderr.write(formats.text(error.findings, asked.sources))
+        return 1
+    if args.no_ssh and args.node_rank is None and plan.elsewhere and not (args.print or args.check):
+        parser.error("--no-ssh starts the ranks of one host: --node-rank K, or --print for the lines of all")
+    if not args.check or args.print:
+        _say(plan, to_stdout=args.print)
+    return 0 if args.print or args.check else supervise.run(plan, asked.job)
+
+
+def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked | None:
+    """None where lint finds an error; findings go to stderr."""
     sources: dict[str, str] = {}
     cluster = words.cluster(args, parser, sources)
     config = words.one_config(args, parser)
@@ -52,40 +114,82 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     world_size = args.world_size or (cluster.world_size if cluster else None) or facts.accelerators
     if not world_size:
         parser.error("this host has no accelerators to count: --world-size N, or --hostfile FILE")
+    if args.no_ssh and cluster is None:
+        parser.error("--no-ssh needs the hosts: --hostfile FILE")
     job = words.job_or_findings(config, world_size, cluster, sources)
     if job is None:
-        return 1
-    program = ("--config", config.path, *args.passed, *words.overrides(args))
-    request = Request(args.launcher or launcher.default_launcher(facts), world_size, program, cluster)
-    plan = _plan(request, facts, sources, only_print=args.print)
-    if plan is None:
-        return 1
-    _say(plan, to_stdout=args.print)
-    return 0 if args.print else supervise.run(plan.commands[0], world_size, job.output_dir)
-
-
-def _plan(request: Request, facts: Facts, sources: dict[str, str], *, only_print: bool) -> Plan | None:
-    """The command lines, or none where they must not run; findings go to stderr."""
-    try:
-        plan = launcher.plan_of(request, facts)
-        if plan.elsewhere and not only_print:
-            raise DslparError([_several_hosts()])
-    except DslparError as error:
-        sys.stderr.write(formats.text(error.findings, sources))
         return None
-    if plan.notes:
-        sys.stderr.write(formats.text(plan.notes, sources))
-    return plan
+    program = ("--config", config.path, *args.passed, *words.overrides(args))
+    name = args.launcher or launcher.default_launcher(facts)
+    request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank)
+    return _Asked(job, config, request, facts, sources)
 
 
-def _several_hosts() -> Finding:
-    said = "ranks on other hosts; dslpar launch starts jobs on this host alone, so far"
-    return Finding("HST210", "other-hosts", "error", said, "--print, and run what it prints", Location(WORLD))
+# ---- the hosts, before anything starts ----
+
+
+def _visited(args: argparse.Namespace, asked: _Asked) -> _Asked:
+    """What the hosts said goes to stderr, and what is learnt of them into the facts.
+
+    Raises:
+        DslparError: the job would not run there.
+    """
+    cluster, facts = asked.request.cluster, asked.facts
+    if cluster is None or not _wanted(args, asked):
+        return _with_interface(asked, _own_interface(cluster, facts))
+    hosts = cluster.hosts if not args.no_ssh else tuple(host for host in cluster.hosts if host.name in facts.here)
+    checked = reach.check(hosts, _look(asked))
+    if args.check:
+        ready = "" if has_errors(checked.findings) else f"ready for {sum(host.slots for host in hosts)} ranks\n"
+        sys.stdout.write(checked.table() + ready)
+        sys.stdout.flush()
+    if has_errors(checked.findings):
+        raise DslparError(checked.findings)
+    sys.stderr.write(formats.text(checked.findings, asked.sources) if checked.findings else "")
+    port = facts.port if args.no_ssh else checked.port or facts.port
+    return _with_interface(asked._replace(facts=facts._replace(port=port)), checked.interface)
+
+
+def _wanted(args: argparse.Namespace, asked: _Asked) -> bool:
+    """Other hosts are visited before a job starts there; srun starts where there may be no ssh."""
+    cluster, facts = asked.request.cluster, asked.facts
+    elsewhere = cluster is not None and any(host.name not in facts.here for host in cluster.hosts)
+    starts = elsewhere and not (args.print or args.no_checks or args.no_ssh) and asked.request.launcher != "slurm"
+    return args.check or starts
+
+
+def _look(asked: _Asked) -> reach.Look:
+    files = [path for path in asked.config.sources if os.path.isfile(path)]
+    on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    port, facts = asked.request.port, asked.facts
+    return reach.Look(
+        files=files, output_dir=asked.job.output_dir, port=port, here=facts.here, environ=facts.travels, on_cpu=on_cpu
+    )
+
+
+def _own_interface(cluster: Cluster | None, facts: Facts) -> str:
+    """By which this host meets the first; of the first itself, by which it meets the second. As good as none where
+    nobody was asked.
+    """
+    others = [host.name for host in cluster.hosts if host.name not in facts.here] if cluster else []
+    return reach.interface_to(others[0]) if others else ""
+
+
+def _with_interface(asked: _Asked, interface: str) -> _Asked:
+    """The environment has the last word."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    said = {name: interface for name in names if interface and name not in asked.facts.travels}
+    return asked._replace(request=asked.request._replace(travels={**said, **asked.request.travels}))
 
 
 def _say(plan: Plan, *, to_stdout: bool) -> None:
-    """The command lines; of several, each after the name of its host."""
+    """The command lines: of several, all at once, and each after the name of its host; or where it is to be started."""
     out = sys.stdout if to_stdout else sys.stderr
+    together = len(plan.commands) > 1 and not plan.request.no_ssh
     for command in plan.commands:
-        out.write((f"# on {command.host}\n" if command.host else "") + command.shell() + "\n")
+        line = command.shell() + (" &" if together else "")
+        out.write(
+            (f"# {'on' if plan.request.no_ssh else 'for'} {command.host}\n" if command.host else "") + line + "\n"
+        )
+    out.write("wait\n" if together else "")
     out.flush()

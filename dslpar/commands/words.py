@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from dslpar import flow, hostfile
 from dslpar.config.load import Config
-from dslpar.errors import DslparError
-from dslpar.hostfile import Cluster
+from dslpar.errors import DslparError, Location
+from dslpar.hostfile import Cluster, Host
 from dslpar.job import Job
 from dslpar.linter import book, formats
 
+if TYPE_CHECKING:
+    from dslpar.chosen import Flag
+
+ALLOCATIONS = ("slurm", "pbs")
+"""What --hostfile may name instead of a file."""
 STDIN = "stdin.py"
 """What a config from stdin goes by, if it is given no name; its ending tells Python from YAML."""
 
@@ -25,9 +31,15 @@ def config_argument(parser: argparse.ArgumentParser, *, several: bool = False) -
 
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
-    """`world_size` and `hostfile`."""
+    """`world_size`, `hostfile`, and the choice among its hosts."""
     parser.add_argument("--world-size", type=count, metavar="N", help="ranks of the job")
-    parser.add_argument("--hostfile", metavar="FILE", help="hosts and slots; gives the world size if N does not")
+    help_ = (
+        "hosts and slots, in any launcher's syntax; slurm or pbs: this job's hosts. Gives the world size if N does not"
+    )
+    parser.add_argument("--hostfile", metavar="FILE", help=help_)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--include", metavar="HOSTS", help="of these hosts and slots alone: node1@node2:0,2")
+    choice.add_argument("--exclude", metavar="HOSTS", help="without these hosts and slots")
 
 
 def count(text: str) -> int:
@@ -92,16 +104,46 @@ def is_override(word: str) -> bool:
 
 
 def cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster | None:
-    """The hostfile's hosts; its text goes into `sources`."""
+    """The hosts that were asked for: of the hostfile or the allocation, what `--include` or `--exclude` leaves. Texts,
+    of the flags as well, go into `sources`.
+    """
+    flags: tuple[Flag, ...] = ("--include", "--exclude")
+    flag, text = next(((flag, given) for flag in flags if (given := getattr(args, flag[2:]))), (None, ""))
     if args.hostfile is None:
+        if flag:
+            parser.error(f"{flag} chooses among the hosts of --hostfile")
         return None
+    hosts = _hosts(args.hostfile, parser, sources)
+    if not flag:
+        return hosts
+    from dslpar import chosen
+
+    sources[flag] = text
+    return chosen.choose(hosts, text, flag)
+
+
+def _hosts(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster:
+    """Of a hostfile, or of an allocation: `slurm`, `pbs`."""
     try:
-        with open(args.hostfile, encoding="utf-8-sig") as file:
-            text = file.read()
+        if name in ALLOCATIONS:
+            return _allocation(name, sources)
+        with open(name, encoding="utf-8-sig") as file:
+            sources[name] = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"cannot read the hostfile {args.hostfile}: {error}")
-    sources[args.hostfile] = text
-    return hostfile.parse(text, args.hostfile)
+        parser.error(f"cannot read the hostfile {name}: {error}")
+    except ValueError as error:
+        parser.error(f"--hostfile {name}: {error}")
+    return hostfile.parse(sources[name], name)
+
+
+def _allocation(name: str, sources: dict[str, str]) -> Cluster:
+    """Its place is the variable, or the file, that says it."""
+    from dslpar import nodelist
+
+    source, text, hosts = nodelist.ALLOCATIONS[name](os.environ)
+    sources[source] = text
+    place = Location(source, 1, 1, 1, len(text.partition("\n")[0]) + 1)
+    return Cluster(source, tuple(Host(name, slots, place, place) for name, slots in hosts), (), a_file=False)
 
 
 def job_or_findings(config: Config, world_size: int, hosts: Cluster | None, sources: dict[str, str]) -> Job | None:

@@ -77,6 +77,6 @@ def codes() -> list[str]:
 
 def pages() -> list[Rule | RunTimePage]:
     """The rules, and the pages of what only a run can find; to lint needs none of those."""
-    from dslpar.linter.run_time import PAGES
+    from dslpar.linter import run_time, run_time_checkpoints, run_time_faults, run_time_hosts
 
-    return [*RULES, *PAGES]
+    return [*RULES, *run_time.PAGES, *run_time_checkpoints.PAGES, *run_time_faults.PAGES, *run_time_hosts.PAGES]

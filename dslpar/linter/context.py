@@ -56,7 +56,7 @@ class Context:
         self.spec: Any = Guarded(self.reading.spec, "", self.reading)
         self.cluster = cluster
         self.world_size = world_size
-        if world_size is None and cluster is not None and not cluster.bad_lines and cluster.world_size:
+        if world_size is None and cluster is not None and not cluster.broken and cluster.world_size:
             self.world_size = cluster.world_size
         self.asked_world_size = world_size
         self.found: set[Finding] = set()

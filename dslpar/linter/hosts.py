@@ -1,4 +1,6 @@
-"""HST: the hostfile, and its slots against the sizes; PERF: groups that cross hosts. Examples are hostfiles."""
+"""HST: the hostfile, and its slots against the sizes; PERF: groups that cross hosts. Examples are hostfiles, with the
+flags of the command line as comments.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ _GRAMMAR = "one host a line: NAME slots=N"
 
 @rule("HST101", "bad-hostfile-line")
 def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
-    """A line of the hostfile that is not `NAME slots=N`.
+    """A line of the hostfile that no launcher reads.
 
     What it does:
-        Checks each line against `NAME slots=N`; empty lines and comments may stand between.
+        Checks each line against `NAME slots=N` (DeepSpeed, OpenMPI), `NAME:N` (MPICH), `NAME` (PBS: a slot a line), and
+        `gpu[07-12,31] slots=N` (Slurm); empty lines and comments may stand between.
 
     Why:
-        DeepSpeed stops at such a line when the job starts, or reads a part of it.
+        Launchers stop at such a line when the job starts, or read a part of it.
 
     Example:
         localhost slots=8
@@ -32,7 +35,7 @@ def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
         other slots=4
     """
     for line in _cluster(cx).bad_lines:
-        yield Problem(line.location, f"{line.text[:40]!r} is no host", _GRAMMAR)
+        yield Problem(line.location, f"{line.text[:40]!r} {line.why}", line.help)
 
 
 @rule("HST102", "host-twice")
@@ -133,6 +136,123 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
         yield Problem(place, said, f"{asked} slots in all, or --world-size {cluster.world_size}")
 
 
+@rule("HST110", "no-such-host")
+def no_such_host(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` names a host that there is not.
+
+    What it does:
+        Looks for each named host in the hostfile, or in the scheduler's allocation.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        node1 slots=4
+        node2 slots=4  # --exclude nod2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4  # --exclude node2
+    """
+    yield from _choices(cx, "host")
+
+
+@rule("HST111", "no-such-slot")
+def no_such_slot(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` names a slot that its host does not have.
+
+    What it does:
+        Compares the slots, which count from 0, with the host's number of slots.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        node1 slots=4  # --include node1:2,4
+
+    Use instead:
+        node1 slots=4  # --include node1:2,3
+    """
+    yield from _choices(cx, "slot")
+
+
+@rule("HST112", "bad-choice-of-hosts")
+def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` cannot be read, or leaves nothing.
+
+    What it does:
+        Reads the choice as DeepSpeed does: NAME, or NAME:SLOT,SLOT, and @ between hosts.
+
+    Why:
+        A job without hosts does not start.
+
+    Example:
+        node1 slots=4
+        node2 slots=4  # --include node1,node2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4  # --include node1@node2
+    """
+    yield from _choices(cx, "syntax")
+
+
+def _choices(cx: Context, kind: str) -> Iterator[Problem]:
+    return (Problem(one.location, one.said, one.help) for one in _cluster(cx).wrong_choices if one.kind == kind)
+
+
+@rule("HST113", "slots-unsaid", "warning")
+def slots_unsaid(cx: Context) -> Iterator[Problem]:
+    """Hosts without a number of slots.
+
+    What it does:
+        Looks for names that stand alone, where none stands on several lines, as PBS's node file has them.
+
+    Why:
+        Launchers differ: OpenMPI takes a slot a core, MPICH one, and DeepSpeed refuses the line. dslpar counts one a
+        line, and hands that to each of them.
+
+    Example:
+        node1
+        node2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    alone = [host for host in _cluster(cx).hosts if host.syntax == "name"]
+    if alone and all(host.slots == 1 for host in alone):
+        said = (
+            f"{alone[0].name} says no slots, and counts as 1 (OpenMPI would take one a core, DeepSpeed refuse the line)"
+        )
+        yield Problem(alone[0].location, said, "NAME slots=N")
+
+
+@rule("HST114", "not-for-deepspeed", "info")
+def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
+    """A hostfile that `dslpar` reads and `deepspeed --hostfile` does not.
+
+    What it does:
+        Looks for lines in the syntax of MPICH, PBS or Slurm.
+
+    Why:
+        `dslpar launch` hands each launcher the hosts in its own words; the file itself, DeepSpeed would refuse.
+
+    Example:
+        node1:4
+        node2:4
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    cluster = _cluster(cx)
+    other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
+    if cluster.a_file and other:
+        said = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
+        yield Problem(other[0].location, said, "NAME slots=N, if the file is for DeepSpeed too")
+
+
 @rule("PERF101", "tensor-group-across-hosts", "warning")
 def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     """A tensor group that is larger than a host.
@@ -180,5 +300,10 @@ RULES = (
     unequal_slots,
     no_slots,
     slots_differ_from_the_world,
+    no_such_host,
+    no_such_slot,
+    bad_choice_of_hosts,
+    slots_unsaid,
+    not_for_deepspeed,
     tensor_group_across_hosts,
 )

@@ -365,121 +365,6 @@ Use instead:
 """,
     ),
     RunTimePage(
-        "CKP201",
-        "no-output-dir",
-        """
-The output_dir cannot be written to.
-
-What it does:
-    Makes the folder and writes config.yaml before the model is built.
-
-Why:
-    Better now than at the first checkpoint.
-
-Use instead:
-    train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
-""",
-    ),
-    RunTimePage(
-        "CKP202",
-        "checkpoint-of-another-run",
-        """
-The checkpoint belongs to another layout, model, optimizer, batch, seed or text than the config asks for.
-
-What it does:
-    Compares what the manifest of the newest checkpoint fixes with the config, on every rank, before anything is read.
-
-Why:
-    DeepSpeed's files fit the layout that wrote them, and bring the optimizer's settings with them: a changed key would
-    be wrong, or ignored. train.steps, intervals, monitors, accumulation and recomputation may change.
-
-Use instead:
-    python train.py --config outputs/gpt/config.yaml --resume train.steps=200  # the run's own record, and more steps
-""",
-    ),
-    RunTimePage(
-        "CKP203",
-        "checkpoint-not-everywhere",
-        """
-Rank 0 sees a checkpoint that another host does not see.
-
-What it does:
-    Looks for the checkpoint on every rank, before anything is built.
-
-Why:
-    Each rank reads its own part. A host that began afresh would train another model.
-
-Use instead:
-    train = dict(output_dir='/shared/outputs/gpt')  # a file system that all hosts share
-""",
-    ),
-    RunTimePage(
-        "CKP204",
-        "checkpoint-of-a-later-version",
-        """
-The checkpoint has a format that this dslpar does not know.
-
-What it does:
-    Reads the format's number in checkpoint.json first.
-
-Why:
-    A later dslpar may keep what this one would leave out.
-
-Use instead:
-    pip install --upgrade dslpar
-""",
-    ),
-    RunTimePage(
-        "CKP205",
-        "no-checkpoint",
-        """
-A checkpoint cannot be written, or all that are there are damaged.
-
-What it does:
-    Makes the folder, and renames it when all ranks have written; rank 0 tells all if one of them fails. On --resume,
-    compares the length of every file with the manifest.
-
-Why:
-    A full disk ends the run with the last whole checkpoint untouched. A run whose checkpoints are all damaged must not
-    begin anew without a word.
-
-Use instead:
-    checkpoint = dict(keep=2)  # or train.output_dir=... where there is room
-""",
-    ),
-    RunTimePage(
-        "CKP206",
-        "nothing-to-evaluate",
-        """
---eval-only, and output_dir holds no checkpoint.
-
-What it does:
-    Looks for the newest whole checkpoint below train.output_dir.
-
-Why:
-    The loss of initial weights is not what was asked for.
-
-Use instead:
-    python train.py --config outputs/gpt/config.yaml --eval-only  # the record of a run names its folder
-""",
-    ),
-    RunTimePage(
-        "CKP207",
-        "other-weights",
-        """
-Weights that are to be loaded are not those of the model: a name is missing or unknown, or a shape differs.
-
-What it does:
-    Compares the names and whole shapes of all tensors with those of the model, before one of them is changed.
-
-Why:
-    A weight that is left as it was drawn spoils a model that seems to be loaded.
-
-Use instead:
-    load_full_state(module, full, groups, strict=False)  # where only a part is to be loaded
-""",
-    ),
-    RunTimePage(
         "HST201",
         "half-a-place",
         """
@@ -502,7 +387,9 @@ Use instead:
 Ranks on several hosts, and no address of rank 0.
 
 What it does:
-    Asks for MASTER_ADDR where the launcher does not give it.
+    Asks for MASTER_ADDR where nobody knows it. deepspeed and torchrun give it, srun's list of nodes begins with it, and
+    OpenMPI 5 is asked for rank 0's host, whose name every host must know. MPICH says nothing, nor does srun with
+    --distribution=arbitrary.
 
 Why:
     The hosts could not find each other.
@@ -606,39 +493,6 @@ Why:
 
 Use instead:
     CUDA_VISIBLE_DEVICES=2,3 dslpar launch CFG
-""",
-    ),
-    RunTimePage(
-        "HST209",
-        "environment-stays-here",
-        """
-The other hosts get little of this host's environment.
-
-What it does:
-    Says so where DeepSpeed's launcher starts ranks on other hosts.
-
-Why:
-    DeepSpeed passes on PYTHON*, NCCL*, UCX* and a few more. Without GLOO_SOCKET_IFNAME gloo may publish 127.0.0.1.
-
-Use instead:
-    echo GLOO_SOCKET_IFNAME=eth0 > .deepspeed_env
-""",
-        "info",
-    ),
-    RunTimePage(
-        "HST210",
-        "other-hosts",
-        """
-dslpar launch was asked to start ranks on other hosts.
-
-What it does:
-    Prints command lines for several hosts, and starts jobs on this host alone.
-
-Why:
-    A job that is spread over hosts needs its end watched on each of them.
-
-Use instead:
-    dslpar launch CFG --hostfile FILE --print  # and run what it prints
 """,
     ),
     RunTimePage(

@@ -144,6 +144,7 @@ def run(seeds: Iterable[int], folder: Path, progress: Any = None) -> Report:
 
 def one(given: Input, watch: Watch) -> tuple[list[str], float, Sequence[Finding]]:
     """What is wrong, the linter's CPU seconds, and its findings."""
+    Path(given.name).unlink(missing_ok=True)  # to write over a file costs more than to make one
     Path(given.name).write_bytes(given.data)
     watch.seen.clear()
     watch.on = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from inspect import cleandoc
 from pathlib import Path
@@ -186,30 +186,11 @@ def _grown(rng: Random) -> Input:
 
 
 def _statement(rng: Random, depth: int) -> str:
-    pad = "    " * depth
-    name = rng.choice((*SECTIONS, "x", "y", "BATCH"))
-    value = _expression(rng, 0)
-    simple = (
-        f"{name} = {value}", f"{name} = dict({_keywords(rng, 0)})", f"{name}.{rng.choice(words_of_keys())} = {value}",
-        f"{name}[{_expression(rng, 2)}] = {value}", f"{name} += {value}", f"{name}, y = {value}", f"del {name}",
-        f"assert {value}", f"from .{rng.choice(('common', 'x', ''))} import {name}", f"import {name}",
-        f"{name}: int = {value}",
-        f"{name} = {name} = {value}", value, f"from {rng.choice(('torch', 'dslpar', 'os.path'))} import {name} as y",
-        "pass",
-    )  # fmt: skip
+    pad, name = "    " * depth, rng.choice((*SECTIONS, "x", "y", "BATCH"))
     if depth > 3 or rng.random() < 0.75:
-        return pad + rng.choice(simple)
-    heads = (
-        f"if {value}:",
-        f"for x in {value}:",
-        "while x:",
-        "def f(x):",
-        "class A:",
-        "try:",
-        f"with {value}:",
-        "else:",
-    )
-    return pad + rng.choice(heads) + "\n" + "\n".join(_statement(rng, depth + 1) for _ in range(rng.randint(1, 2)))
+        return pad + _filled(rng.choice(_SIMPLE), rng, 0, name)
+    head = _filled(rng.choice(_HEADS), rng, 0, name)
+    return pad + head + "\n" + "\n".join(_statement(rng, depth + 1) for _ in range(rng.randint(1, 2)))
 
 
 @cache
@@ -227,21 +208,32 @@ def _keywords(rng: Random, depth: int) -> str:
 def _expression(rng: Random, depth: int) -> str:
     if depth > 4 or rng.random() < 0.3:
         return rng.choice((rng.choice(words()), rng.choice(_NUMBERS), rng.choice(SECTIONS), str(rng.randrange(20))))
-    one, other = _expression(rng, depth + 1), _expression(rng, depth + 1)
-    return rng.choice(
-        (
-            f"({one} {rng.choice(_OPERATORS)} {other})", f"[{one}, {other}]", f"({one},)", f"{{{one}: {other}}}",
-            f"{{{one}, {other}}}", f"dict({_keywords(rng, depth + 1)})", f"{one}.{rng.choice(words_of_keys())}",
-            f"{one}[{other}]", f"{one}[{other}:{one}]", f"{rng.choice(_CALLS)}({one}, {other})",
-            f"{rng.choice(_CALLS)}({one})",
-            f"[x for x in {one} if {other}]", f"{{x: {one} for x in {other}}}", f"({one} if {other} else x)", f"-{one}",
-            f"not {one}", f"f'{{x}}{{y!r:>{rng.choice((3, 99999999))}}}'", f"'%{rng.choice('sdrxf')}' % {one}",
-            f"{one}.{rng.choice(_METHODS)}({other})", f"L({one})({_keywords(rng, depth + 1)})", f"*{one}",
-            f"lambda: {one}",
-        )
-    )  # fmt: skip
+    return _filled(rng.choice(_COMPOUND), rng, depth + 1)
 
 
+def _filled(form: str, rng: Random, depth: int, name: str = "") -> str:
+    """A form with something in each of its <places>: what the form does not need is never made."""
+    return re.sub(
+        "<([a-z]+)>", lambda place: name or "x" if place[1] == "name" else _PLACES[place[1]](rng, depth), form
+    )
+
+
+_SIMPLE = (
+    "<name> = <value>", "<name> = dict(<keywords>)", "<name>.<word> = <value>", "<name>[<index>] = <value>",
+    "<name> += <value>", "<name>, y = <value>", "del <name>", "assert <value>", "from .<file> import <name>",
+    "import <name>", "<name>: int = <value>", "<name> = <name> = <value>", "<value>",
+    "from <package> import <name> as y", "pass",
+)  # fmt: skip
+_HEADS = (
+    "if <value>:", "for x in <value>:", "while x:", "def f(x):", "class A:", "try:", "with <value>:", "else:",
+)  # fmt: skip
+_COMPOUND = (
+    "(<value> <operator> <value>)", "[<value>, <value>]", "(<value>,)", "{<value>: <value>}", "{<value>, <value>}",
+    "dict(<keywords>)", "<value>.<word>", "<value>[<value>]", "<value>[<value>:<value>]", "<call>(<value>, <value>)",
+    "<call>(<value>)", "[x for x in <value> if <value>]", "{x: <value> for x in <value>}",
+    "(<value> if <value> else x)", "-<value>", "not <value>", "f'{x}{y!r:><width>}'", "'%<letter>' % <value>",
+    "<value>.<method>(<value>)", "L(<value>)(<keywords>)", "*<value>", "lambda: <value>",
+)  # fmt: skip
 _OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "<<", "|", "&", "and", "or", "==", "<", "in", "is", "not in", "@")
 _BUILTINS = """
 dict list tuple set len min max sum range sorted reversed enumerate zip int float str bool abs round divmod any all
@@ -250,6 +242,20 @@ isinstance open eval exec print type vars math.sqrt math.comb os.path.join get_c
 _CALLS = tuple(_BUILTINS.split())
 _OF_VALUES = "append extend update get pop items keys join split format replace sort index upper zfill __class__"
 _METHODS = tuple(_OF_VALUES.split())
+
+_PLACES: Mapping[str, Callable[[Random, int], str]] = {
+    "value": _expression,
+    "index": lambda rng, depth: _expression(rng, depth + 2),
+    "keywords": _keywords,
+    "word": lambda rng, _: rng.choice(words_of_keys()),
+    "operator": lambda rng, _: rng.choice(_OPERATORS),
+    "call": lambda rng, _: rng.choice(_CALLS),
+    "method": lambda rng, _: rng.choice(_METHODS),
+    "letter": lambda rng, _: rng.choice("sdrxf"),
+    "width": lambda rng, _: rng.choice(("3", "99999999")),
+    "file": lambda rng, _: rng.choice(("common", "x", "")),
+    "package": lambda rng, _: rng.choice(("torch", "dslpar", "os.path")),
+}
 
 
 # ---- YAML and JSON ----

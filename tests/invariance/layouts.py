@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from dslpar import spec
 from dslpar.job import Job, resolve
 
 GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
-"""12 heads divide by 2, 3 and 4; 250 rows need padding in all of these."""
+"""12 heads divide by 2, 3 and 4; 250 rows need padding in all of these. Some rows of the table have two layers."""
 LLAMA = GPT | {"num_kv_heads": 4, "ffn_hidden_size": 96, "norm": "rmsnorm", "activation": "swiglu", "bias": False}
 STEPS, SAMPLES, CLIP = 10, 16, 0.3
 """The norm is above 0.3, so that clipping acts in every step."""
@@ -51,11 +52,13 @@ class Layout(NamedTuple):
     """fp16: DeepSpeed's keys of the loss scale."""
     clip: bool = True
     """Whether the norm is clipped to CLIP; with SGD alone."""
+    num_layers: int = GPT["num_layers"]
+    """Of a transformer."""
 
     @property
     def problem(self) -> Problem:
         """What the reference depends on."""
-        return Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip)
+        return Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip, self.num_layers)
 
     def job(self) -> Job:
         """The Job of this row."""
@@ -65,7 +68,7 @@ class Layout(NamedTuple):
         recompute = spec.ActivationCheckpoint(interval=self.recompute) if self.recompute else None
         return resolve(
             spec.Spec(
-                model=MODELS[self.model](self.tied),
+                model=self._model(),
                 parallel=spec.Parallel(**self.parallel),
                 optimizer=OPTIMIZERS[self.optimizer] if self.clip else UNCLIPPED,
                 lr_scheduler=spec.LRScheduler(type="cosine", warmup_steps=3),
@@ -79,6 +82,10 @@ class Layout(NamedTuple):
             "invariance.py",
         )
 
+    def _model(self) -> Any:
+        model = MODELS[self.model](self.tied)
+        return replace(model, num_layers=self.num_layers) if isinstance(model, spec.GPT) else model
+
 
 class Problem(NamedTuple):
     """What a run computes, whatever the layout."""
@@ -88,6 +95,7 @@ class Problem(NamedTuple):
     ignoring: bool
     optimizer: str
     clip: bool
+    num_layers: int
 
 
 def _gpt(tied: bool) -> spec.GPT:
@@ -304,7 +312,7 @@ LAYOUTS: dict[str, Layout] = {
     "data 2, ZeRO 3, recompute 2, untied": Layout(2, {}, zero=3, recompute=2, tied=False),
     "data 2, 1d 2 sequence, ZeRO 2, recompute 2": Layout(4, tensor("1d", 2, sequence=True), zero=2, recompute=2),
     "data 2, 1d 2 sequence, ZeRO 3, recompute 1": Layout(4, tensor("1d", 2, sequence=True), zero=3, recompute=1),
-    "3d 8, ZeRO 3, recompute 1": Layout(8, tensor("3d", 8), zero=3, recompute=1),
+    "3d 8, ZeRO 3, recompute 1, untied": Layout(8, tensor("3d", 8), zero=3, recompute=1, tied=False),
     # other models
     "layers_cfg, one process": ONE._replace(model="layers_cfg"),
     "layers_cfg, pipe 2 (1, 4), data 2, ZeRO 1": Layout(4, pipe(2, counts=(1, 4)), zero=1, model="layers_cfg"),
@@ -343,12 +351,25 @@ LAYOUTS: dict[str, Layout] = {
         4, tensor("sequence", 2), zero=1, tied=False, accumulation=4, model="Llama"
     ),
     # 3d and cuboids that keep activations otherwise
-    "3d 8, sequence, heads": Layout(8, tensor("3d", 8, residual="sequence", inner="heads"), accumulation=4),
+    "3d 8, sequence, heads": Layout(
+        8, tensor("3d", 8, residual="sequence", inner="heads"), accumulation=4, ignoring=True
+    ),
     "cuboid (2, 3, 1), hidden": Layout(6, tensor("cuboid", 6, shape=(2, 3, 1)), tied=False),
     "cuboid (2, 3, 2), ZeRO 1": Layout(12, tensor("cuboid", 12, shape=(2, 3, 2)), zero=1, ignoring=True),
     "pipe 2, 2.5d 8 (depth 2)": Layout(16, pipe(2) | tensor("2.5d", 8, depth=2), clip=False),
     "no clipping": ONE._replace(clip=False),
 } | grid()
+
+
+def _lean(row: Layout) -> Layout:
+    """With two layers where ranks send most, with ZeRO 3 and in tensor groups of 4 and more; not where four are cut."""
+    pipeline, group = row.parallel.get("pipeline"), row.parallel.get("tensor")
+    even = pipeline is None or (pipeline.size == 2 and not pipeline.counts and not pipeline.stage_ids)
+    sends = row.zero == 3 or (group is not None and group.size >= 4)
+    return row._replace(num_layers=2) if sends and even and row.recompute < 2 else row
+
+
+LAYOUTS = {name: _lean(row) for name, row in LAYOUTS.items()}
 
 
 class Bound(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslpar.chosen import choose
 from dslpar.errors import Finding
 from dslpar.flow import load_text
 from dslpar.hostfile import parse
@@ -23,9 +24,13 @@ def findings(
     overrides: Sequence[str] = (),
     hostfile: str | None = None,
     ignored: Sequence[str] = TOO_SMALL,
+    include: str = "",
+    exclude: str = "",
 ) -> list[Finding]:
     """What lint says of a config's text."""
     cluster = parse(hostfile, "hosts") if hostfile is not None else None
+    if cluster is not None and (include or exclude):
+        cluster = choose(cluster, include or exclude, "--include" if include else "--exclude")
     return [found for found in lint(load_text(text, PATH, overrides), world, cluster) if found.code not in ignored]
 
 

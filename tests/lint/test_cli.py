@@ -108,6 +108,13 @@ def test_a_hostfile_gives_the_world(config: Path, tmp_path: Path, capsys: pytest
         ["launch", "cfg.py", "other.py", "--world-size", "2"],
         ["launch", "cfg.py", "--world-size", "2", "--launcher", "ssh"],
         ["launch", "cfg.py", "--hostfile", "no/such/file"],
+        ["launch", "cfg.py", "--hostfile", "slurm"],
+        ["launch", "cfg.py", "--hostfile", "pbs"],
+        ["launch", "cfg.py", "--world-size", "2", "--node-rank", "0"],
+        ["launch", "cfg.py", "--world-size", "2", "--no-ssh"],
+        ["launch", "cfg.py", "--world-size", "2", "--master-port", "70000"],
+        ["lint", "cfg.py", "--include", "node1"],
+        ["lint", "cfg.py", "--hostfile", "hostfiles/8gpu", "--include", "a", "--exclude", "b"],
     ],
     ids=" ".join,
 )
@@ -418,21 +425,33 @@ def test_launch_prints_one_line_a_host_where_it_needs_them(
 ) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node1 slots=4\nnode2 slots=4\n")
-    assert main(["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]) == 0
+    words = ["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]
+    assert main(words) == 0
+    first, over_ssh, second, also_over_ssh, wait = capsys.readouterr().out.splitlines()
+    assert (first, second, wait) == ("# for node1", "# for node2", "wait")
+    assert over_ssh.startswith("ssh ")
+    assert over_ssh.endswith(" &")
+    assert "--node_rank 1" in also_over_ssh
+    assert main([*words, "--no-ssh"]) == 0
     first, of_first, second, of_second = capsys.readouterr().out.splitlines()
     assert (first, second) == ("# on node1", "# on node2")
     assert "--node_rank 0" in of_first
     assert "--node_rank 1" in of_second
+    assert "ssh " not in of_first + of_second
+    assert main([*words, "--no-ssh", "--node-rank", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [second, of_second]
 
 
-def test_launch_starts_nothing_elsewhere(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_starts_nothing_on_hosts_that_cannot_be_reached(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text("node1 slots=4\nnode2 slots=4\n")
-    assert main(["launch", str(config), "--hostfile", str(hosts)]) == 1
+    hosts.write_text("node1.invalid slots=4\nnode2.invalid slots=4\n")
+    assert main(["launch", str(config), "--hostfile", str(hosts), "--launcher", "torchrun"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "HST210" in captured.err
-    assert "--print" in captured.err
+    assert captured.err.count("HST211") == 2, "each of them, at once"
+    assert f"{hosts}:2:1: HST211 unreachable-host: node2.invalid has a name that is not known here" in captured.err
 
 
 def test_launch_starts_nothing_that_lint_refuses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,12 @@ from textwrap import dedent
 import pytest
 
 from dslpar.errors import Finding
-from dslpar.linter.book import RULES, page_of
+from dslpar.linter.book import RULES, page_of, pages
 from dslpar.linter.hosts import RULES as HOST_RULES
 from dslpar.linter.rule import Rule
-from dslpar.linter.run_time import PAGES
 from tests.lint.helpers import MODEL, TOO_SMALL, findings
 
+PAGES = [page for page in pages() if not isinstance(page, Rule)]
 SECTIONS = ("What it does", "Why", "Example", "Use instead")
 FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "PERF", "DEAD")
 TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
@@ -38,7 +38,8 @@ def lint_example(rule: Rule, example: str) -> list[str]:
 def _findings(rule: Rule, example: str) -> list[Finding]:
     """An example is a hostfile in the rules about hosts, and else a config; a model is added where none is said."""
     if rule in HOST_RULES:
-        return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example)
+        given = {flag[2:]: hosts for flag, hosts in re.findall(r"(--(?:in|ex)clude) (\S+)", example)}
+        return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example, **given)
     world = None if "dslpar lint FILE\n" in example else 8
     text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
     overrides = re.findall(r"^# override: (.*)$", text, re.MULTILINE)
@@ -69,7 +70,7 @@ def test_codes_and_names_stand_once() -> None:
 
 
 def test_a_code_that_was_given_up_means_nothing_else() -> None:
-    assert page_of("CFG109") is None
+    assert [page_of(code) for code in ("CFG109", "HST209", "HST210")] == [None] * 3
 
 
 def test_every_code_in_the_sources_has_a_page() -> None:

@@ -1,0 +1,302 @@
+"""How jobs die on two hosts: by fault and launcher, seconds from the fault until no process is left on either host, the
+exit status, and how much the job itself has said of who (rank), where (host, stage) and when (step).
+
+    python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
+    python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
+
+Four ranks, two on each of two hosts that are namespaces of this machine (tests/two_hosts/hosts.py), a pipeline of two
+stages with data parallelism 2. The fault befalls rank 2: the first on host1, of stage 1. It comes from outside of
+dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
+launcher; links are cut, disks are small, signals are sent. Exit status 1 if a job misses what is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.two_hosts.hosts import ROOT, Hosts, Job, missing, two_hosts
+
+SLOTS, RANK, STEP = 2, 2, 3
+"""Ranks of a host; the rank that fails; the step in which it does."""
+HANG_S = 8
+"""train.step_timeout."""
+LIMIT_S = 15
+"""The longest that a job may take to end; one that hangs, HANG_S more."""
+WATCHED_S = 45
+"""After which whatever is left is killed."""
+
+CONFIG = """\
+parallel = dict(pipeline=2)
+model = dict(type='GPT', num_layers=2, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=16)
+optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+batch = dict(global_size=4)
+train = dict(steps=100000, log_interval=1000, save_interval={save_interval}, step_timeout={hang_s})
+data = dict(files=['text.txt'])
+"""
+
+INJECT = """\
+import importlib.abc, importlib.machinery, json, os, pathlib, signal, sys, time
+
+ASKED = json.loads(pathlib.Path(__file__).with_name("asked.json").read_text())
+
+class Inject(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "dslpar.engine":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            wrap(module.Engine)
+        spec.loader.exec_module = exec_module
+        return spec
+
+def wrap(Engine):
+    train_batch = Engine.train_batch
+    def failing(self, batches):
+        if self.groups.rank == ASKED["rank"] and self.steps_done + 1 >= ASKED["step"]:
+            befall(self)
+        return train_batch(self, batches)
+    Engine.train_batch = failing
+
+def befall(engine):
+    at = pathlib.Path(ASKED["at"])
+    if not at.exists():
+        at.with_suffix(".part").write_text(repr(time.time()))
+        at.with_suffix(".part").rename(at)
+    if ASKED["fault"] == "exception":
+        raise RuntimeError("this rank broke")
+    if ASKED["fault"] == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ASKED["fault"] == "hang":
+        time.sleep(3600)
+    if ASKED["fault"] == "NaN":
+        next(p for p in engine.module.parameters() if p.is_floating_point()).data.fill_(float("nan"))
+    if ASKED["fault"] == "out of memory":
+        import torch
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+sys.meta_path.insert(0, Inject())
+"""
+
+ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=2"
+"""Without it ssh, and so pdsh and `deepspeed`, waits a quarter of an hour for a host that is gone. `dslpar launch` sets
+it; under bare `deepspeed` it belongs into ~/.ssh/config, or into this variable, which pdsh reads.
+"""
+PATIENT = ("--prtemca", "odls_base_sigkill_timeout", "15")
+"""Else OpenMPI kills ranks 1 s after it has passed SIGTERM on to them: too soon for a checkpoint."""
+LAUNCHERS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": (
+        *("env", f"PDSH_SSH_ARGS_APPEND={ALIVE}"),
+        *("deepspeed", "--hostfile", "{hostfile}", "train.py", "--config"),
+    ),
+    "mpirun": (
+        *("mpirun", "--allow-run-as-root", "--prefix", sys.prefix, "--bind-to", "none", "--hostfile", "{hostfile}"),
+        *PATIENT,
+        *("-np", str(2 * SLOTS), sys.executable, "train.py", "--config"),
+    ),
+    "dslpar launch": ("dslpar", "launch", "--hostfile", "{hostfile}"),
+    "dslpar launch, openmpi": ("dslpar", "launch", "--launcher", "openmpi", "--hostfile", "{hostfile}"),
+}
+
+
+class Fault(NamedTuple):
+    """What befalls a job."""
+
+    named: tuple[str, ...] = (rf"rank {RANK}\b", "host1", r"stage 1\b", rf"step ({STEP - 1}|{STEP})\b")
+    """What a report must say, as patterns: who, where, at which stage, when."""
+    strike: Callable[[Hosts, Job], None] | None = None
+    """None: the rank does it itself."""
+    save_interval: int = 100000
+    disk_bytes: int = 0
+    """Of the file system that both hosts write to, where it is a small one."""
+    limit_s: float = LIMIT_S
+    saves: bool = False
+    """Whether there must be a checkpoint at the end."""
+
+
+def _cut(hosts: Hosts, job: Job) -> None:
+    hosts.cut(1)
+
+
+def _power_off(hosts: Hosts, job: Job) -> None:
+    hosts.kill(1)
+
+
+def _terminate(hosts: Hosts, job: Job) -> None:
+    """The launcher alone, as `kill` does."""
+    os.kill(job.pid, signal.SIGTERM)
+
+
+def _terminate_ranks(hosts: Hosts, job: Job) -> None:
+    """Every rank, as schedulers do."""
+    for host in (0, 1):
+        for pid, words in hosts.processes(host).items():
+            if any(word in ("train.py", "dslpar.train") for word in words) and "--config" in words and is_rank(pid):
+                os.kill(pid, signal.SIGTERM)
+
+
+_STEP_OR_LATER = r"step \d+"
+FAULTS: Mapping[str, Fault] = {
+    "SIGKILL": Fault(),
+    "exception": Fault(),
+    "out of memory": Fault(),
+    "NaN": Fault(named=(r"rank \d", r"host\d", r"stage \d", r"step [3-9]\b")),
+    "hang": Fault(limit_s=HANG_S + LIMIT_S),
+    "host gone": Fault(named=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), strike=_cut),
+    "power off": Fault(named=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), strike=_power_off),
+    "disk full": Fault(
+        named=(r"rank \d", r"host\d", r"stage \d", _STEP_OR_LATER), save_interval=STEP, disk_bytes=40_000
+    ),
+    "SIGTERM": Fault(named=(), strike=_terminate, saves=True),
+    "SIGTERM to ranks": Fault(named=(), strike=_terminate_ranks, saves=True),
+}
+
+
+class Outcome(NamedTuple):
+    """How one job ended."""
+
+    launcher: str
+    fault: str
+    seconds: float
+    """From the fault until nothing was left on either host."""
+    status: int | None
+    """Of the launcher; negative: ended by a signal; None: it had to be killed."""
+    left: list[str]
+    """Command lines that ran on either host at the end of the watch."""
+    lines: list[str]
+    """All that was printed."""
+    checkpoints: tuple[str, ...] = ()
+    """What the run has saved."""
+
+    def unnamed(self) -> list[str]:
+        """What no report said, of what one must."""
+        return [pattern for pattern in FAULTS[self.fault].named if not re.search(pattern, self.report())]
+
+    def report(self) -> str:
+        """The line that says most of what must be said; of equals the last."""
+        patterns = FAULTS[self.fault].named
+        if not patterns:
+            return f"saved: {', '.join(self.checkpoints) or 'nothing'}"
+        said = [(sum(bool(re.search(p, line)) for p in patterns), number) for number, line in enumerate(self.lines)]
+        return self.lines[max(said)[1]].strip() if said and max(said)[0] else ""
+
+    def misses(self) -> list[str]:
+        """What falls short; empty: all is as it should be."""
+        found = [f"{self.seconds:.0f} s"] if self.seconds > FAULTS[self.fault].limit_s else []
+        found += [f"{len(self.left)} processes left"] if self.left else []
+        found += ["status 0"] if self.status == 0 else ["no end"] if self.status is None else []
+        found += ["no checkpoint"] if FAULTS[self.fault].saves and not self.checkpoints else []
+        return found + [f"not said: {pattern}" for pattern in self.unnamed()]
+
+
+def befall(launcher: str, fault: str, born_s: float = 120) -> Outcome:
+    """Runs a job over two hosts into a fault, to its end. `born_s`: within which the fault must come."""
+    asked = FAULTS[fault]
+    with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
+        folder = Path(name)
+        _prepare(folder, fault)
+        with two_hosts(PYTHONPATH=os.pathsep.join([name, str(ROOT)])) as hosts:
+            if asked.disk_bytes:
+                hosts.shared_disk(folder / "out", asked.disk_bytes)
+            words = [word.format(hostfile=hosts.hostfile(SLOTS)) for word in LAUNCHERS[launcher]]
+            words += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
+            job = hosts.start(0, words, folder / "output")
+            at = _struck_at(asked, hosts, job, folder, born_s)
+            return _watched(launcher, fault, hosts, job, at, folder / "output")
+
+
+def _prepare(folder: Path, fault: str) -> None:
+    (folder / "out").mkdir()
+    (folder / "cfg.py").write_text(CONFIG.format(save_interval=FAULTS[fault].save_interval, hang_s=HANG_S))
+    (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(400)))
+    (folder / "sitecustomize.py").write_text(INJECT)
+    asked = {"fault": fault, "rank": RANK, "step": STEP, "at": str(folder / "at")}
+    (folder / "asked.json").write_text(json.dumps(asked))
+
+
+def _struck_at(asked: Fault, hosts: Hosts, job: Job, folder: Path, born_s: float) -> float:
+    """When the fault came, in seconds since the epoch."""
+    at, deadline = folder / "at", time.time() + born_s
+    while not at.exists():
+        said = (folder / "output").read_text(errors="replace")[-5000:]
+        assert job.process.poll() is None, f"ended before the fault:\n{said}"
+        assert time.time() < deadline, f"no step {STEP} within {born_s} s:\n{said}"
+        time.sleep(0.02)
+    if asked.strike is None:
+        return float(at.read_text())
+    began = time.time()
+    asked.strike(hosts, job)
+    return began
+
+
+def _watched(launcher: str, fault: str, hosts: Hosts, job: Job, at: float, output: Path) -> Outcome:
+    left = _all(hosts)
+    while left and time.time() < at + WATCHED_S:
+        time.sleep(0.05)
+        job.process.poll()
+        left = _all(hosts)
+    seconds = time.time() - at
+    status = job.process.poll() if left else job.process.wait()
+    hosts.sweep()
+    saved = tuple(sorted(path.name for path in output.with_name("out").glob("checkpoints/step_*[0-9]")))
+    return Outcome(launcher, fault, seconds, status, left, output.read_text(errors="replace").splitlines(), saved)
+
+
+def _all(hosts: Hosts) -> list[str]:
+    return [" ".join(words) for host in (0, 1) for words in hosts.processes(host).values()]
+
+
+def is_rank(pid: int) -> bool:
+    """Whether a process is a rank, rather than what launches it or stands beside it."""
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return any(each.startswith((b"LOCAL_RANK=", b"OMPI_COMM_WORLD_RANK=")) for each in environ)
+
+
+def row(one: Outcome) -> str:
+    """A line of the table."""
+    verdict = "; ".join(one.misses()).replace("|", r"\|") or "as asked"
+    report = one.report().replace("|", r"\|")[:160] or "-"
+    cells = (one.fault, one.launcher, f"{one.seconds:.1f}", "none" if one.status is None else one.status)
+    return f"| {' | '.join(map(str, cells))} | {len(one.left)} | {report} | {verdict} |"
+
+
+HEADER = "| fault | launcher | seconds | status | left over | the report | verdict |\n|---|---|---|---|---|---|---|"
+
+
+def main(words: list[str]) -> int:
+    """Prints the table, of the named faults and launchers, or of all; exit status 1 where one falls short."""
+    if reason := missing():
+        print(reason, file=sys.stderr)
+        return 2
+    faults = [word for word in words if word in FAULTS] or list(FAULTS)
+    launchers = [word for word in words if word in LAUNCHERS] or ["deepspeed", "mpirun"]
+    if unknown := [word for word in words if word not in (*FAULTS, *LAUNCHERS)]:
+        print(f"no {unknown[0]!r}; there are {', '.join((*FAULTS, *LAUNCHERS))}", file=sys.stderr)
+        return 2
+    print(HEADER, flush=True)
+    short = False
+    for fault in faults:
+        for launcher in launchers:
+            try:
+                one = befall(launcher, fault)
+            except AssertionError as error:
+                print(f"| {fault} | {launcher} | - | - | - | - | did not come so far: {error} |", flush=True)
+                short = True
+                continue
+            print(row(one), flush=True)
+            short |= bool(one.misses())
+    return int(short)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

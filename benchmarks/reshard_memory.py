@@ -1,0 +1,185 @@
+"""Peak memory of `dslpar checkpoint reshard`: of a model, and of one with four times as many layers.
+
+python -m benchmarks reshard_memory
+
+Both have the same largest tensor, the token table; they are cut from one rank to 2d over four, and put together again.
+What is counted is anonymous memory (RssAnon of /proc/PID/status): what the process itself has allocated. Pages of the
+stored files, which are mapped, and of the written ones are the system's cache: they go when something else needs the
+room. The parent reads it about every millisecond, from when the child has imported everything to its end; the child's
+allocator gives large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that what is seen is what is in use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.measure import Ratio
+
+if TYPE_CHECKING:
+    from dslpar.checkpoint.folder import Written
+    from dslpar.checkpoint.index import Index
+    from dslpar.job import Job
+
+LAYERS = (4, 16)
+VOCAB_SIZE = 16384
+MOST_GROWTH = 0.05
+"""Of the peak, for each byte that the model is larger: the index knows more names."""
+MOST_TENSORS = 1.5
+"""The peak, in largest tensors."""
+
+
+class Peak(NamedTuple):
+    """What one reshard took."""
+
+    anonymous_bytes: int
+    """The most that it had allocated, over what it had when all was imported."""
+    largest_bytes: int
+    """Of one tensor."""
+    stored_bytes: int
+    """Of all tensors."""
+
+
+def ratios() -> Iterator[Ratio]:
+    """How the peak grows with the model, and how many of its largest tensors it is."""
+    peaks = [peak(layers) for layers in LAYERS]
+    for layers, one in zip(LAYERS, peaks, strict=True):
+        sizes = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in zip(_WORDS, one, strict=True))
+        print(f"  {layers} layers: {sizes}")
+    small, large = peaks
+    growth = (large.anonymous_bytes - small.anonymous_bytes) / (large.stored_bytes - small.stored_bytes)
+    yield Ratio("reshard, bytes of peak for each byte of further layers", growth, growth, growth, MOST_GROWTH)
+    tensors = large.anonymous_bytes / large.largest_bytes
+    yield Ratio("reshard, peak over the largest tensor", tensors, tensors, tensors, MOST_TENSORS)
+
+
+_WORDS = ("peak", "largest tensor", "all tensors")
+
+
+def peak(num_layers: int, vocab_size: int = VOCAB_SIZE) -> Peak:
+    """Of a reshard in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="dslpar_reshard_") as folder:
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "benchmarks.reshard_memory", folder, str(num_layers), str(vocab_size)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            largest, stored = map(int, _line(child.stdout).split())
+            before = anonymous_bytes(child.pid)
+            child.stdin.write("go\n")
+            child.stdin.close()
+            most = _most(child)
+            assert child.returncode == 0, f"the child ended with {child.returncode}"
+    return Peak(most - before, largest, stored)
+
+
+def anonymous_bytes(process: int) -> int:
+    """What a process has allocated; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
+
+
+def _most(child: subprocess.Popen[str]) -> int:
+    most = 0
+    while child.poll() is None:
+        most = max(most, anonymous_bytes(child.pid))
+        time.sleep(0.001)
+    return most
+
+
+def _line(output: Iterable[str]) -> str:
+    """The child's own: libraries may print others before it."""
+    return next(line.removeprefix("ready ") for line in output if line.startswith("ready "))
+
+
+# ---- the child ----
+
+
+def main(folder: Path, num_layers: int, vocab_size: int) -> None:
+    """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back."""
+    from dslpar import spec
+    from dslpar.checkpoint import folder as files
+    from dslpar.checkpoint import offline
+
+    cut = job_of(num_layers, vocab_size, 4, parallel=spec.Parallel(tensor=spec.TensorParallel(size=4, mode="2d")))
+    whole = job_of(num_layers, vocab_size, 1)
+    largest, stored = write_checkpoint(folder / "from", cut, whole)
+    found = files.read(folder / "from" / "step_000001")
+    print("ready", largest, stored, flush=True)
+    sys.stdin.readline()
+    there = offline.reshard(found, cut, folder / "cut")
+    offline.reshard(files.read(there), whole, folder / "whole")
+
+
+def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
+    """A GPT whose token table is larger than any other of its weights."""
+    from dslpar import job, spec
+
+    gpt = spec.GPT(num_layers=num_layers, hidden_size=256, num_heads=4, vocab_size=vocab_size, max_seq_len=64)
+    return job.resolve(spec.Spec(model=gpt, batch=spec.Batch(global_size=4), **sections), world, "cfg.py")
+
+
+def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
+    """As the one rank of `whole` would have saved it; bytes of the largest tensor, and of all.
+
+    `cut` is the same model on ranks that share its tensors, which says what it is made of.
+    """
+    from dslpar.checkpoint import folder, index, manifest, offline
+
+    _, (stage,) = offline.stages_of(cut, index.Index())
+    shapes = {name: whole.shape for name, whole in stage.items()}
+    part = folder.begin(root, 1)
+    written = {
+        "tensors/00000.safetensors": _tensors(index.tensor_path(part, 0), shapes),
+        index.INDEX: folder.write(part / index.INDEX, [json.dumps(_index(shapes).to_json()).encode()]),
+        folder.STATE: folder.write(part / folder.STATE, [b"counts and schedule"]),
+    }
+    folder.publish(root, manifest.manifest_of(whole, "text", 1), written)
+    sizes = [4 * math.prod(shape) for shape in shapes.values()]
+    return max(sizes), len(_KEYS) * sum(sizes)
+
+
+_KEYS = ("", "exp_avg", "exp_avg_sq")
+
+
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Written:
+    """Random weights and states, one at a time."""
+    import torch
+
+    from dslpar.checkpoint.index import file_key
+    from dslpar.checkpoint.tensorfile import Lazy, write_lazily
+
+    counts = {file_key(name, key): math.prod(shape) for name, shape in shapes.items() for key in _KEYS}
+    tensors = [Lazy(name, torch.float32, (count,), partial(torch.rand, count)) for name, count in counts.items()]
+    return write_lazily(path, tensors)
+
+
+def _index(shapes: Mapping[str, tuple[int, ...]]) -> Index:
+    from dslpar.checkpoint.index import Entry, Index
+    from dslpar.checkpoint.pieces import Piece, whole_box
+
+    states = dict.fromkeys(_KEYS[1:], "F32")
+    pieces = {name: [Piece(0, whole_box(shape), 0, math.prod(shape))] for name, shape in shapes.items()}
+    entries = {
+        name: Entry(shape=shape, dtype="F32", states=states, group=0, pieces=pieces[name])
+        for name, shape in shapes.items()
+    }
+    return Index(entries, {}, [{}])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

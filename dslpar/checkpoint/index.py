@@ -1,0 +1,227 @@
+"""`index.json`: which piece of which tensor lies in which file of a checkpoint. No torch.
+
+Every distinct element is stored once, under the global name of its parameter, so the index alone says how any layout
+is read. Each rank makes an index of what it writes; `merge` makes them one. Files are numbered by the writing rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dslpar.checkpoint.folder import TENSORS
+from dslpar.checkpoint.pieces import Box, Piece, Segment, Shape, covers
+from dslpar.errors import DslparError, Finding, Location
+
+INDEX = "index.json"
+
+
+class Odd(NamedTuple):
+    """An optimizer's tensor of another shape than its parameter's."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One parameter, and what an optimizer keeps of it."""
+
+    shape: Shape
+    """Of the whole, without padding."""
+    dtype: str
+    """Of the weight as it is stored, by safetensors' name: "F32", "BF16"; the master's, where there is one."""
+    trained: bool = True
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Optimizer tensors of the parameter's shape, and in the same pieces: {key: dtype}."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """Optimizer values: a number, or [dtype, number] for a tensor without dims."""
+    odd: Mapping[str, Odd] = field(default_factory=dict)
+    """Optimizer tensors of other shapes, stored whole in `odd_file`."""
+    odd_file: int | None = None
+    group: int | None = None
+    """Which of the index's groups; None: it is in none."""
+    pieces: Sequence[Piece] = ()
+
+    def dtype_of(self, key: str = "") -> str:
+        """Of the weight (""), or of that state."""
+        return self.states[key] if key else self.dtype
+
+
+@dataclass(frozen=True)
+class Index:
+    """All of a checkpoint's tensors."""
+
+    parameters: Mapping[str, Entry] = field(default_factory=dict)
+    """By global names, as `pipeline.named_parameters` has them."""
+    copies: Mapping[str, Entry] = field(default_factory=dict)
+    """Tied copies on later stages, by `copy_name`; read on the same layout only."""
+    groups: Sequence[Mapping[str, Any]] = ()
+    """Plain values of the optimizer's groups."""
+
+    def entry(self, name: str) -> Entry:
+        """Of a parameter or of a tied copy. Raises: KeyError."""
+        return self.parameters[name] if name in self.parameters else self.copies[name]
+
+    def keys_of_file(self, file: int) -> dict[str, int]:
+        """What a file must hold: the number of elements by each key."""
+        keys: dict[str, int] = {}
+        for name, entry in [*self.parameters.items(), *self.copies.items()]:
+            for piece in entry.pieces:
+                if piece.file == file:
+                    keys |= dict.fromkeys(
+                        (file_key(name, state) for state in ("", *entry.states)), piece.stop - piece.start
+                    )
+            if entry.odd_file == file:
+                keys |= {file_key(name, key): _product(odd.shape) for key, odd in entry.odd.items()}
+        return keys
+
+    def incomplete(self) -> list[str]:
+        """Names of parameters of which elements are missing or stored twice."""
+        named = [*self.parameters.items(), *self.copies.items()]
+        return [name for name, entry in named if not covers(entry.pieces, entry.shape)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "parameters": {name: _entry_to_json(entry) for name, entry in self.parameters.items()},
+            "copies": {name: _entry_to_json(entry) for name, entry in self.copies.items()},
+            "groups": [dict(group) for group in self.groups],
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Index:
+        """Raises: KeyError, TypeError, ValueError or IndexError, if these are no values of `to_json`."""
+        parameters, copies = (_entries(plain[key]) for key in ("parameters", "copies"))
+        return cls(parameters, copies, list(plain["groups"]))
+
+
+def file_key(name: str, state: str = "") -> str:
+    """The key of a weight ("") or of an optimizer's tensor in tensor files."""
+    return f"{name}::{state}" if state else name
+
+
+def copy_name(name: str, stage: int) -> str:
+    """The name of a tied copy."""
+    return f"{name}@{stage}"
+
+
+def tensor_path(folder: Path, file: int) -> Path:
+    """The tensor file of that number."""
+    return folder / TENSORS / f"{file:05d}.safetensors"
+
+
+def merge(indices: Iterable[Index]) -> Index:
+    """One index of what all ranks have written; groups of equal values become one."""
+    groups: list[Mapping[str, Any]] = []
+    parts: tuple[dict[str, Entry], dict[str, Entry]] = {}, {}
+    for index in indices:
+        at = [_place(dict(group), groups) for group in index.groups]
+        for merged, part in zip(parts, (index.parameters, index.copies), strict=True):
+            for name, entry in part.items():
+                entry = entry if entry.group is None else replace(entry, group=at[entry.group])
+                merged[name] = _joined(name, merged[name], entry) if name in merged else entry
+    return Index(*parts, groups)
+
+
+def _place(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
+    if group not in groups:
+        groups.append(group)
+    return groups.index(group)
+
+
+def _joined(name: str, one: Entry, other: Entry) -> Entry:
+    """The same parameter of two ranks."""
+    assert (one.shape, one.dtype, one.trained) == (other.shape, other.dtype, other.trained), f"{name}: {one}, {other}"
+    odd_file = other.odd_file if one.odd_file is None else one.odd_file
+    return replace(
+        one,
+        states={**one.states, **other.states},
+        numbers={**one.numbers, **other.numbers},
+        odd={**one.odd, **other.odd},
+        odd_file=odd_file,
+        group=other.group if one.group is None else one.group,
+        pieces=(*one.pieces, *other.pieces),
+    )
+
+
+def load_index(folder: Path) -> Index:
+    """The index of a checkpoint.
+
+    Raises:
+        DslparError: CKP216: there is none, or it is none.
+    """
+    path = folder / INDEX
+    try:
+        return Index.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise unreadable(path, f"{type(error).__name__}: {error}") from error
+
+
+def unreadable(path: Path, why: str) -> DslparError:
+    """The finding of a checkpoint's file that cannot be read as what it should be."""
+    said = f"{path} is no file of a checkpoint, or is damaged: {why}"
+    help_ = "`dslpar checkpoint verify` names every damaged file; resume from another one: checkpoint.resume_from=NAME"
+    finding = Finding("CKP216", "unreadable-checkpoint-file", "error", said, help_, Location(str(path)))
+    return DslparError([finding])
+
+
+# ---- as JSON ----
+
+
+def _entry_to_json(entry: Entry) -> dict[str, Any]:
+    boxes = list(dict.fromkeys(piece.box for piece in entry.pieces))
+    number = {box: at for at, box in enumerate(boxes)}
+    plain: dict[str, Any] = {
+        "shape": list(entry.shape),
+        "dtype": entry.dtype,
+        "trained": entry.trained,
+        "states": dict(entry.states),
+        "numbers": dict(entry.numbers),
+        "group": entry.group,
+        "boxes": [[[list(segment) for segment in segments] for segments in box] for box in boxes],
+        "pieces": [[piece.file, number[piece.box], piece.start, piece.stop] for piece in entry.pieces],
+    }
+    odd = {key: {"dtype": odd.dtype, "shape": list(odd.shape)} for key, odd in entry.odd.items()}
+    return plain | ({"odd": odd, "odd_file": entry.odd_file} if odd else {})
+
+
+def _entries(plain: Mapping[str, Any]) -> dict[str, Entry]:
+    return {name: _entry_from_json(entry) for name, entry in plain.items()}
+
+
+def _entry_from_json(plain: Mapping[str, Any]) -> Entry:
+    boxes = [_box_from_json(box) for box in plain["boxes"]]
+    return Entry(
+        shape=tuple(map(_count, plain["shape"])),
+        dtype=str(plain["dtype"]),
+        trained=bool(plain["trained"]),
+        states=dict(plain["states"]),
+        numbers=dict(plain["numbers"]),
+        odd={
+            key: Odd(str(odd["dtype"]), tuple(map(_count, odd["shape"]))) for key, odd in plain.get("odd", {}).items()
+        },
+        odd_file=plain.get("odd_file"),
+        group=plain["group"],
+        pieces=[Piece(_count(file), boxes[box], _count(a), _count(b)) for file, box, a, b in plain["pieces"]],
+    )
+
+
+def _box_from_json(plain: Any) -> Box:
+    return tuple(tuple(Segment(_count(start), _count(length)) for start, length in dim) for dim in plain)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} counts nothing")
+    return value
+
+
+def _product(shape: Iterable[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product

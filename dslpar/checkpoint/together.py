@@ -1,0 +1,50 @@
+"""What all ranks of a save or a load agree on: who has failed, and who does not see the folder. One message each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from dslpar import comm
+from dslpar.checkpoint import manifest
+from dslpar.comm import Axis
+from dslpar.errors import DslparError
+from dslpar.job import Job
+from dslpar.record import CHECKPOINTS
+
+Value = TypeVar("Value")
+
+SHOWN = 12
+"""Ranks, files and names that a finding lists."""
+
+
+def demand_seen(seen: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
+    """Raises DslparError, on every rank, if one of them does not see `path`, which rank 0 sees."""
+    blind = sorted({host for host, sees in seen if not sees})
+    if blind:
+        said = f"rank 0 has {path}, which {', '.join(blind)} does not see"
+        help_ = "put train.output_dir on a file system that all hosts share"
+        raise manifest.error("CKP203", "checkpoint-not-everywhere", said, help_, job, "train.output_dir")
+
+
+def by_rank_0(act: Callable[[], Value], world: Axis, job: Job) -> Value:
+    """What `act` returned on rank 0, on every rank; if it failed there, each rank raises."""
+    value, failed = None, ""
+    if world.index == 0:
+        try:
+            value = act()
+        except OSError as error:
+            failed = str(error)
+    value, failed = comm.broadcast_object((value, failed), world)
+    if failed:
+        raise not_written(failed, job)
+    return value  # type: ignore[return-value]
+
+
+def not_written(failed: str, job: Job) -> DslparError:
+    """The finding of a save that did not come to its end."""
+    where = os.path.join(job.output_dir, CHECKPOINTS)
+    help_ = "make room there, or name another folder, train.output_dir=..."
+    said = f"cannot write checkpoints to {where!r}: {failed}"
+    return manifest.error("CKP205", "no-checkpoint", said, help_, job, "train.output_dir")

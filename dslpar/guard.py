@@ -1,0 +1,553 @@
+"""The guard of a rank: a small process beside it, which sees what a rank that hangs or is gone cannot say.
+
+A rank starts it (dslpar/faults.py) before torch is there; it is a child of the rank, holds no memory to speak of, and
+leaves with it. What a thread of the rank could not do, it does: beat while the rank holds Python's lock for minutes,
+ask for the rank's stacks while it hangs in C, tell that it was killed and by which signal, and end it in any case.
+
+Rank 0's guard is the hub of the job: the others connect to it once the ranks have met, and beat once a second.
+
+    a rank failed, or is gone       its guard tells the hub, the hub all others: each ends its rank at once
+    a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub
+    no step within the time-out     the hub asks all guards for the stacks of their ranks, and says who holds them up
+    SIGTERM                         is seen here at once (`signal.set_wakeup_fd`); past the grace the rank is ended
+
+A guard that was itself held up (a machine that swaps, a virtual one that moves) takes that time off before it accuses
+anybody. That hang detection belongs in a process of its own is how NVIDIA's resiliency extension has it; stacks of all
+ranks, and who is not in the collective that the others wait in, is what PyTorch's flight recorder is read for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dslpar import wire
+from dslpar.board import ORPHAN, OVERDUE, TOLD, Board
+from dslpar.wire import Line, Message
+
+SETTINGS = "DSLPAR_GUARD"
+"""The variable that tells a guard what it guards."""
+STACKS = signal.SIGRTMIN + 8
+"""Makes a rank write down the stacks of all its threads (faulthandler)."""
+SILENCE_S = 6.0
+"""After which a host is taken for gone; beats come once a second."""
+BEAT_S = 1.0
+_LOOK_S = 0.1
+_LATE_S = 2.0
+"""A pause of ours that is not held against others."""
+_KILL_S = 2.5
+"""After which a rank that was to end is killed."""
+_AGAIN_S = 2.0
+"""A second SIGTERM that comes sooner is the same one: a launcher's and its own launcher's."""
+_GATHER_S = 3.0
+"""In which ranks must have shown their stacks."""
+_STOPS = (signal.SIGTERM, signal.SIGUSR1)
+_SHOWN = 8
+
+
+class Settings(NamedTuple):
+    """What a guard is told by its rank."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    folder: str
+    """Where the rank leaves its marks."""
+    private: bool
+    """Whether it is this rank's own, and goes with it."""
+    boss: str
+    """addresses:port:token of `dslpar launch`; empty: it reads the folder, or there is none."""
+    token: str
+    """That others must say to the hub."""
+    signals: int
+    """Where a byte comes at each signal that the rank handles."""
+    loopback: bool
+    """Whether all ranks are on this host."""
+    supervised: bool
+    """Whether somebody else tells the user what happened."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {self.host}"
+
+
+class Peer:
+    """Another guard, as the hub knows it."""
+
+    def __init__(self, line: Line, rank: int, who: str, host: str, now: float) -> None:
+        self.line, self.rank, self.who, self.host, self.heard_s = line, rank, who, host, now
+        self.words, self.step, self.left = "", 0, False
+        self.stacks: str | None = None
+
+
+class Guard:
+    """One rank's; a class, since all of it is what has happened so far."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.my, self.folder = settings, Path(settings.folder)
+        self.board = Board(self.folder / f"{settings.rank}.board")
+        self.waits = selectors.DefaultSelector()
+        self.now = time.monotonic()
+        self.is_hub = settings.rank == 0
+        self.peers: dict[int, Peer] = {}
+        self.hub: Line | None = None
+        self.hub_heard_s = self.hub_tried_s = 0.0
+        self.hub_left = False
+        self.boss: Line | None = None
+        self.beat_s = 0.0
+        self.told: set[str] = set()
+        self.decided = False
+        self.kill_s = self.stop_s = self.signalled_s = float("inf")
+        self.asked_s: float | None = None
+        self.stuck_moves = -1
+        self.stuck = ""
+        self.gone = False
+
+    # ---- the loop ----
+
+    def run(self) -> None:
+        """Until the rank is gone and what is to be said is said."""
+        self._open()
+        while not self.gone:
+            for key, _ in self.waits.select(_LOOK_S):
+                key.data()
+            self._look()
+        self._leave()
+
+    def _open(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel; then its parent is asked for
+            self._on(os.pidfd_open(self.my.pid), self._rank_is_gone)
+        self._on(self.my.signals, self._signal)
+        if self.is_hub and self.my.world_size > 1:
+            server = wire.listen(loopback=self.my.loopback)
+            server.setblocking(False)
+            self._on(server, lambda: self._accept(server))
+            self.board.port = server.getsockname()[1]
+        self._meet_boss()
+
+    def _on(self, file: Any, then: Callable[[], None]) -> None:
+        self.waits.register(file, selectors.EVENT_READ, then)
+
+    def _look(self) -> None:
+        """What time brings."""
+        late = time.monotonic() - self.now
+        self.now += late
+        if late > _LATE_S:
+            self._forgive(late)
+        if os.getppid() != self.my.pid:
+            self._rank_is_gone()
+        self._relay()
+        self._overdue()
+        self._meet_hub()
+        self._beat()
+        if not self.decided and not self.gone:
+            self._silent()
+            self._hangs()
+            self._accuse()
+
+    def _forgive(self, late_s: float) -> None:
+        """Whoever was silent while we slept may have spoken."""
+        self.hub_heard_s += late_s
+        for peer in self.peers.values():
+            peer.heard_s += late_s
+
+    # ---- the rank ----
+
+    def _rank_is_gone(self) -> None:
+        """Notes it, and how, where the status is still to be had."""
+        if self.gone:
+            return
+        self.gone = True
+        status = _status(self.my.pid)
+        self._relay()
+        if self._in_order():
+            return
+        if self.decided or f"{self.my.rank}.error" in self.told or status == signal.SIGTERM:
+            return
+        stack = self._read("stack")
+        number = (status or 0) & 0x7F
+        how = "crashed first" if FATAL in stack else f"was the first to end, {_how(status)}"
+        words = self.board.moment().words()
+        self._cause(self._verdict(self.my.rank, str(self.my), words, how, stack.rstrip(), number))
+
+    def _in_order(self) -> bool:
+        """Whether the rank came to its end by itself, well or after a signal."""
+        names = [f"{self.my.rank}.{name}" for name in ("ended", "stopped")]
+        return any(name in self.told for name in names)
+
+    def _relay(self) -> None:
+        """The rank's marks, each once: to `dslpar launch` if it is elsewhere, and causes to the hub."""
+        for name in ("born", "error", "ended", "stopped"):
+            path = self.folder / f"{self.my.rank}.{name}"
+            if path.name in self.told or not path.exists():
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            self.told.add(path.name)
+            if self.boss is not None:
+                self.boss.send({"mark": path.name, "text": text})
+            if name == "error":
+                report = json.loads(text)
+                if report[1] == "cause":
+                    self._cause({"report": report, "said": True})
+
+    def _mark(self, name: str, text: str) -> None:
+        """A mark of our own, in the folder or at `dslpar launch`."""
+        self.told.add(name)
+        if self.boss is not None:
+            self.boss.send({"mark": name, "text": text})
+        part = self.folder / f"{name}.part"
+        with contextlib.suppress(OSError):
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.folder / name)
+
+    def _read(self, name: str) -> str:
+        path = self.folder / f"{self.my.rank}.{name}"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def _verdict(self, rank: int, who: str, words: str, how: str, text: str, number: int = 0) -> dict[str, Any]:
+        """What this guard found out, of whatever rank: the fields of a Verdict."""
+        named = [rank, self.my.world_size, who.rpartition(" on ")[2], 0]
+        return {"verdict": [named, time.time(), how, text, words, number], "said": False}
+
+    def _end_rank(self, why: int) -> None:
+        """By its own hand if it can, else by SIGKILL."""
+        self.board.ending = why
+        self.kill_s = min(self.kill_s, self.now + _KILL_S)
+
+    def _overdue(self) -> None:
+        """What must have ended by now."""
+        if self.now > self.stop_s:
+            self.stop_s = float("inf")
+            self._end_rank(OVERDUE)
+        if self.now > self.kill_s:
+            self.kill_s = self.now + _KILL_S
+            self._send(signal.SIGKILL)
+
+    def _signal(self) -> None:
+        """The numbers of signals that have come to the rank."""
+        numbers = os.read(self.my.signals, 64)
+        if not numbers:
+            self.waits.unregister(self.my.signals)
+        for number in numbers:
+            if number in _STOPS and self.board.grace_s:
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """The first SIGTERM starts the clock; one that comes again, and not from the same hand, ends it."""
+        if number == signal.SIGTERM:
+            again = self.now - self.signalled_s > _AGAIN_S
+            self.signalled_s = min(self.signalled_s, self.now)
+            self.stop_s = min(self.stop_s, self.now if again else self.now + self.board.grace_s)
+
+    def _send(self, number: int) -> None:
+        if os.getppid() == self.my.pid:
+            os.kill(self.my.pid, number)
+
+    # ---- causes ----
+
+    def _cause(self, cause: Mapping[str, Any]) -> None:
+        """Something has gone wrong first-hand: all are to end."""
+        self.hub_tried_s = 0.0
+        self._meet_hub()  # if it has not yet
+        if self.is_hub or self.hub is None:
+            self._decide(cause)
+        else:
+            self.decided = True
+            self._say(cause)
+            self.hub.send({"cause": {**cause, "said": True}})
+            self._end_rank(TOLD)
+
+    def _decide(self, cause: Mapping[str, Any]) -> None:
+        """The first one counts."""
+        if self.decided:
+            return
+        self.decided = True
+        self._say(cause)
+        for peer in self.peers.values():
+            peer.line.send({"end": True})
+        self._end_rank(TOLD)
+
+    def _say(self, cause: Mapping[str, Any]) -> None:
+        """A verdict is told once, by who found it: to `dslpar launch`, or else on the terminal."""
+        if cause["said"] or "verdict" not in cause:
+            return
+        named, _, how, text, words, _ = cause["verdict"]
+        self._mark(f"{named[0]}.verdict", json.dumps(cause["verdict"]))
+        if not self.my.supervised or (self.my.boss and self.boss is None):  # nobody, or out of reach
+            at = f", {words}" if words else ""
+            rank = f"rank {named[0]} of {named[1]} on {named[2]}"
+            _write(f"[{rank}{at}] {how}" + (f":\n{text}\n" if text else "\n"))
+
+    # ---- beats ----
+
+    def _beat(self) -> None:
+        if self.now - self.beat_s < BEAT_S:
+            for line in self._lines():
+                line.flush()
+            return
+        self.beat_s = self.now
+        moment = self.board.moment()
+        for line in self._lines():
+            line.send({"beat": moment.words(), "step": moment.step})
+
+    def _lines(self) -> Iterator[Line]:
+        yield from (line for line in (self.hub, self.boss) if line is not None)
+        yield from (peer.line for peer in self.peers.values())
+
+    def _silent(self) -> None:
+        """Hosts that nothing is heard from."""
+        if self.is_hub:
+            late = [peer for peer in self.peers.values() if not peer.left and self.now - peer.heard_s > SILENCE_S]
+            if late:
+                self._host_is_gone(min(late, key=lambda peer: peer.heard_s).host)
+        elif self.hub_heard_s and not self.hub_left and self.now - self.hub_heard_s > SILENCE_S:
+            host = self.board.hub.rsplit(":", 2)[0]
+            how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {self.my.host}"
+            self._decide(self._verdict(0, f"rank 0 of {self.my.world_size} on {host}", "", how, ""))
+
+    def _host_is_gone(self, host: str) -> None:
+        there = sorted((peer for peer in self.peers.values() if peer.host == host), key=lambda peer: peer.rank)
+        late = [peer for peer in there if self.now - peer.heard_s > SILENCE_S / 2]
+        ranks = ", ".join(str(peer.rank) for peer in late[:_SHOWN]) + (", ..." if len(late) > _SHOWN else "")
+        whole = f"and with it all of {host} (ranks {ranks}): the host is gone, or cut off"
+        how = f"is silent for {SILENCE_S:.0f} s, {whole if len(late) == len(there) else 'though its host is not'}"
+        self._decide(self._verdict(late[0].rank, late[0].who, late[0].words, how, ""))
+
+    # ---- the hub and its peers ----
+
+    def _accept(self, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            line = Line(server.accept()[0])
+            self._on(line, lambda: self._hear_stranger(line))
+
+    def _hear_stranger(self, line: Line) -> None:
+        """Its first message must be the token; it may have said more by then, and have gone."""
+        messages = list(line.receive())
+        if messages and messages[0].get("hello") == self.my.token:
+            self._hear(self._welcome(line, messages[0]), messages[1:])
+        elif messages or not line.open:
+            self._drop(line)
+
+    def _welcome(self, line: Line, hello: Message) -> Peer:
+        peer = Peer(line, hello["rank"], hello["who"], hello["host"], self.now)
+        peer.words, peer.step = hello["beat"], hello["step"]
+        if (old := self.peers.get(peer.rank)) is not None:  # it has lost its connection, and is here again
+            self._drop(old.line)
+        self.peers[peer.rank] = peer
+        self.waits.modify(line, selectors.EVENT_READ, partial(self._hear, peer))
+        line.send({"end": True} if self.decided else {"beat": "", "step": 0})
+        return peer
+
+    def _hear(self, peer: Peer, messages: Sequence[Message] | None = None) -> None:
+        for message in peer.line.receive() if messages is None else messages:
+            peer.heard_s = self.now = time.monotonic()
+            peer.words, peer.step = message.get("beat", peer.words), message.get("step", peer.step)
+            peer.left |= "bye" in message
+            if "cause" in message:
+                self._decide(message["cause"])
+            if "stuck" in message:
+                self._ask_for_stacks(message["stuck"])
+            peer.stacks = message.get("stacks", peer.stacks)
+        if not peer.line.open:  # it may come again; if not, its silence tells
+            self._drop(peer.line)
+
+    def _drop(self, line: Line) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.waits.unregister(line)
+        line.close()
+
+    def _meet_hub(self) -> None:
+        """Connects to rank 0's guard, once the rank has said where that is; again where the connection is lost."""
+        lost = self.hub is None or not self.hub.open
+        if self.is_hub or self.hub_left or not lost or not self.board.hub or self.now - self.hub_tried_s < BEAT_S:
+            return
+        self.hub_tried_s = self.now
+        self.hub_heard_s = self.hub_heard_s or self.now
+        address, port, token = self.board.hub.rsplit(":", 2)
+        if (connection := wire.connect(address, int(port), BEAT_S)) is not None:
+            line = self.hub = Line(connection)
+            self._on(line, lambda: self._hear_hub(line))
+            moment = self.board.moment()
+            said = {"hello": token, "rank": self.my.rank, "who": str(self.my), "host": self.my.host}
+            self.hub.send({**said, "beat": moment.words(), "step": moment.step})
+
+    def _hear_hub(self, line: Line) -> None:
+        for message in line.receive():
+            self.hub_heard_s = time.monotonic()
+            if "end" in message:
+                self.decided = True
+                self._end_rank(TOLD)
+            if "show" in message:
+                line.send({"stacks": self._stacks(), "beat": self.board.moment().words()})
+            self.hub_left |= "bye" in message
+        if not line.open:
+            self._drop(line)
+
+    # ---- `dslpar launch` ----
+
+    def _meet_boss(self) -> None:
+        """At the first of its addresses that answers."""
+        addresses, port, token = self.my.boss.rsplit(":", 2) if self.my.boss else ("", "0", "")
+        for address in filter(None, addresses.split(",")):
+            if (connection := wire.connect(address, int(port), 2 * BEAT_S)) is not None:
+                line = self.boss = Line(connection)
+                self._on(line, partial(self._hear_boss, line))
+                line.send({"hello": token, "rank": self.my.rank})
+                return
+
+    def _hear_boss(self, line: Line) -> None:
+        for message in line.receive():
+            if "stop" in message:
+                self._send(message["stop"])
+        if not line.open:
+            self._drop(line)
+            self._orphan("is gone")
+
+    def _orphan(self, how: str) -> None:
+        if not self.gone:
+            _write(f"[{self.my}] ends because `dslpar launch` {how}\n")
+            self._end_rank(ORPHAN)
+
+    # ---- hangs ----
+
+    def _hangs(self) -> None:
+        """Our own rank, longer in one place than it may: tells the hub, once for each place."""
+        moment = self.board.moment()
+        overdue = 0 < moment.allowed_s < self.now - moment.since_s
+        if overdue and moment.moves == self.stuck_moves and not self.stuck:  # seen twice: the page is not locked
+            self.stuck = f"{moment.words()} takes longer than {moment.allowed_s:g} s"
+            if self.is_hub or self.hub is None:
+                self._ask_for_stacks(self.stuck)
+            else:
+                self.hub.send({"stuck": self.stuck})
+        self.stuck_moves = moment.moves if overdue else -1
+        self.stuck = self.stuck if overdue else ""
+
+    def _ask_for_stacks(self, stuck: str) -> None:
+        if self.asked_s is None and not self.decided:
+            self.asked_s, self.stuck = self.now, stuck
+            for peer in self.peers.values():
+                peer.line.send({"show": True})
+
+    def _accuse(self) -> None:
+        """Says who holds the others up, when all have shown their stacks, or time is up."""
+        if self.asked_s is None:
+            return
+        waiting = [peer for peer in self.peers.values() if peer.stacks is None and not peer.left]
+        if waiting and self.now - self.asked_s < _GATHER_S:
+            return
+        mine = self.board.moment()
+        shown = [_Shown(self.my.rank, str(self.my), mine.words(), mine.step, self._stacks())]
+        shown += [_Shown(p.rank, p.who, p.words, p.step, p.stacks or "") for p in self.peers.values() if not p.left]
+        shown.sort(key=lambda one: one.rank)
+        who, why = culprit(shown)
+        text = "\n".join(f"---- {one.who}, {one.words} ----\n{one.stacks or NO_STACK}" for one in shown)
+        self._decide(self._verdict(who.rank, who.who, who.words, f"hangs ({self.stuck}); {why}", text.rstrip()))
+
+    def _stacks(self) -> str:
+        """Of all threads of the rank, as Python's C level writes them; empty: it is stopped, or deep in the kernel."""
+        path = self.folder / f"{self.my.rank}.stacks"
+        self._send(STACKS)
+        ends, size = time.monotonic() + 1.0, -1
+        while time.monotonic() < ends:
+            time.sleep(0.05)
+            now = path.stat().st_size if path.exists() else 0
+            if now == size > 0:
+                break
+            size = now
+        return self._read("stacks")
+
+    # ---- the end ----
+
+    def _leave(self) -> None:
+        for peer in self.peers.values():
+            peer.line.send({"bye": True})
+        if self.hub is not None:
+            self.hub.send({"bye": True})
+        for line in self._lines():
+            line.last_words()
+        if self.my.private:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+FATAL = "Fatal Python error"
+NO_STACK = "(no stack: the process is stopped, or deep in the kernel)"
+_WAITS = re.compile(r"torch/distributed/|deepspeed/comm/|dslpar/comm\.py")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+
+class _Shown(NamedTuple):
+    rank: int
+    who: str
+    words: str
+    step: int
+    stacks: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a call of torch.distributed, in any thread."""
+        return bool(_WAITS.search(self.stacks))
+
+
+def culprit(shown: Sequence[_Shown]) -> tuple[_Shown, str]:
+    """The rank that holds the others up, and why we think so."""
+    behind = [one for one in shown if one.step < max(other.step for other in shown)]
+    elsewhere = [one for one in shown if not one.waits]
+    if elsewhere:
+        first = min(elsewhere, key=lambda one: one.step)
+        waiting = len(shown) - len(elsewhere)
+        return first, f"it is {_place(first.stacks)}, while {waiting} of {len(shown)} ranks wait in a collective"
+    if behind:
+        return behind[0], f"it is behind the others, in a collective: {_place(behind[0].stacks)}"
+    return shown[0], "all ranks wait in a collective, though not in the same one, or the network has lost it"
+
+
+def _place(stacks: str) -> str:
+    """The innermost frame of the main thread, which faulthandler shows last."""
+    main = stacks.rpartition("hread 0x")[2] if "hread 0x" in stacks else stacks
+    frame = _FRAME.search(main)
+    return f"in {frame[3]} ({frame[1]}, line {frame[2]})" if frame else "stopped, or deep in the kernel"
+
+
+def _status(pid: int) -> int | None:
+    """The wait status of a process that has just ended, if nobody has asked for it yet."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(fields[-1]) if fields[0] == "Z" else None
+    return None
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "without a word: most often by SIGKILL, most often from the kernel's out-of-memory killer"
+    if number := status & 0x7F:
+        killer = ": most often from the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
+        return f"by {signal.Signals(number).name}{killer}"
+    return f"with status {status >> 8}, by os._exit or C's exit"
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+def main(settings: str) -> None:
+    """Runs a guard; signals to the rank's group are not for it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    Guard(Settings(**json.loads(settings))).run()
+
+
+if __name__ == "__main__":
+    main(os.environ[SETTINGS])

@@ -1,0 +1,117 @@
+"""By which of its interfaces and addresses this machine meets another; asked of the kernel, and nothing is sent.
+
+    >>> source_towards("127.0.0.1"), interface_to("127.0.0.1")
+    ('127.0.0.1', '')
+
+gloo and NCCL need the name of an interface where a machine's own name means a loopback address, as Debian sets it up:
+gloo would tell the others 127.0.0.1. Each machine asks for itself, since names of interfaces may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9
+_OUTSIDE = "192.0.2.1"
+"""An address for documentation (RFC 5737): as far away as any."""
+
+
+def source_towards(host: str) -> str:
+    """The address of ours from which packets to `host` leave, so the one at which `host` can answer.
+
+    Raises:
+        OSError: the name is unknown, or there is no route.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # of a datagram socket: the route is looked up, no packet leaves
+        found: str = probe.getsockname()[0]
+        return found
+
+
+def interface_to(host: str) -> str:
+    """The interface by which `host` is met; of an own address, the one that has it. Empty for a loopback address.
+
+    Raises:
+        OSError: the name is unknown, or there is no route.
+    """
+    return interface_of(source_towards(host))
+
+
+def interface_outwards() -> str:
+    """The interface by which other machines are met, whichever they are: the default route's, else the only one that
+    has an address; empty where neither tells.
+    """
+    with contextlib.suppress(OSError):
+        return interface_to(_OUTSIDE)
+    names = [name for _, name in socket.if_nameindex() if name != "lo" and _ipv4(name)]
+    return names[0] if len(names) == 1 else ""
+
+
+def is_known(host: str) -> bool:
+    """Whether this machine can turn the name into an address."""
+    with contextlib.suppress(OSError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address, unless it is the loopback; empty where none has it."""
+    names = [name for _, name in socket.if_nameindex() if name != "lo"]
+    return next((name for name in names if address in (_ipv4(name), *_ipv6(name))), "")
+
+
+def _ipv4(interface: str) -> str:
+    """Its first address; empty where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
+
+
+def _ipv6(interface: str) -> list[str]:
+    table = Path("/proc/net/if_inet6")
+    if not table.exists():
+        return []
+    rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[-1] == interface]
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine: it has the name, or the address."""
+    mine = socket.gethostname()
+    if host in ("localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]):
+        return True
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))  # only an address of one's own can be bound to
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at, as things stand."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen at this port of all interfaces."""
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as torch's store does: old connections are no harm
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,179 @@
+"""Slurm's lists of nodes, and what Slurm and PBS say of an allocation.
+
+    >>> expand("gpu[07-09,31],login1")
+    ['gpu07', 'gpu08', 'gpu09', 'gpu31', 'login1']
+    >>> compress(["gpu07", "gpu08", "gpu09", "gpu31", "login1"])
+    'gpu[07-09,31],login1'
+    >>> tasks("4(x2),3")
+    [4, 4, 3]
+
+The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; hostlist of LLNL): numbers keep the width of
+the first bound, brackets may stand anywhere in a name and more than once, the leftmost one turns slowest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+MAX_HOSTS = 65_536
+"""Slurm's own bound for one range; a list of more is a mistake that would fill memory."""
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,5})\))?", re.ASCII)
+_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
+
+
+class Allocation(NamedTuple):
+    """Hosts that a scheduler has given to a job, in its order, with the ranks that each takes."""
+
+    source: str
+    """The variable that it is from."""
+    text: str
+    """What that says."""
+    hosts: tuple[tuple[str, int], ...]
+
+
+def expand(text: str) -> list[str]:
+    """The names of a list, in order.
+
+    Raises:
+        ValueError: it is no such list, or has more than MAX_HOSTS names.
+    """
+    names: list[str] = []
+    for part in _parts(text):
+        pieces = [_numbers(match[1]) if match[1] is not None else [match[2]] for match in _PIECE.finditer(part)]
+        if math.prod(map(len, pieces)) + len(names) > MAX_HOSTS:
+            raise ValueError(f"{text} has more than {MAX_HOSTS} names")
+        names += ["".join(choice) for choice in itertools.product(*pieces)]
+    return names
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Between commas that stand outside of brackets; each is made of text and brackets alone."""
+    for part in re.split(r",(?![^\[]*\])", text.strip()):
+        if not part or "".join(match[0] for match in _PIECE.finditer(part)) != part or part.isspace():
+            raise ValueError(f"{part or text!r} is no list of nodes")
+        yield part
+
+
+def _numbers(inside: str) -> list[str]:
+    """What stands in brackets: numbers and ranges, each as wide as its first bound."""
+    found: list[str] = []
+    for word in inside.split(","):
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            raise ValueError(f"[{inside}] is no list of numbers and ranges")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low + len(found) >= MAX_HOSTS:
+            raise ValueError(f"{word} is no range of at most {MAX_HOSTS} numbers, from low to high")
+        found += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
+    return found
+
+
+def first(text: str) -> str:
+    """The first name of a list.
+
+    >>> first("rack[2-3]node[1,4]-ib")
+    'rack2node1-ib'
+    """
+    return expand(text)[0]
+
+
+# ---- the other way ----
+
+
+class _Run(NamedTuple):
+    """Names that differ in one number alone, which counts up."""
+
+    before: str
+    after: str
+    low: str
+    high: str
+
+    def next(self, before: str, number: str, after: str) -> _Run | None:
+        """With one more name, if it is the next."""
+        wanted = str(int(self.high) + 1).zfill(len(self.low))
+        return self._replace(high=number) if (before, after, number) == (self.before, self.after, wanted) else None
+
+
+def compress(names: Sequence[str]) -> str:
+    """The list that expands to these names, in this order; names that count up share brackets."""
+    runs: list[_Run] = []
+    for name in names:
+        match = _NUMBER.fullmatch(name)
+        before, number, after = match.groups() if match else (name, "", "")
+        longer = runs[-1].next(before, number, after) if runs and number and runs[-1].low else None
+        runs = [*runs[:-1], longer] if longer else [*runs, _Run(before, after, number, number)]
+    groups = itertools.groupby(runs, key=lambda run: (run.before, run.after) if run.low else (run.before, None))
+    return ",".join(text for key, group in groups for text in _written(list(group)))
+
+
+def _written(runs: Sequence[_Run]) -> Iterator[str]:
+    one = runs[0]
+    if not one.low:
+        yield from (run.before for run in runs)
+    elif len(runs) == 1 and one.low == one.high:
+        yield one.before + one.low + one.after
+    else:
+        ranges = (run.low if run.low == run.high else f"{run.low}-{run.high}" for run in runs)
+        yield f"{one.before}[{','.join(ranges)}]{one.after}"
+
+
+# ---- allocations ----
+
+
+def tasks(text: str) -> list[int]:
+    """Tasks a node, as SLURM_TASKS_PER_NODE has them.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: list[int] = []
+    for word in text.split(","):
+        match = _TASKS.fullmatch(word)
+        if match is None:
+            raise ValueError(f"SLURM_TASKS_PER_NODE is {text!r}, and is read as 4(x2),3 is")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def slurm(environ: Mapping[str, str]) -> Allocation:
+    """The nodes of this Slurm job. Untested on a cluster: it follows Slurm's manual.
+
+    Raises:
+        ValueError: this is no Slurm job, or its variables contradict each other.
+    """
+    source = next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
+    if source is None:
+        raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job (sbatch or salloc makes one)")
+    names, counts = expand(environ[source]), tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+    if len(names) != len(counts):
+        said = f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}"
+        raise ValueError(said)
+    return Allocation(source, environ[source], tuple(zip(names, counts, strict=True)))
+
+
+def pbs(environ: Mapping[str, str]) -> Allocation:
+    """The nodes of this PBS job: its file has a line a slot. Untested on a cluster: it follows PBS's manual.
+
+    Raises:
+        ValueError: this is no PBS job.
+        OSError: its file cannot be read.
+    """
+    path = environ.get("PBS_NODEFILE")
+    if not path:
+        raise ValueError("PBS_NODEFILE is not set: this is no PBS job (qsub makes one)")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    slots: dict[str, int] = {}
+    for name in text.split():
+        slots[name] = slots.get(name, 0) + 1
+    return Allocation(path, text, tuple(slots.items()))
+
+
+ALLOCATIONS = {"slurm": slurm, "pbs": pbs}
+"""What `--hostfile` may name instead of a file."""

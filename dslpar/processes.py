@@ -1,0 +1,69 @@
+"""What /proc knows of processes: who started whom, what a command line runs, how one has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+_LAUNCHERS = frozenset(
+    (
+        *("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        *("mpirun", "mpiexec", "orterun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy"),
+        *("dslpar", "dslpar.cli"),
+    )
+)
+
+
+def launchers_above(pid: int) -> list[tuple[int, int]]:
+    """(process, its parent), from `pid` up to the highest launcher among its ancestors; none without a launcher."""
+    chain: list[tuple[int, int]] = []
+    known = 0
+    while (above := parent(pid)) > 1:
+        chain.append((pid, above))
+        if program(words_of(above)) in _LAUNCHERS:
+            known = len(chain)
+        pid = above
+    return chain[:known]
+
+
+def program(words: Sequence[str]) -> str:
+    """What a command line runs, whatever the interpreter.
+
+    >>> program(["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"])
+    'deepspeed.launcher.launch'
+    """
+    if not words:
+        return ""
+    name = os.path.basename(words[0])
+    if not name.startswith("python"):
+        return name
+    for word, following in zip_longest(words[1:], words[2:], fillvalue=""):
+        if word == "-m":
+            return following
+        if not word.startswith("-"):
+            return os.path.basename(word)
+    return name
+
+
+def words_of(pid: int) -> list[str]:
+    """Its command line; empty where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[:-1]
+    return []
+
+
+def parent(pid: int) -> int:
+    """0 where it is gone, or where there is no /proc."""
+    fields = stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def stat(pid: int) -> list[str]:
+    """Of /proc/PID/stat, the fields from the third on: state, parent, ...; the last is the exit status of a zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return []
