@@ -65,6 +65,19 @@ class ForkedJob:
             if self.pids[rank] not in self._statuses:  # else the number may be another's by now
                 os.kill(self.pids[rank], signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """SIGSTOP to all: what they are doing stays as it is, until `thaw`."""
+        self._send_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to all that are there."""
+        self._send_all(signal.SIGCONT)
+
+    def _send_all(self, number: int) -> None:
+        for pid in self.pids:
+            if pid not in self._statuses:
+                os.kill(pid, number)
+
     def wait(self, timeout_s: float) -> list[int | None]:
         """The statuses when all have ended. Raises: AssertionError at the time-out; the ranks are killed then."""
         end = time.monotonic() + timeout_s

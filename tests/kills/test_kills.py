@@ -212,25 +212,31 @@ def strike(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, at_a_save: 
 
     if alone and not until(job, lambda: run.num_lines() != lines):
         return None  # not before: ranks that have not met yet end with the launcher alone
-    if at_a_save:
-        for _ in range(rng.randint(0, 1)):  # the first that comes, or the second
-            if not (until(job, saves) and until(job, lambda: not saves())):
-                return None
-        moment_s = rng.uniform(0, pace.save_s)
-        if not until(job, saves):
+    if not at_a_save:
+        time.sleep(rng.uniform(0, 6 * pace.step_s + (0 if alone else pace.start_s)))
+        return hit(job, rng, saves, alone) if job.runs else None
+    for _ in range(rng.randint(0, 1)):  # the first that comes, or the second
+        if not (until(job, saves) and until(job, lambda: not saves())):
             return None
-    else:
-        moment_s = rng.uniform(0, 6 * pace.step_s + (0 if alone else pace.start_s))
-    time.sleep(moment_s)
-    if not job.runs:
-        return None
+    while until(job, saves):
+        time.sleep(rng.uniform(0, pace.save_s))
+        job.freeze()
+        if saves():
+            return hit(job, rng, saves, alone)
+        job.thaw()  # too late: the next one
+        until(job, lambda: not saves())
+    return None
+
+
+def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bool) -> Kill:
+    """Kills one rank, or all, at what they are doing."""
+    job.freeze()
     saving = saves()
-    if alone:
-        job.kill(rng.randrange(RANKS))
-        return Kill(saving, alone)
-    job.kill(*rng.sample(range(RANKS), RANKS))
-    job.wait(30)
-    return Kill(saves(), alone)
+    job.kill(*([rng.randrange(RANKS)] if alone else rng.sample(range(RANKS), RANKS)))
+    job.thaw()
+    if not alone:
+        job.wait(30)
+    return Kill(saving, alone)
 
 
 def until(job: ForkedJob, condition: Callable[[], bool], timeout_s: float = 120) -> bool:
@@ -289,18 +295,20 @@ def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: 
     while True:
         before = run.saved()
         with run.start("--resume") as job:
-            hit = None
+            struck = None
             if len(kills) < number:
                 behind = 2 * sum(kill.at_a_save for kill in kills) <= len(kills) + 1
-                hit = strike(run, job, theirs.pace, rng, behind, alone=len(kills) % 5 == 4)
+                struck = strike(run, job, theirs.pace, rng, behind, alone=len(kills) % 5 == 4)
             statuses = job.wait(60)
-            if hit is None:
+            if struck is None:
                 assert statuses == [0] * RANKS, run.said.read_text()
                 check_loaded(run, before)
                 return
             assert -9 in statuses
-            assert not hit.alone or 0 not in statuses or STEPS in run.saved(), "peers of the dead called it a success"
-        kills.append(hit)
+            assert not struck.alone or 0 not in statuses or STEPS in run.saved(), (
+                "peers of the dead called it a success"
+            )
+        kills.append(struck)
         check_after_kill(run, before, theirs.lines)
 
 
