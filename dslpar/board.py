@@ -16,13 +16,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _SIZE = mmap.PAGESIZE
-_MOVES, _STEP, _SINCE, _ALLOWED, _GRACE, _ENDING, _PORT, _STATUS = (
-    ("<Q", 0), ("<q", 8), ("<d", 16), ("<d", 24), ("<d", 32), ("<I", 40), ("<I", 44), ("<I", 48)
+_MOVES, _STEP, _SINCE, _ALLOWED, _GRACE, _ENDING, _PORT, _STATUS, _FIRST = (
+    ("<Q", 0), ("<q", 8), ("<d", 16), ("<d", 24), ("<d", 32), ("<I", 40), ("<I", 44), ("<I", 48), ("<I", 52)
 )  # fmt: skip
 _PHASE, _WHERE, _HUB = ("64s", 64), ("192s", 128), ("512s", 512)
 
 TOLD, OVERDUE, ORPHAN = 1, 2, 3
 """Why a guard ends its rank: another one's fault, too long after SIGTERM, or nobody is left to launch it."""
+
+
+def placed(who: object, *where: str) -> str:
+    """Who and where, as every report has it; what is not known yet is left out.
+
+    >>> placed("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
+    'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'
+    """
+    return ", ".join(filter(None, (str(who), *where)))
+
+
+def rank_words(rank: int, world_size: int, host: str) -> str:
+    """rank 2 of 4 on host1"""
+    return f"rank {rank} of {world_size} on {host}"
+
+
+def stage_words(stage: int, data: int, tensor: int) -> str:
+    """stage 1 (pipe 1, data 0, tensor 0)"""
+    return f"stage {stage} (pipe {stage}, data {data}, tensor {tensor})"
 
 
 class Moment(NamedTuple):
@@ -45,11 +64,11 @@ class Moment(NamedTuple):
         """stage 1 (pipe 1, data 0, tensor 1), step 12"""
         told = {"step": f"step {self.step}", "saving": f"saving step {self.step}", "": ""}
         after = f"{self.phase} after step {self.step}" if self.step else self.phase
-        return ", ".join(filter(None, (self.where, told.get(self.phase, after))))
+        return placed(self.where, told.get(self.phase, after))
 
 
 class Board:
-    """One rank's page. The rank moves; its guard writes `ending` and `port`, and reads the rest."""
+    """One rank's page. The rank moves; its guard writes `ending`, `port` and `first_left`, and reads the rest."""
 
     def __init__(self, path: Path, *, make: bool = False) -> None:
         if make:
@@ -117,6 +136,15 @@ class Board:
     @port.setter
     def port(self, number: int) -> None:
         self._write(_PORT, number)
+
+    @property
+    def first_left(self) -> bool:
+        """Whether rank 0 has left."""
+        return bool(self._read(_FIRST))
+
+    @first_left.setter
+    def first_left(self, left: bool) -> None:
+        self._write(_FIRST, int(left))
 
     @property
     def ending(self) -> int:

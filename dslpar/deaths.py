@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.board import Board
+from dslpar.board import Board, placed
 from dslpar.guard import FATAL
 from dslpar.processes import stat
 from dslpar.reports import Rank, Report, Stopped, Verdict
@@ -37,7 +37,7 @@ class Death(NamedTuple):
     def told(self, when: str) -> str:
         """Who, where in the run, how, then the traceback, if there is one. `when`: for who had come nowhere yet."""
         note = f" ({self.note})" if self.note else ""
-        which = f"{self.who}, {self.at}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
+        which = f"{placed(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
         return f"{which}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
 
 

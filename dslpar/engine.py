@@ -17,6 +17,7 @@ layers slice.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dslpar import comm, passes, pipeline
+from dslpar.board import placed, rank_words
 from dslpar.errors import DslparError, Finding, Location
 from dslpar.groups import Groups
 from dslpar.job import Job
@@ -90,6 +92,13 @@ class Engine:
     def steps_done(self) -> int:
         """Optimizer steps since the beginning of the run, skipped ones among them."""
         return self.deepspeed.global_steps  # type: ignore[no-any-return]
+
+    @property
+    def place(self) -> str:
+        """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: of the last step done."""
+        groups = self.groups
+        who = rank_words(groups.rank, groups.mesh.world_size, socket.gethostname())
+        return placed(who, groups.stage_words, f"step {self.steps_done}")
 
     @property
     def consumed_samples(self) -> int:

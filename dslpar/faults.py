@@ -1,9 +1,10 @@
 """How a rank dies, and what it leaves to say who was first.
 
-A rank (`end_at_errors`, called by `bootstrap`) ends at once at an exception that nobody catches, and ends itself when
-the launcher that started it is gone. It tells causes from consequences (dslpar/reports.py): a rank that fails because a
-peer is gone says nothing while it is ended, so that the first rank's traceback stays in sight. Beside it runs its guard
-(dslpar/guard.py), for all that a rank cannot do or say when it hangs or is killed.
+A rank (`end_at_errors`, called by `bootstrap`) ends at once at an exception that nobody catches. When the launcher that
+started it is gone it ends too: in order, with a checkpoint, where it has promised to stop so. It tells causes from
+consequences (dslpar/reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the
+first rank's traceback stays in sight. Beside it runs its guard (dslpar/guard.py), for all that a rank cannot do or say
+when it hangs or is killed.
 
 Each rank leaves its marks in a folder: the one that DSLPAR_REPORTS names (`dslpar launch` sets it, for a job on its own
 host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says: tcp://addresses:port/token.
@@ -41,7 +42,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
 from dslpar import guard, reports
-from dslpar.board import OVERDUE, TOLD, Board
+from dslpar.board import OVERDUE, TOLD, Board, placed
 from dslpar.processes import launchers_above, parent
 from dslpar.reports import Kind, Rank, Report, Stopped
 
@@ -50,6 +51,8 @@ TCP = "tcp://"
 
 _PATIENCE_S = 5.0
 """How long a rank that lost a peer waits to be ended. Launchers look once a second, at the longest."""
+_STOPPING_PATIENCE_S = 3.0
+"""The same after SIGTERM, which may be torchrun's answer to the rank that was first: its guard's word is on its way."""
 _TOLD_PATIENCE_S = 1.0
 """How long a rank that is told to end stays, so that the launcher sees the first one's status first."""
 _LOOK_S = 0.2
@@ -77,6 +80,11 @@ class Life:
         self._enrol()
         self._boss = asked.removeprefix(TCP).replace("/", ":") if asked.startswith(TCP) else ""
         self._signals = self._start_guard(environ, loopback)
+
+    @property
+    def place(self) -> str:
+        """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: where this rank is."""
+        return placed(self.who, self.board.moment().words())
 
     def path(self, name: str) -> Path:
         """Of a mark of this rank."""
@@ -146,6 +154,12 @@ class Life:
         self.mark("stopped", json.dumps(Stopped(step, saved, self.board.status)))
         return self.board.status
 
+    def outlast_rank_0(self, seconds: float) -> None:
+        """Waits until rank 0 has left, as its guard tells ours; no longer than so."""
+        ends = time.monotonic() + seconds
+        while not self.board.first_left and time.monotonic() < ends:
+            time.sleep(0.02)
+
     # ---- the end ----
 
     def end(self, report: Report, status: int = 1) -> NoReturn:
@@ -155,9 +169,9 @@ class Life:
         if report.kind == "cause" and self._elastic:
             with contextlib.suppress(OSError):
                 Path(self._elastic).write_text(reports.elastic(report), encoding="utf-8")
-        if report.kind == "consequence" and not self.stopping:
+        if report.kind == "consequence":
             with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(_PATIENCE_S)
+                time.sleep(_STOPPING_PATIENCE_S if self.stopping else _PATIENCE_S)
         # Not by sys.stderr: torch.distributed puts a buffer in its place while this runs, to print it afterwards.
         with contextlib.suppress(OSError):  # a launcher that is gone has closed the pipe
             os.write(2, report.spoken().encode())
@@ -188,9 +202,25 @@ class Life:
             if time.monotonic() - checked_s > _LAUNCHER_CHECK_S:
                 checked_s = time.monotonic()
                 if not all(parent(pid) == above for pid, above in chain):
-                    self.end(self._brief("orphan"))
+                    chain = []
+                    self._launcher_is_gone()
             time.sleep(_LOOK_S)
         self._obey(why)
+
+    def _launcher_is_gone(self) -> None:
+        """As if told to stop, which a launcher most often was, and had not told us; at once where nothing was promised.
+
+        The guard's clock starts as well.
+        """
+        report = self._brief("orphan")
+        if not self.board.grace_s:
+            self.end(report)
+        if not self.stopping:
+            self.stopping = True
+            with contextlib.suppress(OSError):
+                os.write(self._signals, bytes([signal.SIGTERM]))
+            with contextlib.suppress(OSError):
+                os.write(2, report.spoken().encode())
 
 
 def end_at_errors(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> Life:

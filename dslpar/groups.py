@@ -18,6 +18,7 @@ from itertools import combinations
 
 import torch.distributed as dist
 
+from dslpar.board import stage_words
 from dslpar.comm import Axis
 from dslpar.mesh import TENSOR_AXES, Mesh, Tensor, expand
 
@@ -70,6 +71,11 @@ class Groups:
     def tensor(self) -> Tensor:
         """The cuboid of each tensor group."""
         return self.mesh.tensor
+
+    @property
+    def stage_words(self) -> str:
+        """stage 1 (pipe 1, data 0, tensor 0): where this rank stands, for reports."""
+        return stage_words(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
         """The group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", ("data", "d")."""

@@ -7,7 +7,8 @@ ask for the rank's stacks while it hangs in C, tell that it was killed and by wh
 Rank 0's guard is the hub of the job: the others connect to it once the ranks have met, and beat once a second.
 
     a rank failed, or is gone       its guard tells the hub, the hub all others: each ends its rank at once
-    a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub
+    a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub;
+                                    launchers that wait for it are ended too (dslpar/stranded.py)
     no step within the time-out     the hub asks all guards for the stacks of their ranks, and says who holds them up
     SIGTERM                         is seen here at once (`signal.set_wakeup_fd`); past the grace the rank is ended
 
@@ -32,8 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dslpar import wire
-from dslpar.board import ORPHAN, OVERDUE, TOLD, Board
+from dslpar import stranded, wire
+from dslpar.board import ORPHAN, OVERDUE, TOLD, Board, Moment, placed, rank_words
 from dslpar.wire import Line, Message
 
 SETTINGS = "DSLPAR_GUARD"
@@ -43,6 +44,8 @@ STACKS = signal.SIGRTMIN + 8
 SILENCE_S = 6.0
 """After which a host is taken for gone; beats come once a second."""
 BEAT_S = 1.0
+_EARLY_S = 0.25
+"""After which a rank that has come to another part of its work beats again."""
 _LOOK_S = 0.1
 _LATE_S = 2.0
 """A pause of ours that is not held against others."""
@@ -50,6 +53,8 @@ _KILL_S = 2.5
 """After which a rank that was to end is killed."""
 _AGAIN_S = 2.0
 """A second SIGTERM that comes sooner is the same one: a launcher's and its own launcher's."""
+_LAUNCHERS_S = 2.0
+"""How long launchers have to end by themselves when a host and our rank are gone."""
 _GATHER_S = 3.0
 """In which ranks must have shown their stacks."""
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
@@ -79,7 +84,7 @@ class Settings(NamedTuple):
     """Whether somebody else tells the user what happened."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world_size} on {self.host}"
+        return rank_words(self.rank, self.world_size, self.host)
 
 
 class Peer:
@@ -87,7 +92,7 @@ class Peer:
 
     def __init__(self, line: Line, rank: int, who: str, host: str, now: float) -> None:
         self.line, self.rank, self.who, self.host, self.heard_s = line, rank, who, host, now
-        self.words, self.step, self.left = "", 0, False
+        self.at, self.left = Moment(), False
         self.stacks: str | None = None
 
 
@@ -104,10 +109,15 @@ class Guard:
         self.hub: Line | None = None
         self.hub_heard_s = self.hub_tried_s = 0.0
         self.hub_left = False
+        self.hub_at, self.hub_who, self.hub_host = Moment(), "", ""
         self.boss: Line | None = None
         self.beat_s = 0.0
+        self.beat_at = Moment()
         self.told: set[str] = set()
         self.decided = False
+        self.stranded = False
+        """Whether a host is gone, and launchers may wait for it for ever."""
+        self.launchers: Sequence[stranded.Process] = ()
         self.kill_s = self.stop_s = self.signalled_s = float("inf")
         self.asked_s: float | None = None
         self.stuck_moves = -1
@@ -126,6 +136,7 @@ class Guard:
         self._leave()
 
     def _open(self) -> None:
+        self.launchers = stranded.launchers_of(self.my.pid)
         with contextlib.suppress(OSError, AttributeError):  # an old kernel; then its parent is asked for
             self._on(os.pidfd_open(self.my.pid), self._rank_is_gone)
         self._on(self.my.signals, self._signal)
@@ -158,7 +169,7 @@ class Guard:
 
     def _forgive(self, late_s: float) -> None:
         """Whoever was silent while we slept may have spoken."""
-        self.hub_heard_s += late_s
+        self.hub_heard_s += late_s if self.hub_heard_s else 0  # 0: it was not met yet, and may take its time
         for peer in self.peers.values():
             peer.heard_s += late_s
 
@@ -218,7 +229,7 @@ class Guard:
     def _verdict(self, rank: int, who: str, words: str, how: str, text: str, number: int = 0) -> dict[str, Any]:
         """What this guard found out, of whatever rank: the fields of a Verdict."""
         named = [rank, self.my.world_size, who.rpartition(" on ")[2], 0]
-        return {"verdict": [named, time.time(), how, text, words, number], "said": False}
+        return {"verdict": [named, time.time(), how, text, words, number], "said": False, "stranded": False}
 
     def _end_rank(self, why: int) -> None:
         """By its own hand if it can, else by SIGKILL."""
@@ -272,10 +283,10 @@ class Guard:
         """The first one counts."""
         if self.decided:
             return
-        self.decided = True
+        self.decided, self.stranded = True, cause.get("stranded", False)
         self._say(cause)
         for peer in self.peers.values():
-            peer.line.send({"end": True})
+            peer.line.send({"end": True, "stranded": self.stranded})
         self._end_rank(TOLD)
 
     def _say(self, cause: Mapping[str, Any]) -> None:
@@ -285,21 +296,20 @@ class Guard:
         named, _, how, text, words, _ = cause["verdict"]
         self._mark(f"{named[0]}.verdict", json.dumps(cause["verdict"]))
         if not self.my.supervised or (self.my.boss and self.boss is None):  # nobody, or out of reach
-            at = f", {words}" if words else ""
-            rank = f"rank {named[0]} of {named[1]} on {named[2]}"
-            _write(f"[{rank}{at}] {how}" + (f":\n{text}\n" if text else "\n"))
+            _write(f"[{placed(rank_words(*named[:3]), words)}] {how}" + (f":\n{text}\n" if text else "\n"))
 
     # ---- beats ----
 
     def _beat(self) -> None:
-        if self.now - self.beat_s < BEAT_S:
+        at = self.board.moment()
+        early = at[:2] != self.beat_at[:2]  # elsewhere in its work, not one step further
+        if self.now - self.beat_s < (_EARLY_S if early else BEAT_S):
             for line in self._lines():
                 line.flush()
             return
-        self.beat_s = self.now
-        moment = self.board.moment()
+        self.beat_s, self.beat_at = self.now, at
         for line in self._lines():
-            line.send({"beat": moment.words(), "step": moment.step})
+            line.send({"at": at[:3]})
 
     def _lines(self) -> Iterator[Line]:
         yield from (line for line in (self.hub, self.boss) if line is not None)
@@ -312,17 +322,28 @@ class Guard:
             if late:
                 self._host_is_gone(min(late, key=lambda peer: peer.heard_s).host)
         elif self.hub_heard_s and not self.hub_left and self.now - self.hub_heard_s > SILENCE_S:
-            host = self.board.hub.rsplit(":", 2)[0]
+            host = self.hub_host or self.board.hub.rsplit(":", 2)[0]
+            who = self.hub_who or rank_words(0, self.my.world_size, host)
             how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {self.my.host}"
-            self._decide(self._verdict(0, f"rank 0 of {self.my.world_size} on {host}", "", how, ""))
+            verdict = self._verdict(0, who, self._last_seen(self.hub_at), how, "")
+            self._decide({**verdict, "stranded": host != self.my.host})
 
     def _host_is_gone(self, host: str) -> None:
         there = sorted((peer for peer in self.peers.values() if peer.host == host), key=lambda peer: peer.rank)
         late = [peer for peer in there if self.now - peer.heard_s > SILENCE_S / 2]
         ranks = ", ".join(str(peer.rank) for peer in late[:_SHOWN]) + (", ..." if len(late) > _SHOWN else "")
         whole = f"and with it all of {host} (ranks {ranks}): the host is gone, or cut off"
-        how = f"is silent for {SILENCE_S:.0f} s, {whole if len(late) == len(there) else 'though its host is not'}"
-        self._decide(self._verdict(late[0].rank, late[0].who, late[0].words, how, ""))
+        is_whole = len(late) == len(there) and host != self.my.host
+        how = f"is silent for {SILENCE_S:.0f} s, {whole if is_whole else 'though its host is not'}"
+        verdict = self._verdict(late[0].rank, late[0].who, self._last_seen(late[0].at), how, "")
+        self._decide({**verdict, "stranded": is_whole})
+
+    def _last_seen(self, at: Moment) -> str:
+        """Where a rank is that nobody hears: no more than a step from ours, since all end a step together; the step
+        that it was last heard in may be long ago, where steps are short.
+        """
+        mine = self.board.moment()
+        return (at if at.step >= mine.step else mine._replace(where=at.where)).words()
 
     # ---- the hub and its peers ----
 
@@ -341,18 +362,19 @@ class Guard:
 
     def _welcome(self, line: Line, hello: Message) -> Peer:
         peer = Peer(line, hello["rank"], hello["who"], hello["host"], self.now)
-        peer.words, peer.step = hello["beat"], hello["step"]
+        peer.at = Moment(*hello["at"])
         if (old := self.peers.get(peer.rank)) is not None:  # it has lost its connection, and is here again
             self._drop(old.line)
         self.peers[peer.rank] = peer
         self.waits.modify(line, selectors.EVENT_READ, partial(self._hear, peer))
-        line.send({"end": True} if self.decided else {"beat": "", "step": 0})
+        said = {"who": str(self.my), "host": self.my.host, "at": self.board.moment()[:3]}
+        line.send({**said, **({"end": True, "stranded": self.stranded} if self.decided else {})})
         return peer
 
     def _hear(self, peer: Peer, messages: Sequence[Message] | None = None) -> None:
         for message in peer.line.receive() if messages is None else messages:
             peer.heard_s = self.now = time.monotonic()
-            peer.words, peer.step = message.get("beat", peer.words), message.get("step", peer.step)
+            peer.at = Moment(*message.get("at", peer.at))
             peer.left |= "bye" in message
             if "cause" in message:
                 self._decide(message["cause"])
@@ -378,19 +400,21 @@ class Guard:
         if (connection := wire.connect(address, int(port), BEAT_S)) is not None:
             line = self.hub = Line(connection)
             self._on(line, lambda: self._hear_hub(line))
-            moment = self.board.moment()
             said = {"hello": token, "rank": self.my.rank, "who": str(self.my), "host": self.my.host}
-            self.hub.send({**said, "beat": moment.words(), "step": moment.step})
+            self.hub.send({**said, "at": self.board.moment()[:3]})
 
     def _hear_hub(self, line: Line) -> None:
         for message in line.receive():
             self.hub_heard_s = time.monotonic()
+            self.hub_at = Moment(*message.get("at", self.hub_at))
+            self.hub_who, self.hub_host = message.get("who", self.hub_who), message.get("host", self.hub_host)
             if "end" in message:
-                self.decided = True
+                self.decided, self.stranded = True, message["stranded"]
                 self._end_rank(TOLD)
             if "show" in message:
-                line.send({"stacks": self._stacks(), "beat": self.board.moment().words()})
-            self.hub_left |= "bye" in message
+                line.send({"stacks": self._stacks(), "at": self.board.moment()[:3]})
+            if "bye" in message:
+                self.hub_left = self.board.first_left = True
         if not line.open:
             self._drop(line)
 
@@ -449,10 +473,11 @@ class Guard:
             return
         mine = self.board.moment()
         shown = [_Shown(self.my.rank, str(self.my), mine.words(), mine.step, self._stacks())]
-        shown += [_Shown(p.rank, p.who, p.words, p.step, p.stacks or "") for p in self.peers.values() if not p.left]
+        there = [peer for peer in self.peers.values() if not peer.left]
+        shown += [_Shown(p.rank, p.who, p.at.words(), p.at.step, p.stacks or "") for p in there]
         shown.sort(key=lambda one: one.rank)
         who, why = culprit(shown)
-        text = "\n".join(f"---- {one.who}, {one.words} ----\n{one.stacks or NO_STACK}" for one in shown)
+        text = "\n".join(f"---- {placed(one.who, one.words)} ----\n{one.stacks or NO_STACK}" for one in shown)
         self._decide(self._verdict(who.rank, who.who, who.words, f"hangs ({self.stuck}); {why}", text.rstrip()))
 
     def _stacks(self) -> str:
@@ -479,6 +504,9 @@ class Guard:
             line.last_words()
         if self.my.private:
             shutil.rmtree(self.folder, ignore_errors=True)
+        if self.stranded and self.launchers and not os.fork():  # DeepSpeed's launcher waits for us before it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # OpenMPI's for the end of what its ranks say
+            stranded.end(self.launchers, _LAUNCHERS_S)
 
 
 FATAL = "Fatal Python error"

@@ -386,11 +386,16 @@ def _torchrun_by_node(where: _Where) -> Iterator[Command]:
 # ---- what each launcher is ----
 
 
-def _devices_by_name(where: _Where) -> Iterator[Finding]:
-    """DeepSpeed's --include takes numbers; and its own reading of .deepspeed_env takes no other lines."""
-    yield from _bad_lines(where)
+def _not_for_deepspeed(where: _Where) -> Iterator[Finding]:
     if where.elsewhere:
-        return
+        yield from _bad_lines(where)
+        yield from () if where.request.no_ssh else _paths_for_pdsh(where)
+    else:
+        yield from _devices_by_name(where)
+
+
+def _devices_by_name(where: _Where) -> Iterator[Finding]:
+    """DeepSpeed's --include takes numbers."""
     named = [word for word in where.facts.visible or () if not word.isdecimal()]
     if where.facts.accelerators and named:
         said = f"CUDA_VISIBLE_DEVICES names {named[0]}, and DeepSpeed's launcher takes numbers alone"
@@ -398,11 +403,24 @@ def _devices_by_name(where: _Where) -> Iterator[Finding]:
 
 
 def _bad_lines(where: _Where) -> Iterator[Finding]:
+    """DeepSpeed's own reading of .deepspeed_env takes no other lines."""
     lines = [line.strip() for line in where.facts.deepspeed_env]
     bad = [line for line in lines if line and not line.startswith("#") and "=" not in line]
-    if where.elsewhere and bad:
+    if bad:
         said = f"a line of .deepspeed_env is {bad[0]!r}, and DeepSpeed reads NAME=value alone"
         yield _error("HST218", "bad-deepspeed-env", said, "NAME=value a line")
+
+
+_NOT_FOR_PDSH = re.compile(r"[^\w@%+=:,./~-]|%[hnu%]")
+"""What a shell, or pdsh, reads as something else."""
+
+
+def _paths_for_pdsh(where: _Where) -> Iterator[Finding]:
+    """DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path."""
+    for what, path in (("folder", where.facts.folder), ("Python", where.facts.programs["python"])):
+        if bad := _NOT_FOR_PDSH.search(path):
+            said = f"this {what} is {path}, and DeepSpeed hands the {bad[0]!r} to pdsh and a shell as it stands"
+            yield _error("HST222", "path-not-for-pdsh", said, "another path, or --launcher torchrun")
 
 
 def _one_choice_for_all(where: _Where) -> Iterator[Finding]:
@@ -450,7 +468,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         _deepspeed,
         "deepspeed",
         "pip install deepspeed",
-        _devices_by_name,
+        _not_for_deepspeed,
         by_node=_deepspeed_by_node,
         reaches=("pdsh", "ssh"),
     ),

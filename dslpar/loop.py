@@ -183,14 +183,14 @@ class Steps:
         if self.engine.can_pass:
             place = nonfinite.where(self.engine, self._batches(self._samples, position))
         else:
-            place = "not looked for, in the middle of a step"
+            place = f"not looked for, in the middle of a step; {self.engine.place}"
         said = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
         help_ = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
         return self._error("PRE230", "not-finite", said, help_)
 
     def _disk_full(self) -> DslparError:
-        said = f"cannot write to {self.job.output_dir} in step {self.engine.steps_done}"
-        said += f": {self._unwritten}" if self._unwritten else ""
+        said = f"cannot write to {self.job.output_dir}"
+        said += f": {self.engine.place}: {self._unwritten}" if self._unwritten else f" in step {self.engine.steps_done}"
         help_ = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
         return self._error("CKP230", "disk-full", said, help_)
 

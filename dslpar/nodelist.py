@@ -13,6 +13,7 @@ the first bound, brackets may stand anywhere in a name and more than once, the l
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -177,3 +178,11 @@ def pbs(environ: Mapping[str, str]) -> Allocation:
 
 ALLOCATIONS = {"slurm": slurm, "pbs": pbs}
 """What `--hostfile` may name instead of a file."""
+
+
+def around(environ: Mapping[str, str]) -> tuple[str, Allocation] | None:
+    """What `--hostfile` calls the allocation that this runs in, and the allocation; None: none that can be read."""
+    for name, read in ALLOCATIONS.items():
+        with contextlib.suppress(ValueError, OSError):
+            return name, read(environ)
+    return None

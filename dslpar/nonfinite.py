@@ -28,23 +28,24 @@ class Found(NamedTuple):
     """In the order in which the pass comes by."""
     rank: int
     what: str
+    place: str
+    """Where that rank is: host, stage, step."""
 
 
 def where(engine: Engine, batches: Iterable[MicroBatch]) -> str:
-    """What was not finite first, and on which rank and stage, the same words on every rank. All ranks together."""
+    """What was not finite first, and where, in the same words on every rank. All ranks together."""
     groups = engine.groups
-    stage, last = groups.coord["pipe"], groups.mesh.pipe - 1
-    found = [Found(0, stage, groups.rank, f"the weight {name}") for name in _weights(engine)]
+    stage, last, place = groups.coord["pipe"], groups.mesh.pipe - 1, engine.place
+    found = [Found(0, stage, groups.rank, f"the weight {name}", place) for name in _weights(engine)]
     outputs, gradients = _watched_pass(engine, batches)
-    found += [Found(1, stage, groups.rank, f"the output of {name}") for name in outputs]
-    found += [Found(2, last - stage, groups.rank, f"the gradient of {name}") for name in gradients]
+    found += [Found(1, stage, groups.rank, f"the output of {name}", place) for name in outputs]
+    found += [Found(2, last - stage, groups.rank, f"the gradient of {name}", place) for name in gradients]
     seen = comm.gather_objects(found[:1], groups.axis("pipe", "data", "tensor"))
     firsts = [first for its in seen for first in its]
     if not firsts:
-        return "the loss, or a sum of finite numbers: no weight, layer or gradient by itself"
+        return f"the loss, or a sum of finite numbers: no weight, layer or gradient by itself, says {engine.place}"
     first = min(firsts)
-    of = last - first.stage if first.pass_ == 2 else first.stage
-    return f"{first.what}, on rank {first.rank} (stage {of})"
+    return f"{first.what}, on {first.place}"
 
 
 def _weights(engine: Engine) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import count
@@ -48,6 +48,14 @@ def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
         help_ = f"name another folder, {key}=..."
         raise DslparError([Finding("CKP201", "no-output-dir", "error", said, help_, config.at(key), key)]) from None
     return folder
+
+
+def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
+    """A run that loads none, and a config that chooses one; the policies ('newest', ...) choose among what there is."""
+    key, asked = "checkpoint.resume_from", job.spec.checkpoint.resume_from
+    if not loads and asked not in ("newest", "newest_whole"):
+        said = f"{key} is {asked!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
+        yield Finding("CKP210", "resume-from-unused", "warning", said, "--resume", config.at(key), key)
 
 
 def _set_aside(folder: Path) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(place, ready, life)
     if status and place.rank:
         time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
-        sys.stderr.write(f"rank {place.rank} on {socket.gethostname()} cannot run:\n{unsaid.getvalue()}")
+        sys.stderr.write(f"{life.place} cannot run:\n{unsaid.getvalue()}")
     return status
 
 
@@ -94,24 +93,24 @@ def _run(place: Place, ready: Ready, life: Life) -> int:
     except DslparError as error:
         if place.rank == 0:
             voice.say([_placed(finding, ready) for finding in error.findings], ready.config.sources)
-        return _leave(place)
+        return _leave(place, life)
     with voice.logging_to(folder, place.rank):
         try:
             status = _work(ready, stored, folder, life)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", formats.text(error.findings, {}).rstrip())
-            return _leave(place)
+            return _leave(place, life)
     bootstrap.stop()
     return status
 
 
-def _leave(place: Place) -> int:
+def _leave(place: Place, life: Life) -> int:
     """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
     ends the others, so rank 0 goes first.
     """
     bootstrap.stop(together=False)
     if place.rank:
-        time.sleep(_MET_PATIENCE_S)
+        life.outlast_rank_0(_MET_PATIENCE_S)
     return 1
 
 
@@ -139,7 +138,9 @@ def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
         job = _asked(flow.job_of(config, place.world_size), flags)
         if place.rank == 0:
             monitor.check_packages(job)
-        return 0, Ready(job, corpus_of(job), config, flags)
+        ready = Ready(job, corpus_of(job), config, flags)
+        voice.say([*record.unused_checkpoint(job, config, loads=ready.loads)], config.sources)
+        return 0, ready
     except DslparError as error:
         voice.say(error.findings, config.sources if config else {})
         return 1, None
@@ -270,8 +271,7 @@ def _build(job: Job, stored: Stored | None, folder: Path | None, life: Life) -> 
 
     with voice.set_aside(folder):
         groups = Groups(job.mesh)
-        stage, data, tensor = groups.coord["pipe"], groups.coord["data"], groups.axis("tensor").index
-        life.board.stand(f"stage {stage} (pipe {stage}, data {data}, tensor {tensor})")
+        life.board.stand(groups.stage_words)
         life.board.move("building")
         engine = build(job, groups, all_counted=Text.all_counted)
         if stored is not None:

@@ -50,7 +50,7 @@ def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
         in said
     )
     assert "first of all: the output of " in said
-    assert ", on rank 0 (stage 0)" in said
+    assert f", on rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0), step 5" in said
     assert "Traceback" not in said
 
 
@@ -64,7 +64,8 @@ def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
     assert "File too large" in said
     assert "Traceback" not in said
     last = (tmp_path / "out" / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()[-1]
-    assert f"in step {json.loads(last)['step'] + 1}: " in said, "in the step whose line is not there"
+    place = f"rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0)"
+    assert f"{place}, step {json.loads(last)['step'] + 1}: " in said, "in the step whose line is not there"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.prove)])

@@ -348,6 +348,25 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
     assert not watch.all_ended(range(1))
 
 
+def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_gone(tmp_path: Path) -> None:
+    """`deepspeed` on one host dies of SIGTERM and tells nobody: as good as SIGTERM to its ranks."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(LAUNCH)
+    stops = "life.promise(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
+    stops += "while not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    code = RANK.format(root=str(ROOT), rank=0, then=stops).replace("faults.end_at", "life = faults.end_at")
+    env = os.environ | {faults.REPORTS: str(tmp_path), "RANK_CODE": code}
+    process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "promised\n"
+    time.sleep(0.2)
+    process.terminate()
+    assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
+    stopped = deaths.Watch(tmp_path).stopped()
+    assert stopped is not None
+    assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
+
+
 # ---- supervision ----
 
 SUPERVISED = """\

@@ -20,7 +20,7 @@ from types import TracebackType
 import pytest
 
 from benchmarks.faults import processes_with
-from dslpar import faults, guard, supervise
+from dslpar import faults, guard, processes, supervise
 from dslpar.board import Board
 from dslpar.guard import _Shown, culprit
 from dslpar.receiver import Receiver
@@ -53,9 +53,12 @@ WAITS = "wait(600)"
 
 
 class Ranks:
-    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7."""
+    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7.
 
-    def __init__(self, folder: Path, *then: str, reports: str = "") -> None:
+    `launcher`: of rank 0, a program that starts what it is given with Python.
+    """
+
+    def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
         self.folder, self.mark = folder, f"GUARDED={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         environ = {key: text for key, text in os.environ.items() if key != faults.REPORTS} | {name: value}
@@ -64,7 +67,8 @@ class Ranks:
         for rank, code in enumerate(then):
             text = RANK.format(root=str(ROOT), rank=rank, world=len(then), folder=str(folder), then=code)
             with open(folder / f"said{rank}", "wb") as said:
-                self.processes.append(subprocess.Popen([sys.executable, "-c", text], env=environ, stderr=said))
+                words = [sys.executable, *([str(launcher)] if launcher and not rank else []), "-c", text]
+                self.processes.append(subprocess.Popen(words, env=environ, stderr=said))
 
     def __enter__(self) -> Ranks:
         ends = time.monotonic() + 60
@@ -138,7 +142,49 @@ def test_a_host_that_is_gone(tmp_path: Path, gone: int) -> None:
             assert lines == [begins]
         else:
             assert len(lines) in (1, 2), "each finds out by itself, or is told before it does"
-            assert all(line.startswith("[rank 0 of 3 on 127.0.0.1] is silent for 6 s, and with it") for line in lines)
+            begins = "[rank 0 of 3 on host0, stage 0 (pipe 0, data 0, tensor 0), step 7] is silent for 6 s, and with it"
+            assert all(line.startswith(begins) for line in lines)
+
+
+LAUNCHER = """\
+import signal, subprocess, sys, time
+subprocess.Popen([sys.executable, *sys.argv[1:]])
+subprocess.Popen(["bash", "-c", "exec -a ssh sleep 600"])
+{deaf}
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, deaf: bool) -> None:
+    """By the guard of its rank, and with it the ssh that it started; what is above it stays."""
+    launcher = tmp_path / "prterun"
+    launcher.write_text(LAUNCHER.format(deaf="signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""))
+    with Ranks(tmp_path, WAITS, WAITS, WAITS, launcher=launcher) as ranks:
+        for pid in (ranks.guard_of(2), ranks.processes[2].pid):
+            os.kill(pid, signal.SIGSTOP)
+        assert ranks.processes[0].wait(20) == (-signal.SIGKILL if deaf else -signal.SIGTERM)
+        assert ranks.processes[1].wait(10) == 1
+        ends = time.monotonic() + 5
+        while left := [pid for pid in processes_with(ranks.mark) if not _is_stopped(pid)]:
+            assert time.monotonic() < ends, [processes.words_of(pid)[:2] for pid in left]
+            time.sleep(0.05)
+        assert ranks.all_said() == [
+            f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
+        ]
+
+
+def _is_stopped(pid: int) -> bool:
+    return processes.stat(pid)[:1] == ["T"]
+
+
+def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
+    """A step may be shorter than the time between beats: the hub's own step tells."""
+    then = "life.board.move('step', 900); wait(600)"
+    quick = "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
+    with Ranks(tmp_path, then, then, quick + then) as ranks:
+        ranks.processes[0].wait(15)
+        assert "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 900] is silent for 6 s" in ranks.said(0)
 
 
 @pytest.mark.prove
@@ -151,6 +197,15 @@ def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
         time.sleep(1)
         assert [process.poll() for process in ranks.processes] == [None, None]
         assert ranks.all_said() == []
+
+
+def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_path: Path) -> None:
+    Board(tmp_path / "1.board", make=True)
+    one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one._forgive(60.0)
+    one._silent()
+    assert not one.decided
+    one.waits.close()
 
 
 def hang(seconds: float = 1.0) -> str:

@@ -22,7 +22,7 @@ WORDS = ["--config", "a b.py", "x=[0,1]", "y='q'", 'z=dict(a="1 $HOME")', "100%h
 VALUE = "a \"b\" $HOME `ls` %h \\ 'c' *"
 PROBE = """\
 import json, os, socket, sys
-said = [socket.gethostname(), sys.argv[1:], dict(os.environ)]
+said = [socket.gethostname(), sys.argv[1:], dict(os.environ), os.getcwd()]
 sys.stdout.write("PROBE " + json.dumps(said) + chr(10))
 """
 STARTER = """\
@@ -52,7 +52,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def probe(hosts: Hosts, folder: Path, launcher: str, include: str = "") -> list[list[Any]]:
-    """Host, words and environment of each rank, by rank."""
+    """Host, words, environment and folder of each rank, by rank."""
     (folder / "probe.py").write_text(PROBE)
     asked = json.dumps([launcher, hosts.hostfile(2), include, WORDS, VALUE])
     environ = {"PYTHONPATH": f"{ROOT}:{folder}", "DSLPAR_Y": "of here"}
@@ -66,23 +66,26 @@ def probe(hosts: Hosts, folder: Path, launcher: str, include: str = "") -> list[
     "launcher", ["openmpi", *(pytest.param(name, marks=pytest.mark.prove) for name in ("deepspeed", "torchrun"))]
 )
 def test_words_and_variables_arrive_as_they_were(hosts: Hosts, tmp_path: Path, launcher: str) -> None:
-    said = probe(hosts, tmp_path, launcher)
-    assert [host for host, _, _ in said] == ["host0", "host0", "host1", "host1"]
-    for _, words, environ in said:
+    folder = tmp_path / ("folder" if launcher == "deepspeed" else "my folder")  # HST222: DeepSpeed could not
+    folder.mkdir()
+    said = probe(hosts, folder, launcher)
+    assert [host for host, *_ in said] == ["host0", "host0", "host1", "host1"]
+    for _, words, environ, at in said:
+        assert at == str(folder)
         assert [word for word in words if not word.startswith("--local")] == WORDS
         assert environ["DSLPAR_X"] == VALUE
         assert environ["DSLPAR_Y"] == "of here"
         assert environ["MASTER_ADDR"] == "host0"
         assert environ["OMP_NUM_THREADS"] == "1"
-    assert len({environ["DSLPAR_JOB"] for _, _, environ in said}) == 1
-    assert len({environ["MASTER_PORT"] for _, _, environ in said}) == 1
+    assert len({environ["DSLPAR_JOB"] for _, _, environ, _ in said}) == 1
+    assert len({environ["MASTER_PORT"] for _, _, environ, _ in said}) == 1
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("launcher", ["deepspeed", "openmpi", "torchrun"])
 def test_the_chosen_slots_are_those_that_run(hosts: Hosts, tmp_path: Path, launcher: str) -> None:
     said = probe(hosts, tmp_path, launcher, "host1:1@host0:1")
-    assert [(host, environ["CUDA_VISIBLE_DEVICES"]) for host, _, environ in said] == [("host0", "1"), ("host1", "1")]
+    assert [(host, environ["CUDA_VISIBLE_DEVICES"]) for host, _, environ, _ in said] == [("host0", "1"), ("host1", "1")]
 
 
 # ---- real runs ----

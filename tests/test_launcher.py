@@ -217,6 +217,22 @@ def test_the_users_own_deepspeed_env_is_kept(tmp_path: Path) -> None:
     assert refused("deepspeed", TWO, HERE._replace(deepspeed_env=("export A",)))["code"] == "HST218"
 
 
+@pytest.mark.parametrize("folder", ["/my runs", "/bob's", '/a"b', "/$HOME", "/a;b", "/100%n", "/a\\b", "/x(1)"])
+def test_a_path_that_deepspeed_cannot_hand_to_pdsh(folder: str) -> None:
+    for facts in (
+        HERE._replace(folder=folder),
+        HERE._replace(programs={**HERE.programs, "python": f"{folder}/python"}),
+    ):
+        assert refused("deepspeed", TWO, facts)["code"] == "HST222"
+        assert plan("deepspeed", TWO, facts, no_ssh=True).commands
+        assert plan("deepspeed", ONE, facts).commands
+        assert plan("torchrun", TWO, facts).commands
+
+
+def test_a_path_that_deepspeed_can_hand_to_pdsh() -> None:
+    assert plan("deepspeed", TWO, HERE._replace(folder="/über/a=b,c@d:e+f~/50%_x-1.2")).commands
+
+
 def test_deepspeed_env_files_are_those_that_deepspeed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     for folder, text in ((home, "A=home\n"), (here, "B=here\n")):

@@ -156,6 +156,40 @@ def test_hosts_of_the_job_that_this_runs_in(
     assert "--master_addr gpu07" in out
 
 
+def launch(config: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `dslpar launch` says beside the command line."""
+    assert main(["launch", config, "--world-size", "2", "--launcher", "torchrun", "--print", *words]) == 0
+    return capsys.readouterr().err
+
+
+def test_an_allocation_of_which_nothing_is_taken(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    cases: list[tuple[dict[str, str], str]] = [
+        (JOB, "SLURM_JOB_NODELIST: gpu[07-08],big1\nhelp: --hostfile slurm\n"),
+        ({"PBS_NODEFILE": str(tmp_path / "nodes")}, f"{tmp_path / 'nodes'}: n[1-2]\nhelp: --hostfile pbs\n"),
+        ({"SLURM_JOB_NODELIST": "n3", "SLURM_TASKS_PER_NODE": "2"}, "SLURM_JOB_NODELIST: n3\n"),
+    ]
+    for environ, said in cases:
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            assert (
+                f"HST223 unused-allocation [info]: all ranks start on this host, and not on those of {said}"
+                in launch(config, capsys)
+            )
+            assert launch(config, capsys, "--hostfile", str(tmp_path / "hosts")) == ""
+    alone = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
+    unreadable = {"PBS_NODEFILE": str(tmp_path / "gone")}
+    for environ in ({}, alone, unreadable):
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            assert launch(config, capsys) == ""
+
+
 def test_what_is_wrong_with_an_allocation_stands_at_its_variable(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from dslpar import bootstrap, flops, flow, record, spec
 from dslpar.job import Job, resolve
 from dslpar.loop import throughput
-from dslpar.train import main
+from dslpar.train import _prepare, main
 from tests.forked import train_alone
 from tests.ranks import on_ranks
 from tests.runs import CONFIG, Finished, deepspeed, metrics, mpirun, start, write_config
@@ -229,6 +229,26 @@ def test_what_cannot_run_is_told_before_anything_starts(
     assert main([config if word == "CFG" else word for word in words]) == status
     assert said in capsys.readouterr().err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], True),
+        (["--dry-run"], True),
+        (["--resume"], False),
+        (["--eval-only"], False),
+        (["checkpoint.resume_from=newest_whole"], False),
+    ],
+)
+def test_a_checkpoint_that_is_named_and_not_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: bool
+) -> None:
+    config = str(write_config(tmp_path))
+    status, _ = _prepare(bootstrap.Place(), ["--config", config, "checkpoint.resume_from=step_000001", *words])
+    assert status == 0
+    warning = "CKP210 resume-from-unused [warning]: checkpoint.resume_from is 'step_000001', and without --resume"
+    assert (warning in capsys.readouterr().err) == said
 
 
 def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:

@@ -53,12 +53,16 @@ def save(engine: Engine, data: str = "") -> Path:
     """
     job, step, world = engine.job, engine.steps_done, world_of(engine)
     root = Path(job.output_dir, CHECKPOINTS)
-    made = by_rank_0(lambda: folder.begin(root, step), world, job)
+    made = by_rank_0(lambda: folder.begin(root, step), world, job, engine.place)
     told = comm.gather_objects(_write(engine, folder.part_path(root, step)), world)
     demand_seen([(part.host, part.sees) for part in told], str(made), job)
-    if failed := [f"rank {rank} on {part.host}: {part.failed}" for rank, part in enumerate(told) if part.failed]:
+    if failed := [part.failed for part in told if part.failed]:
         raise not_written("; ".join(failed[:SHOWN]), job)
-    return by_rank_0(lambda: _publish(engine, told, root, manifest.manifest_of(job, data, step)), world, job)
+
+    def publish() -> Path:
+        return _publish(engine, told, root, manifest.manifest_of(job, data, step))
+
+    return by_rank_0(publish, world, job, engine.place)
 
 
 def load(engine: Engine, stored: Stored) -> None:
@@ -92,7 +96,7 @@ class Told(NamedTuple):
     sees: bool
     """Whether it has the folder that rank 0 has made."""
     failed: str = ""
-    """Why it could not write; empty: it could."""
+    """Who could not write, and why; empty: it could."""
     pieces: bytes = b""
     """Its part of the index, pickled: rank 0 alone reads it."""
     files: Mapping[str, Written] = {}
@@ -109,7 +113,7 @@ def _write(engine: Engine, part: Path) -> Told:
     try:
         written = write(names[0], tensors), folder.write(names[1], [_saved(own.values_of(engine))])
     except OSError as error:
-        return Told(host, True, str(error))
+        return Told(host, True, f"{engine.place}: {error}")
     files = {path.relative_to(part).as_posix(): file for path, file in zip(names, written, strict=True)}
     return Told(host, True, "", pickle.dumps(index), files)
 

@@ -28,14 +28,14 @@ def demand_seen(seen: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
         raise manifest.error("CKP203", "checkpoint-not-everywhere", said, help_, job, "train.output_dir")
 
 
-def by_rank_0(act: Callable[[], Value], world: Axis, job: Job) -> Value:
-    """What `act` returned on rank 0, on every rank; if it failed there, each rank raises."""
+def by_rank_0(act: Callable[[], Value], world: Axis, job: Job, place: str = "rank 0") -> Value:
+    """What `act` returned on rank 0, on every rank; if it failed there, each rank raises. `place`: this rank's."""
     value, failed = None, ""
     if world.index == 0:
         try:
             value = act()
         except OSError as error:
-            failed = str(error)
+            failed = f"{place}: {error}"
     value, failed = comm.broadcast_object((value, failed), world)
     if failed:
         raise not_written(failed, job)

@@ -10,34 +10,34 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from dslpar import launcher, reach, supervise
+from dslpar import launcher, network, nodelist, reach, record, supervise
 from dslpar.commands import words
 from dslpar.config.load import Config
-from dslpar.errors import DslparError, has_errors
+from dslpar.errors import WORLD, DslparError, Finding, Location, has_errors
 from dslpar.hostfile import Cluster
 from dslpar.job import Job
 from dslpar.launcher import LAUNCHERS, Facts, Plan, Request
 from dslpar.linter import formats
 
 EPILOG = """\
-Without a hostfile all ranks are on this host, one an accelerator unless N says otherwise. With one, ranks start on its
-hosts over ssh (deepspeed: pdsh, openmpi, mpich, torchrun) or srun; this folder and this Python are at the same path on
-all of them. --hostfile slurm and --hostfile pbs take the hosts of the job that this runs in; they, and --launcher
-slurm, follow the manuals, and are untested on a cluster. docs/hosts.md has what each launcher is told, and why.
+Without a hostfile all ranks are on this host, one an accelerator unless N says otherwise. With one,
+they start on its hosts over ssh (deepspeed: pdsh) or srun; this folder and this Python are at the
+same path on all of them. --hostfile slurm and pbs, and --launcher slurm, follow the manuals, and
+are untested on a cluster. docs/hosts.md has what each launcher is told, and why.
 
-Before anything starts, every host is visited at once: can it be reached, has it the same versions and the same config,
-does it share the output folder, has it the accelerators, is the port free. What is wrong is told at once.
+Before anything starts, all hosts are visited at once: ssh, versions, config, output folder,
+accelerators, port. The launcher's command line goes to stderr, with --print to stdout.
 
-The launcher's command line goes to stderr, or with --print to stdout, and nothing starts.
-
-exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 the command line is wrong,
-128 + n: ended by signal n. The last lines say which rank was first to fail, and why."""
+exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 usage, 75
+(train.requeue_status) told to stop, and saved: start it again with --resume, 128 + n ended by
+signal n. The last lines say which rank was the first to fail, and why: docs/faults.md."""
 
 _PASSED = {
-    "--resume": "continue from the last checkpoint",
-    "--eval-only": "evaluate, and do not train",
+    "--resume": "go on from the newest checkpoint; where there is none, start at step 0",
+    "--eval-only": "print the held-out loss of the newest checkpoint, and stop",
     "--dry-run": "build on every rank, and stop before the first step",
 }
 """Flags of the training program."""
@@ -119,10 +119,27 @@ def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked 
     job = words.job_or_findings(config, world_size, cluster, sources)
     if job is None:
         return None
+    if notes := [*_unused_hosts(args), *_unused_checkpoint(args, config, job)]:
+        sys.stderr.write(formats.text(notes, dict(config.sources)))
     program = ("--config", config.path, *args.passed, *words.overrides(args))
     name = args.launcher or launcher.default_launcher(facts)
     request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank)
     return _Asked(job, config, request, facts, sources)
+
+
+def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
+    """Inside an allocation of which nothing was said: all ranks start here. srun takes it by itself."""
+    found = nodelist.around(os.environ) if args.hostfile is None and args.launcher != "slurm" else None
+    hosts = [host for host, _ in found[1].hosts] if found else []
+    if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
+        said = f"all ranks start on this host, and not on those of {found[1].source}: {nodelist.compress(hosts)}"
+        yield Finding("HST223", "unused-allocation", "info", said, f"--hostfile {found[0]}", Location(WORLD))
+
+
+def _unused_checkpoint(args: argparse.Namespace, config: Config, job: Job) -> Iterator[Finding]:
+    """Where ranks start, they say it."""
+    if args.print or args.check:
+        yield from record.unused_checkpoint(job, config, loads=bool({"--resume", "--eval-only"} & {*args.passed}))
 
 
 # ---- the hosts, before anything starts ----

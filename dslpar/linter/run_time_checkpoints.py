@@ -157,6 +157,24 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CKP210",
+        "resume-from-unused",
+        """
+checkpoint.resume_from names a checkpoint, and the run loads none.
+
+What it does:
+    Looks for --resume and --eval-only on the command line, before anything starts. The policies 'newest' and
+    'newest_whole' may stand in a config: they choose among what there is.
+
+Why:
+    The run starts at step 0, in a folder that is set aside or new.
+
+Use instead:
+    python train.py --config configs/gpt_3d.py --resume checkpoint.resume_from=step_000100
+""",
+        "warning",
+    ),
+    RunTimePage(
         "CKP215",
         "damaged-checkpoint",
         """

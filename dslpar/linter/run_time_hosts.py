@@ -170,4 +170,40 @@ Use instead:
     dslpar launch CFG --hostfile FILE --no-ssh --node-rank 1 --launcher torchrun
 """,
     ),
+    RunTimePage(
+        "HST222",
+        "path-not-for-pdsh",
+        """
+This folder, or this Python, has a path that DeepSpeed's launcher cannot hand to other hosts.
+
+What it does:
+    Looks for spaces, quotes and whatever else a shell or pdsh (%h, %n, %u, %%) reads as something else.
+
+Why:
+    DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on each host and quotes neither: ranks would stand in another folder,
+    where a relative path is another file, or not start. The config's path and overrides may hold anything: dslpar
+    quotes those.
+
+Use instead:
+    dslpar launch CFG --hostfile FILE --launcher torchrun
+""",
+    ),
+    RunTimePage(
+        "HST223",
+        "unused-allocation",
+        """
+This is a job of Slurm or PBS, and all ranks start on one host.
+
+What it does:
+    Looks for SLURM_JOB_NODELIST and PBS_NODEFILE where neither --hostfile nor --launcher slurm is given. An allocation
+    of this one host is no matter.
+
+Why:
+    Nothing is taken from an allocation unless asked for: the other hosts would stand idle.
+
+Use instead:
+    dslpar launch CFG --hostfile slurm  # or pbs
+""",
+        "info",
+    ),
 )

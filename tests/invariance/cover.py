@@ -1,4 +1,4 @@
-"""Which rows `make test` runs: a sample of the table in which every pair of values that may matter together still meets.
+"""Which rows `make test` runs: a sample of the table in which every pair of values that may matter together meets.
 
     sample = covering(small(LAYOUTS))      # names; the rest runs with `make prove`
 
