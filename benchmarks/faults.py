@@ -2,8 +2,7 @@
 
     python -m benchmarks.faults                  # the table, as markdown
 
-Three ranks on this host, a pipeline of three stages. The fault comes from outside of dslpar: a `sitecustomize` in
-PYTHONPATH wraps `Engine.train_batch` of rank 1 as its module is imported, the same under every launcher.
+Three ranks on this host, a pipeline of three stages; the fault is rank 1's.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import injected
+
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WORLD = 3
-STEP = 3
-"""In which the fault comes."""
+RANK, STEP = 1, 3
+"""The rank that meets the fault, and the step in which it does."""
 
 CONFIG = """\
 parallel = dict(pipeline=3)
@@ -35,37 +36,6 @@ optimizer = dict(type='SGD', lr=0.1)
 batch = dict(global_size=4)
 train = dict(steps=100000, log_interval=1000)
 data = dict(files=['text.txt'])
-"""
-
-INJECT = """\
-import importlib.abc, importlib.machinery, os, pathlib, signal, sys, time
-
-class Inject(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "dslpar.engine":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            wrap(module.Engine)
-        spec.loader.exec_module = exec_module
-        return spec
-
-def wrap(Engine):
-    train_batch = Engine.train_batch
-    def failing(self, batches):
-        step, fault = self.steps_done + 1, os.environ["FAULT"]
-        if self.groups.rank == 1 and step == int(os.environ["FAULT_STEP"]):
-            pathlib.Path(os.environ["FAULT_AT"]).write_text(repr(time.time()))
-            if fault == "exception":
-                raise RuntimeError("rank 1 broke")
-            if fault == "SIGKILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-        return train_batch(self, batches)
-    Engine.train_batch = failing
-
-sys.meta_path.insert(0, Inject())
 """
 
 PROGRAM = ("-m", "dslpar.train", "--config")
@@ -125,8 +95,8 @@ def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
         folder = Path(name)
         (folder / "cfg.py").write_text(CONFIG)
         (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(400)))
-        (folder / "sitecustomize.py").write_text(INJECT)
-        process = _start(launcher, fault, folder, mark)
+        injected.write(folder, fault, RANK, STEP)
+        process = _start(launcher, folder, mark)
         try:
             at = _fault_at(fault, process, folder, deadline_s)
             while (left := processes_with(mark)) and time.time() < at + deadline_s:
@@ -141,7 +111,7 @@ def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
         return Outcome(launcher, fault, seconds, process.wait(), len(left), lines)
 
 
-def _start(launcher: str, fault: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
+def _start(launcher: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
     words = [word.format(n=WORLD, port=_free_port()) for word in LAUNCHERS[launcher]]
     words += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
     environ = os.environ | {
@@ -149,9 +119,6 @@ def _start(launcher: str, fault: str, folder: Path, mark: str) -> subprocess.Pop
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "DS_ACCELERATOR": "cpu",
-        "FAULT": fault,
-        "FAULT_STEP": str(STEP),
-        "FAULT_AT": str(folder / "at"),
         mark.partition("=")[0]: mark.partition("=")[2],
     }
     with open(folder / "output", "wb") as output:

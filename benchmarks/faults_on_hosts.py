@@ -12,7 +12,6 @@ launcher; links are cut, disks are small, signals are sent. Exit status 1 if a j
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import injected
 from tests.two_hosts.hosts import ROOT, Hosts, Job, missing, two_hosts
 
 SLOTS, RANK, STEP = 2, 2, 3
@@ -41,51 +41,6 @@ optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
 batch = dict(global_size=4)
 train = dict(steps=100000, log_interval=1000, save_interval={save_interval}, step_timeout={hang_s})
 data = dict(files=['text.txt'])
-"""
-
-INJECT = """\
-import importlib.abc, importlib.machinery, json, os, pathlib, signal, sys, time
-
-ASKED = json.loads(pathlib.Path(__file__).with_name("asked.json").read_text())
-
-class Inject(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "dslpar.engine":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            wrap(module.Engine)
-        spec.loader.exec_module = exec_module
-        return spec
-
-def wrap(Engine):
-    train_batch = Engine.train_batch
-    def failing(self, batches):
-        if self.groups.rank == ASKED["rank"] and self.steps_done + 1 >= ASKED["step"]:
-            befall(self)
-        return train_batch(self, batches)
-    Engine.train_batch = failing
-
-def befall(engine):
-    at = pathlib.Path(ASKED["at"])
-    if not at.exists():
-        at.with_suffix(".part").write_text(repr(time.time()))
-        at.with_suffix(".part").rename(at)
-    if ASKED["fault"] == "exception":
-        raise RuntimeError("this rank broke")
-    if ASKED["fault"] == "SIGKILL":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if ASKED["fault"] == "hang":
-        time.sleep(3600)
-    if ASKED["fault"] == "NaN":
-        next(p for p in engine.module.parameters() if p.is_floating_point()).data.fill_(float("nan"))
-    if ASKED["fault"] == "out of memory":
-        import torch
-        torch.empty(1 << 60, dtype=torch.uint8)
-
-sys.meta_path.insert(0, Inject())
 """
 
 ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=2"
@@ -219,9 +174,7 @@ def _prepare(folder: Path, fault: str) -> None:
     (folder / "out").mkdir()
     (folder / "cfg.py").write_text(CONFIG.format(save_interval=FAULTS[fault].save_interval, hang_s=HANG_S))
     (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(400)))
-    (folder / "sitecustomize.py").write_text(INJECT)
-    asked = {"fault": fault, "rank": RANK, "step": STEP, "at": str(folder / "at")}
-    (folder / "asked.json").write_text(json.dumps(asked))
+    injected.write(folder, fault, RANK, STEP)
 
 
 def _struck_at(asked: Fault, hosts: Hosts, job: Job, folder: Path, born_s: float) -> float:

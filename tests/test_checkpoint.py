@@ -332,7 +332,7 @@ def test_one_full_disk_is_one_finding_on_all_ranks_and_nothing_new_is_visible(tm
         2, _fails_on_rank_1, job_of(tmp_path, 2, zero=spec.Zero(stage=stage)), init="deepspeed"
     ):
         assert "CKP205 no-checkpoint: cannot write checkpoints to" in said
-        assert re.search(r"rank 1 on \S+: \[Errno 27\] File too large", said)
+        assert re.search(r"rank 1 of 2 on \S+, stage 0 \(.*\), step \d+: \[Errno 27\] File too large", said)
         assert visible == [0], "what was there before, and nothing else"
 
 

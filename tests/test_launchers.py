@@ -196,7 +196,7 @@ def test_ranks_that_differ_do_not_start(tmp_path: Path) -> None:
     done = _two_programs(command, [*command, "train.seed=7"])
     assert done.status == 1, done.output
     assert "HST203" in done.output
-    assert "rank 1 on" in done.output
+    assert "rank 1 of 2 on" in done.output
     assert "has another config" in done.output
     assert not (tmp_path / "out").exists()
 
@@ -205,7 +205,7 @@ def test_a_rank_that_cannot_run_says_so(tmp_path: Path) -> None:
     command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
     done = _two_programs(command, [str(tmp_path / "nothing.py"), *command[1:]])
     assert done.status != 0, done.output
-    assert "rank 1 on" in done.output
+    assert "rank 1 of 2 on" in done.output
     assert "CFG009" in done.output
 
 
