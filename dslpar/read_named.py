@@ -154,6 +154,7 @@ def _layer(reader: Reader, node: Node, wrote: str, registered: Registered) -> in
         return None
     if "." not in typed.name and typed.name not in registered.get("layers", ()):
         _check_layer_name(reader, typed.name, typed.place, wrote)
+        _check_layer_arguments(reader, typed.name, typed, node, wrote)
     index = node.value.get("layer_idx")
     if index is None or index.value is None:
         return None
@@ -168,6 +169,20 @@ def _check_layer_name(reader: Reader, name: str, place: Location, wrote: str) ->
         help_ = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
         help_ += _OWN_NAME.format("MyLayer", _REGISTERED)
         reader.fail("CFG108", place, f"{wrote} has no type {name!r}", help_, f"{wrote}.type")
+
+
+def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, wrote: str) -> None:
+    """Of torch's own layers: all that they need is there, and nothing that they do not take."""
+    from dslpar.known.layers import LAYERS, arguments_of
+
+    taken = arguments_of(name) if name in LAYERS else None
+    if taken is None:
+        return
+    known = (*taken.required, *taken.optional, "layer_idx")
+    for entry in typed.entries:
+        if entry.name not in known:
+            reader.unknown(entry.name, entry.wrote, known)
+    _demand(reader, wrote, taken.required, typed, node)
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:

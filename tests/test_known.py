@@ -11,10 +11,11 @@ import torch
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 from torch import nn
 
+from dslpar import flow
 from dslpar.config.lazy import locate
 from dslpar.errors import Location
 from dslpar.kinds import KINDS
-from dslpar.known.layers import FUNCTIONS, LAYERS, WITH_PARAMETERS
+from dslpar.known.layers import FUNCTIONS, LAYERS, WITH_PARAMETERS, Arguments, arguments_of
 from dslpar.known.optimizers import OPTIMIZERS, KnownOptimizer, elementwise
 from dslpar.known.schedules import SCHEDULES, KnownSchedule
 from dslpar.spec import OPTIMIZERS as OURS
@@ -147,3 +148,31 @@ def test_a_config_of_our_own_classes_needs_no_table() -> None:
         "assert not [name for name in sys.modules if name.startswith('dslpar.known.')]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_arguments_of_layers_are_torch_s(name: str) -> None:
+    parameters = inspect.signature(getattr(torch.nn, name)).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        assert arguments_of(name) is None
+        return
+    required = tuple(p.name for p in parameters if p.default is p.empty)
+    optional = tuple(p.name for p in parameters if p.default is not p.empty)
+    assert arguments_of(name) == Arguments(required, optional)
+
+
+@pytest.mark.parametrize(
+    ("layer", "code"),
+    [
+        ("dict(type='Linear', in_features=4)", "CFG104"),
+        ("dict(type='torch.nn.Linear', in_features=4, out_featurs=4)", "CFG101"),
+        ("dict(type='ReLU', inplace=True, slope=1)", "CFG101"),
+        ("dict(type='Identity', anything=1)", None),
+        ("dict(type='Linear', in_features=4, out_features=4, layer_idx=0)", None),
+    ],
+)
+def test_arguments_of_a_config_s_layers_are_checked(layer: str, code: str | None) -> None:
+    """Once a false pass of the oracle's: the linter took a layer without what its class needs."""
+    config = flow.load_text(f"model = dict(type='Sequential', layers_cfg=[{layer}])\n", "cfg.py")
+    found = [finding.code for finding in flow.lint(config, 1) if finding.severity == "error"]
+    assert found == ([code] if code else [])

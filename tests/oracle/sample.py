@@ -147,7 +147,7 @@ def _sections(rng: Random, layout: Layout) -> Sections:
     made["batch"], made["schedule"] = _batch(rng, layout)
     made["data"] = _data(rng, made["model"], layout)
     made["activation_checkpoint"] = rng.choice((None, None, 1, 2, {"interval": 2}))
-    made["checkpoint"] = rng.choice((None, None, None, {"keep": 2}))
+    made["checkpoint"] = rng.choice((None, None, None, _fields(rng, spec.Checkpoint, 2)))
     made["monitor"] = _monitor(rng)
     made["gradient_handler"] = _handlers(rng, stage)
     made["deepspeed"] = _raw(rng)

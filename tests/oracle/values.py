@@ -49,6 +49,8 @@ LEGAL: Mapping[str, Sequence[Any]] = {
     "Anneal": ("cos", "linear"),
     "DType": ("fp32", "bf16", "fp16"),
     "ZeroStage": (0, 1, 2, 3),
+    "Status": (1, 75, 125),
+    "ResumeFrom": ("newest", "newest_whole", "step_000005"),
 }
 """Kind -> values that it holds, at its bounds too."""
 
