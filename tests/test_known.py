@@ -168,11 +168,12 @@ def test_arguments_of_layers_are_torch_s(name: str) -> None:
         ("dict(type='torch.nn.Linear', in_features=4, out_featurs=4)", "CFG101"),
         ("dict(type='ReLU', inplace=True, slope=1)", "CFG101"),
         ("dict(type='Identity', anything=1)", None),
-        ("dict(type='Linear', in_features=4, out_features=4, layer_idx=0)", None),
+        ("dict(type='Linear', in_features=4, out_features=4, bias=False)", None),
     ],
 )
 def test_arguments_of_a_config_s_layers_are_checked(layer: str, code: str | None) -> None:
     """Once a false pass of the oracle's: the linter took a layer without what its class needs."""
-    config = flow.load_text(f"model = dict(type='Sequential', layers_cfg=[{layer}])\n", "cfg.py")
+    trained = "dict(type='Linear', in_features=4, out_features=4)"
+    config = flow.load_text(f"model = dict(type='Sequential', layers_cfg=[{layer}, {trained}])\n", "cfg.py")
     found = [finding.code for finding in flow.lint(config, 1) if finding.severity == "error"]
     assert found == ([code] if code else [])

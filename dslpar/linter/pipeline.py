@@ -342,8 +342,8 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     """A stage of a layers_cfg whose layers have no parameters.
 
     What it does:
-        Looks on each stage for a layer that has parameters. Of torch.nn's layers it is known which have some; a class
-        of your own counts as one that has.
+        Looks on each stage, and in the model as a whole, for a layer that has parameters. Of torch.nn's layers it is
+        known which have some; a class of your own counts as one that has.
 
     Why:
         DeepSpeed makes an optimizer on each stage, fails on that one alone, and the others hang (its issue 1522).
@@ -361,9 +361,13 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
     """
     model = cx.reading.spec.model
-    if not isinstance(model, spec.OtherModel) or cx.stages == 1:
+    if not isinstance(model, spec.OtherModel) or not model.layers or not model.num_layers:
         return
-    counts = cut_of(cx)
+    if listed.without_parameters(model, (model.num_layers,)):
+        said = "no layer of the model has parameters: there is nothing to train"
+        yield cx.problem(("model.layers_cfg",), said, "add a layer that has some, such as 'Linear'")
+        return
+    counts = cut_of(cx) if cx.stages != 1 else None
     empty = listed.without_parameters(model, counts) if counts is not None else []
     if empty:
         said = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"

@@ -217,6 +217,8 @@ LAYER = "dict(type='torch.nn.Linear', in_features=8, out_features=8)"
 FOUND = {
     "TEN130": f"model = dict(type='Sequential', layers_cfg=[{LAYER}])\n"
     "parallel = dict(tensor=dict(size=2, mode='1d'))\n",
+    "PIP113": "model = dict(type='Sequential', layers_cfg=[{'type': 'ReLU'}, {'type': 'ReLU'}])\n"
+    "parallel = dict(pipeline=dict(size=2, method='parameters'))\n",
     "BAT130": MODEL + "optimizer = dict(type='ASGD', differentiable=True)\n",
     "BAT131": MODEL + "optimizer = dict(type='Adagrad', fused=True, foreach=True)\n",
 }
