@@ -50,7 +50,7 @@ def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
     if fault == "exception":
         assert one.said_by_ranks()[0].startswith("[rank 1 of 3 on "), said
         assert f", {AT}] Traceback" in one.said_by_ranks()[0], said
-        assert one.said_by_ranks()[-1] == "RuntimeError: rank 1 broke", said
+        assert one.said_by_ranks()[-1] == "RuntimeError: this rank broke", said
     if launcher.startswith("dslpar launch") and fault != "launcher SIGKILL":
         last_lines(one)
 
@@ -63,7 +63,7 @@ def last_lines(one: Outcome) -> None:
     if one.fault == "exception":
         assert last[0] == f"dslpar launch: rank 1 of 3 on {host}, {AT}, failed first:"
         assert last[1] == "Traceback (most recent call last):"
-        assert last[-1] == "RuntimeError: rank 1 broke"
+        assert last[-1] == "RuntimeError: this rank broke"
         assert all(line.startswith("  ") for line in last[2:-1])
         assert one.status == 1
     elif one.fault == "SIGKILL":

@@ -102,7 +102,8 @@ def test_microbatches_of_a_schedule_are_the_accumulation() -> None:
     assert both.batch == Batch(64, 2, 4)
 
 
-LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[dict(type=name) for name in {names}])\n"
+LINEAR = "dict(type='Linear', in_features=8, out_features=8)"
+LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[{layers}])\n"
 
 
 @pytest.mark.parametrize(
@@ -119,15 +120,15 @@ LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[dict(type=name) f
     ],
 )
 def test_stages_of_listed_layers(pipeline: str, counts: tuple[int, ...] | None) -> None:
-    names = ("Linear", "ReLU", "Linear", "ReLU", "a.MyLayer", "Linear")
-    text = f"{LAYERS.format(names=names)}parallel = dict(pipeline={pipeline})\n"
+    layers = (LINEAR, "dict(type='ReLU')", LINEAR, "dict(type='ReLU')", "dict(type='a.MyLayer')", LINEAR)
+    text = f"{LAYERS.format(layers=', '.join(layers))}parallel = dict(pipeline={pipeline})\n"
     stages = resolve(load_text(text, PATH), 12).stages
     assert stages.counts == counts
     assert (stages.actual_ids is None) == (counts is None or pipeline == "1")
 
 
 def test_layer_idx_counts_what_a_pipeline_cuts() -> None:
-    layers = "[dict(type='Linear', layer_idx=index) for index in (None, 0, 0, 1, None, 2, -1)]"
+    layers = "[dict(type='a.MyLayer', layer_idx=index) for index in (None, 0, 0, 1, None, 2, -1)]"
     text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=3)\n"
     job = resolve(load_text(text, PATH), 3)
     assert (job.spec.model.num_layers, job.stages.counts) == (3, (1, 1, 1))

@@ -361,9 +361,9 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
     """
     model = cx.reading.spec.model
-    if not isinstance(model, spec.OtherModel) or not model.layers or not model.num_layers:
+    if not isinstance(model, spec.OtherModel) or cx.unlisted:
         return
-    if listed.without_parameters(model, (model.num_layers,)):
+    if listed.without_parameters(model, (cx.num_layers,)):
         said = "no layer of the model has parameters: there is nothing to train"
         yield cx.problem(("model.layers_cfg",), said, "add a layer that has some, such as 'Linear'")
         return

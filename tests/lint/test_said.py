@@ -226,8 +226,8 @@ def test_what_is_said_of_listed_layers(layers: str, message: str, help_: str) ->
     ],
 )
 def test_listed_layers_are_cut_as_known_ones_are(pipeline: str, code: str | None) -> None:
-    names = ("Linear", "ReLU", "a.MyLayer", "Linear")
-    text = f"model = dict(type='a.B', layers_cfg=[dict(type=name) for name in {names}])\n"
+    linear = "dict(type='Linear', in_features=8, out_features=8)"
+    text = f"model = dict(type='a.B', layers_cfg=[{linear}, dict(type='ReLU'), dict(type='a.MyLayer'), {linear}])\n"
     assert codes(f"{text}parallel = dict(pipeline={pipeline})\n") == ([code] if code else [])
 
 
@@ -248,7 +248,7 @@ def test_tensors_that_are_not_cut_suit_every_optimizer() -> None:
         "lr_scheduler = dict(type='StepLR', step_size=nothing)",
         "zero = dict(stage=2, offload_optimizer=dict(device=nothing))",
         "gradient_handler = [nothing, dict(type=nothing)]",
-        "model = dict(type='Sequential', layers_cfg=[dict(type='ReLU', layer_idx=nothing)] * 2)",
+        "model = dict(type='Sequential', layers_cfg=[dict(type='a.MyLayer', layer_idx=nothing)])",
         "model = dict(type='Sequential', layers_cfg=nothing)\nparallel = dict(pipeline=2)",
     ],
 )
