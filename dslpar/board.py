@@ -23,6 +23,8 @@ _PHASE, _WHERE, _HUB = ("64s", 64), ("192s", 128), ("512s", 512)
 
 TOLD, OVERDUE, ORPHAN = 1, 2, 3
 """Why a guard ends its rank: another one's fault, too long after SIGTERM, or nobody is left to launch it."""
+TOO_LATE = "was told to end, and is ended now: its step, or its checkpoint, took too long"
+"""What is said of a rank that was OVERDUE, by itself or by its guard."""
 
 
 def placed(who: object, *where: str) -> str:

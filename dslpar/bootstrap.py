@@ -22,17 +22,23 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, MutableMapping
+from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
 from dslpar import faults, network, nodelist, pmix
 from dslpar.errors import WORLD, DslparError, Finding, Location
 from dslpar.faults import Life
+from dslpar.launched import LAUNCHERS, Launcher
 from dslpar.reports import Rank
 
 LOCALHOST = "127.0.0.1"
+_LOOPBACKS = (LOCALHOST, "localhost", "::1")
 DEFAULT_PORT = 29500
 _GUARD = "dslpar/guard"
 """Of torch.distributed's store: where rank 0's guard listens."""
+_LATER_S = 60.0
+"""How much later than our own bound torch's may come."""
+_FOR_EVER = timedelta(days=365)
 
 
 class Place(NamedTuple):
@@ -47,43 +53,6 @@ class Place(NamedTuple):
     master_port: int = DEFAULT_PORT
 
 
-class Launcher(NamedTuple):
-    """The variables in which a launcher tells a rank its place."""
-
-    name: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_size: tuple[str, ...]
-    """Of these, the first that is set; of Slurm, all hosts' in a list."""
-    job: str = ""
-    """Tells jobs on one host apart, where the launcher names no port: the port is made of it."""
-
-
-LAUNCHERS = (
-    Launcher("deepspeed, torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")),
-    Launcher(
-        "OpenMPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        "PMIX_NAMESPACE",
-    ),
-    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_JOBID"),
-    # of a step that srun started; in a batch script by itself, Slurm's variables are of one process
-    Launcher(
-        "Slurm",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
-        "SLURM_JOB_ID",
-    ),
-)
-"""In the order in which they are asked: who starts ranks inside an allocation comes before who made that."""
-
-
 def find(environ: Mapping[str, str]) -> Place:
     """This process's place.
 
@@ -94,19 +63,32 @@ def find(environ: Mapping[str, str]) -> Place:
         needed = (launcher.rank, launcher.world_size, launcher.local_rank)
         if all(name in environ for name in needed):
             return _place(launcher, environ)
-    if int(environ.get("WORLD_SIZE", 1)) > 1:
-        missing = [name for name in ("RANK", "LOCAL_RANK") if name not in environ]
-        raise _error("HST201", "half-a-place", f"WORLD_SIZE is set, {' and '.join(missing)} not", "set all of them")
+    for launcher in LAUNCHERS:
+        if int(environ.get(launcher.world_size, 1)) > 1:
+            missing = [name for name in (launcher.rank, launcher.local_rank) if name not in environ]
+            said = f"{launcher.world_size} is {environ[launcher.world_size]}, and {' and '.join(missing)} not set"
+            help_ = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which every launcher may be told to"
+            raise _error("HST201", "half-a-place", said, help_)
     return Place()
 
 
 def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place:
     rank, world, local_rank = (int(environ[name]) for name in (launcher.rank, launcher.world_size, launcher.local_rank))
-    local = next((environ[name] for name in launcher.local_size if name in environ), None)
-    node = int(environ.get("SLURM_NODEID", 0))
-    local_size = (nodelist.tasks(local) * (node + 1))[node] if local else world  # a plain number is every node's
-    port = environ.get("MASTER_PORT") or _port_of(environ.get(launcher.job, ""))
+    local_size = _local_size(launcher, environ, world)
+    port = environ.get("MASTER_PORT") or _port_of(".".join(environ[name] for name in launcher.job if name in environ))
     return Place(rank, world, local_rank, local_size, _meeting(environ, local_size < world), int(port))
+
+
+def _local_size(launcher: Launcher, environ: Mapping[str, str], world: int) -> int:
+    """Ranks on this host. A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand leaves it out: then it is what the
+    launcher around that says, or all of them if they meet on this host alone, or else not all.
+    """
+    names = (*launcher.local_size, *(name for one in LAUNCHERS for name in one.local_size))
+    said = next((environ[name] for name in names if name in environ), None)
+    if said is None:
+        return world if environ.get("MASTER_ADDR", LOCALHOST) in _LOOPBACKS else max(1, world - 1)
+    node = int(environ.get("SLURM_NODEID", 0))
+    return (nodelist.tasks(said) * (node + 1))[node]  # a plain number is every node's
 
 
 def _meeting(environ: Mapping[str, str], several: bool) -> str:
@@ -146,7 +128,7 @@ def _error(code: str, name: str, message: str, help_: str) -> DslparError:
 def end_at_errors(place: Place, environ: Mapping[str, str]) -> Life:
     """An exception that nobody catches ends this rank from now on, and with it the job; see faults."""
     who = Rank(place.rank, place.world_size, socket.gethostname(), os.getpid())
-    return faults.end_at_errors(who, environ, loopback=place.local_size == place.world_size)
+    return faults.end_at_errors(who, environ, loopback=place.master_addr == LOCALHOST)
 
 
 def start(place: Place, environ: MutableMapping[str, str], life: Life | None = None) -> None:
@@ -174,7 +156,9 @@ def start(place: Place, environ: MutableMapping[str, str], life: Life | None = N
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
     accelerator = get_accelerator()
-    accelerator.set_device(place.local_rank)
+    device = device_of(place, 0 if accelerator.device_name() == "cpu" else accelerator.device_count())
+    environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
+    accelerator.set_device(device)
     workarounds.avoid_compiling()
     alone = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
@@ -182,6 +166,14 @@ def start(place: Place, environ: MutableMapping[str, str], life: Life | None = N
     if life is not None and place.world_size > 1:
         _meet_guards(place, life, dist.distributed_c10d._get_default_store())
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+def device_of(place: Place, num_visible: int) -> int:
+    """Which of the accelerators that this rank sees is its own: the one of its number on the host, unless it sees one
+    alone (Slurm's `--gpus-per-task`, a script that sets CUDA_VISIBLE_DEVICES rank by rank). DeepSpeed takes the number
+    for its own from LOCAL_RANK.
+    """
+    return 0 if num_visible == 1 else place.local_rank
 
 
 def _over_the_network(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
@@ -203,6 +195,19 @@ def _meet_guards(place: Place, life: Life, store: Any) -> None:
         store.set(_GUARD, f"{place.master_addr}:{life.guard_port()}:{life.token}")
     else:
         life.board.meet(store.get(_GUARD).decode())
+
+
+def outwait(bound_s: float | None) -> None:
+    """Has all process groups that there are wait longer than any bound of ours, which tells who is waited for; None:
+    there is none. torch's own limits, ten minutes of NCCL and half an hour of gloo, end the rank that waits, and it
+    would be taken for the first to fail.
+    """
+    import torch.distributed as dist
+
+    c10d = dist.distributed_c10d
+    limit = _FOR_EVER if bound_s is None else max(c10d.default_pg_timeout, timedelta(seconds=bound_s + _LATER_S))
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(limit, group)
 
 
 def stop(*, together: bool = True) -> None:

@@ -36,7 +36,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
@@ -64,7 +64,7 @@ _GUARD_S = 30.0
 class Life:
     """What a rank knows of its own end; a class, since that is its state: its marks, its board, whether to stop.
 
-    `loopback`: whether all ranks are on this host.
+    `loopback`: whether ranks meet at a loopback address.
     """
 
     def __init__(self, who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> None:
@@ -115,14 +115,15 @@ class Life:
             *self.who, str(self.folder), not self.is_asked, self._boss, self.token, theirs, loopback, supervised
         )
         code = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); from dslpar import guard; "
-        code += f"guard.main({json.dumps(settings._asdict())!r})"
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(theirs,),
-        )
+        code += "guard.main()"
+        with _blocked(guard.IGNORED):  # what the guard ignores must not end it before it says so
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code],
+                env={**environ, guard.SETTINGS: json.dumps(settings._asdict())},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs,),
+            )
         os.close(theirs)
         return ours
 
@@ -183,6 +184,8 @@ class Life:
     def _obey(self, why: int) -> NoReturn:
         """What the guard wants."""
         if why == OVERDUE:
+            if self.path("stopped").exists():  # it had stopped in order, and was slow to leave
+                os._exit(self.board.status)
             moment = self.board.moment()
             self.mark("stopped", json.dumps(Stopped(moment.step, "", self.board.status, overdue=True)))
             self.end(self._brief("overdue"), self.board.status)
@@ -236,6 +239,16 @@ def end_at_errors(who: Rank, environ: Mapping[str, str], *, loopback: bool = Tru
     sys.excepthook = hook
     threading.Thread(target=life._watch, name="watch", daemon=True).start()
     return life
+
+
+@contextlib.contextmanager
+def _blocked(numbers: Iterable[int]) -> Iterator[None]:
+    """No such signal for this thread, nor for a process that it starts, until later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _default_signals() -> None:

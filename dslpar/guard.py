@@ -28,17 +28,19 @@ import shutil
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dslpar import stranded, wire
-from dslpar.board import ORPHAN, OVERDUE, TOLD, Board, Moment, placed, rank_words
+from dslpar.board import ORPHAN, OVERDUE, TOLD, TOO_LATE, Board, Moment, placed, rank_words
+from dslpar.processes import stat
 from dslpar.wire import Line, Message
 
 SETTINGS = "DSLPAR_GUARD"
-"""The variable that tells a guard what it guards."""
+"""The variable that tells a guard what it guards: command lines are for all to see, and tokens are not."""
 STACKS = signal.SIGRTMIN + 8
 """Makes a rank write down the stacks of all its threads (faulthandler)."""
 SILENCE_S = 6.0
@@ -58,7 +60,13 @@ _LAUNCHERS_S = 2.0
 _GATHER_S = 3.0
 """In which ranks must have shown their stacks."""
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+"""Signals to the group of a rank, which are not for its guard."""
+_AT_WORK = ("building", "loading", "step", "evaluating", "saving")
+"""Of a run, what no rank leaves by itself, unless something is wrong."""
 _SHOWN = 8
+_LONGEST = 1 << 20
+"""Characters of all stacks in a report."""
 
 
 class Settings(NamedTuple):
@@ -79,7 +87,7 @@ class Settings(NamedTuple):
     signals: int
     """Where a byte comes at each signal that the rank handles."""
     loopback: bool
-    """Whether all ranks are on this host."""
+    """Whether ranks meet at a loopback address, so that all are on this host."""
     supervised: bool
     """Whether somebody else tells the user what happened."""
 
@@ -107,7 +115,9 @@ class Guard:
         self.is_hub = settings.rank == 0
         self.peers: dict[int, Peer] = {}
         self.hub: Line | None = None
-        self.hub_heard_s = self.hub_tried_s = 0.0
+        self.hub_heard_s = self.hub_tried_s = self.hub_sought_s = 0.0
+        self.hub_unmet = False
+        """Whether it was said that rank 0's guard is out of reach."""
         self.hub_left = False
         self.hub_at, self.hub_who, self.hub_host = Moment(), "", ""
         self.boss: Line | None = None
@@ -120,7 +130,9 @@ class Guard:
         self.launchers: Sequence[stranded.Process] = ()
         self.kill_s = self.stop_s = self.signalled_s = float("inf")
         self.asked_s: float | None = None
-        self.stuck_moves = -1
+        self.stuck_moves = self.held_moves = -1
+        self.held_s = 0.0
+        """How long we were held up ourselves while the rank was where it is now."""
         self.stuck = ""
         self.gone = False
 
@@ -168,8 +180,12 @@ class Guard:
             self._accuse()
 
     def _forgive(self, late_s: float) -> None:
-        """Whoever was silent while we slept may have spoken."""
+        """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
         self.hub_heard_s += late_s if self.hub_heard_s else 0  # 0: it was not met yet, and may take its time
+        self.hub_sought_s += late_s if self.hub_sought_s else 0
+        moves = self.board.moment().moves
+        self.held_s = late_s + (self.held_s if moves == self.held_moves else 0)
+        self.held_moves = moves
         for peer in self.peers.values():
             peer.heard_s += late_s
 
@@ -184,18 +200,22 @@ class Guard:
         self._relay()
         if self._in_order():
             return
-        if self.decided or f"{self.my.rank}.error" in self.told or status == signal.SIGTERM:
+        words = self.board.moment().words()
+        if self.board.ending == OVERDUE:
+            self._mark(f"{self.my.rank}.stopped", json.dumps([self.board.moment().step, "", self.board.status, True]))
+            _write(f"[{placed(self.my, words)}] {TOO_LATE}\n")
+        if self.board.ending or self.decided or f"{self.my.rank}.error" in self.told or status in _STOPS:
             return
         stack = self._read("stack")
         number = (status or 0) & 0x7F
-        how = "crashed first" if FATAL in stack else f"was the first to end, {_how(status)}"
-        words = self.board.moment().words()
+        left = f"{self.my.rank}.ended" in self.told
+        how = "crashed first" if FATAL in stack else f"was the first to end, {_left(status) if left else _how(status)}"
         self._cause(self._verdict(self.my.rank, str(self.my), words, how, stack.rstrip(), number))
 
     def _in_order(self) -> bool:
         """Whether the rank came to its end by itself, well or after a signal."""
-        names = [f"{self.my.rank}.{name}" for name in ("ended", "stopped")]
-        return any(name in self.told for name in names)
+        ended = f"{self.my.rank}.ended" in self.told and self.board.moment().phase not in _AT_WORK
+        return ended or f"{self.my.rank}.stopped" in self.told
 
     def _relay(self) -> None:
         """The rank's marks, each once: to `dslpar launch` if it is elsewhere, and causes to the hub."""
@@ -257,7 +277,7 @@ class Guard:
     def _stop(self, number: int) -> None:
         """The first SIGTERM starts the clock; one that comes again, and not from the same hand, ends it."""
         if number == signal.SIGTERM:
-            again = self.now - self.signalled_s > _AGAIN_S
+            again = self.now - self.signalled_s > _AGAIN_S and not self._in_order()  # that leaves: a launcher's haste
             self.signalled_s = min(self.signalled_s, self.now)
             self.stop_s = min(self.stop_s, self.now if again else self.now + self.board.grace_s)
 
@@ -321,6 +341,8 @@ class Guard:
             late = [peer for peer in self.peers.values() if not peer.left and self.now - peer.heard_s > SILENCE_S]
             if late:
                 self._host_is_gone(min(late, key=lambda peer: peer.heard_s).host)
+        elif not self.hub_heard_s and self.hub_sought_s and self.now - self.hub_sought_s > SILENCE_S:
+            self._hub_is_unmet()
         elif self.hub_heard_s and not self.hub_left and self.now - self.hub_heard_s > SILENCE_S:
             host = self.hub_host or self.board.hub.rsplit(":", 2)[0]
             who = self.hub_who or rank_words(0, self.my.world_size, host)
@@ -328,15 +350,33 @@ class Guard:
             verdict = self._verdict(0, who, self._last_seen(self.hub_at), how, "")
             self._decide({**verdict, "stranded": host != self.my.host})
 
+    def _hub_is_unmet(self) -> None:
+        """No reason to end a job: training itself may go by another network, or by ports that are open."""
+        if not self.hub_unmet:
+            self.hub_unmet = True
+            at = self.board.hub.rpartition(":")[0]
+            _write(f"[{self.my}] cannot reach the guard of rank 0 at {at}: faults elsewhere are not told here\n")
+
     def _host_is_gone(self, host: str) -> None:
         there = sorted((peer for peer in self.peers.values() if peer.host == host), key=lambda peer: peer.rank)
         late = [peer for peer in there if self.now - peer.heard_s > SILENCE_S / 2]
         ranks = ", ".join(str(peer.rank) for peer in late[:_SHOWN]) + (", ..." if len(late) > _SHOWN else "")
-        whole = f"and with it all of {host} (ranks {ranks}): the host is gone, or cut off"
+        whole = f"and with it all of {host} (ranks {ranks}){self._other_hosts(host)}: the host is gone, or cut off"
         is_whole = len(late) == len(there) and host != self.my.host
         how = f"is silent for {SILENCE_S:.0f} s, {whole if is_whole else 'though its host is not'}"
         verdict = self._verdict(late[0].rank, late[0].who, self._last_seen(late[0].at), how, "")
         self._decide({**verdict, "stranded": is_whole})
+
+    def _other_hosts(self, host: str) -> str:
+        """That are as silent; where it is all of several, the fault may be with us."""
+        there = {peer.host for peer in self.peers.values() if not peer.left} - {self.my.host, host}
+        heard = {peer.host for peer in self.peers.values() if self.now - peer.heard_s <= SILENCE_S / 2}
+        names = sorted(there - heard)
+        if not names:
+            return ""
+        listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        ours = f", so every host but {self.my.host}, which may itself be the one that is cut off"
+        return f", and of {listed}{'' if there & heard else ours}"
 
     def _last_seen(self, at: Moment) -> str:
         """Where a rank is that nobody hears: no more than a step from ours, since all end a step together; the step
@@ -392,10 +432,11 @@ class Guard:
     def _meet_hub(self) -> None:
         """Connects to rank 0's guard, once the rank has said where that is; again where the connection is lost."""
         lost = self.hub is None or not self.hub.open
-        if self.is_hub or self.hub_left or not lost or not self.board.hub or self.now - self.hub_tried_s < BEAT_S:
+        pause_s = SILENCE_S if self.hub_unmet else BEAT_S
+        if self.is_hub or self.hub_left or not lost or not self.board.hub or self.now - self.hub_tried_s < pause_s:
             return
         self.hub_tried_s = self.now
-        self.hub_heard_s = self.hub_heard_s or self.now
+        self.hub_sought_s = self.hub_sought_s or self.now
         address, port, token = self.board.hub.rsplit(":", 2)
         if (connection := wire.connect(address, int(port), BEAT_S)) is not None:
             line = self.hub = Line(connection)
@@ -441,14 +482,18 @@ class Guard:
     def _orphan(self, how: str) -> None:
         if not self.gone:
             _write(f"[{self.my}] ends because `dslpar launch` {how}\n")
-            self._end_rank(ORPHAN)
+            if not self.board.grace_s:
+                self._end_rank(ORPHAN)
+            elif self.stop_s == float("inf"):  # as if told to stop, and once
+                self._send(signal.SIGTERM)
 
     # ---- hangs ----
 
     def _hangs(self) -> None:
         """Our own rank, longer in one place than it may: tells the hub, once for each place."""
         moment = self.board.moment()
-        overdue = 0 < moment.allowed_s < self.now - moment.since_s
+        held_s = self.held_s if moment.moves == self.held_moves else 0
+        overdue = 0 < moment.allowed_s < self.now - moment.since_s - held_s
         if overdue and moment.moves == self.stuck_moves and not self.stuck:  # seen twice: the page is not locked
             self.stuck = f"{moment.words()} takes longer than {moment.allowed_s:g} s"
             if self.is_hub or self.hub is None:
@@ -477,8 +522,8 @@ class Guard:
         shown += [_Shown(p.rank, p.who, p.at.words(), p.at.step, p.stacks or "") for p in there]
         shown.sort(key=lambda one: one.rank)
         who, why = culprit(shown)
-        text = "\n".join(f"---- {placed(one.who, one.words)} ----\n{one.stacks or NO_STACK}" for one in shown)
-        self._decide(self._verdict(who.rank, who.who, who.words, f"hangs ({self.stuck}); {why}", text.rstrip()))
+        text = all_stacks(who, shown)
+        self._decide(self._verdict(who.rank, who.who, who.words, f"hangs ({self.stuck}); {why}", text))
 
     def _stacks(self) -> str:
         """Of all threads of the rank, as Python's C level writes them; empty: it is stopped, or deep in the kernel."""
@@ -512,6 +557,7 @@ class Guard:
 FATAL = "Fatal Python error"
 NO_STACK = "(no stack: the process is stopped, or deep in the kernel)"
 _WAITS = re.compile(r"torch/distributed/|deepspeed/comm/|dslpar/comm\.py")
+_THREAD = re.compile(r"[Tt]hread 0x[0-9a-f]+")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
@@ -533,12 +579,32 @@ def culprit(shown: Sequence[_Shown]) -> tuple[_Shown, str]:
     behind = [one for one in shown if one.step < max(other.step for other in shown)]
     elsewhere = [one for one in shown if not one.waits]
     if elsewhere:
-        first = min(elsewhere, key=lambda one: one.step)
+        places = Counter(_place(one.stacks) for one in elsewhere)
+        first = min(elsewhere, key=lambda one: (one.step, places[_place(one.stacks)]))
         waiting = len(shown) - len(elsewhere)
-        return first, f"it is {_place(first.stacks)}, while {waiting} of {len(shown)} ranks wait in a collective"
+        others = f"{waiting} of {len(shown)} ranks wait in a collective"
+        if not waiting:  # as NCCL has it: whoever reads a result waits for the accelerator
+            usual, number = places.most_common(1)[0]
+            others = f"{number} of {len(shown)} ranks are {usual}"
+        return first, f"it is {_place(first.stacks)}, while {others}"
     if behind:
         return behind[0], f"it is behind the others, in a collective: {_place(behind[0].stacks)}"
     return shown[0], "all ranks wait in a collective, though not in the same one, or the network has lost it"
+
+
+def all_stacks(first: _Shown, shown: Sequence[_Shown]) -> str:
+    """Those of all ranks, beginning with one's; equal ones once, below the names of all who have them."""
+    same: dict[str, list[_Shown]] = {_without_numbers(first.stacks): []}
+    for one in shown:
+        same.setdefault(_without_numbers(one.stacks), []).append(one)
+    names = ["\n".join(f"---- {placed(one.who, one.words)} ----" for one in those) for those in same.values()]
+    texts = [f"{name}\n{those[0].stacks or NO_STACK}" for name, those in zip(names, same.values(), strict=True)]
+    text = "\n".join(texts).rstrip()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n(and as much again: cut here)"
+
+
+def _without_numbers(stacks: str) -> str:
+    return _THREAD.sub("Thread", stacks)
 
 
 def _place(stacks: str) -> str:
@@ -550,10 +616,8 @@ def _place(stacks: str) -> str:
 
 def _status(pid: int) -> int | None:
     """The wait status of a process that has just ended, if nobody has asked for it yet."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[-1]) if fields[0] == "Z" else None
-    return None
+    fields = stat(pid)
+    return int(fields[-1]) if fields and fields[0] == "Z" else None
 
 
 def _how(status: int | None) -> str:
@@ -565,17 +629,18 @@ def _how(status: int | None) -> str:
     return f"with status {status >> 8}, by os._exit or C's exit"
 
 
+def _left(status: int | None) -> str:
+    return f"by sys.exit{'' if status is None else f', with status {status >> 8}'}: it left in the middle of the run"
+
+
 def _write(text: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
-def main(settings: str) -> None:
-    """Runs a guard; signals to the rank's group are not for it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+def main() -> None:
+    """Runs the guard that the environment asks for."""
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    Guard(Settings(**json.loads(settings))).run()
-
-
-if __name__ == "__main__":
-    main(os.environ[SETTINGS])
+    wire.many()
+    Guard(Settings(**json.loads(os.environ[SETTINGS]))).run()

@@ -45,6 +45,11 @@ class Host(NamedTuple):
     devices: tuple[int, ...] | None = None
     """Those of its accelerators that `--include` or `--exclude` left; None: nobody chose."""
 
+    @property
+    def address(self) -> str:
+        """Its name in the network, without the user that ssh is told."""
+        return self.name.rpartition("@")[2]
+
 
 class BadLine(NamedTuple):
     """A line that no launcher reads."""

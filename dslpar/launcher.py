@@ -79,6 +79,8 @@ class Facts(NamedTuple):
     """The accelerators that the environment leaves visible, where it says so."""
     threads: str | None = None
     """OMP_NUM_THREADS, where it is set."""
+    cores_per_task: str = ""
+    """Of this Slurm job, where it was asked for."""
     port: int = 29500
     """A free one, where ranks may meet."""
     root: bool = False
@@ -171,7 +173,8 @@ def plan_of(request: Request, facts: Facts) -> Plan:
     hosts = request.cluster.hosts if request.cluster else ()
     elsewhere = any(host.name not in facts.here for host in hosts)
     where = _Where(request, facts, hosts, elsewhere)
-    findings = [*_absent(request.launcher, where), *_loopback_among(hosts), *_too_few_accelerators(where)]
+    findings = [*_absent(request.launcher, where), *_loopback_among(hosts), *_one_machine_twice(where)]
+    findings += [*_too_few_accelerators(where), *_colons_in_addresses(where)]
     findings += [*launcher.refuses(where)]
     findings += [*_nodes(where)] if request.no_ssh else []
     if findings:
@@ -205,7 +208,7 @@ class _Where(NamedTuple):
     @property
     def address(self) -> str:
         """Where ranks meet."""
-        return self.hosts[0].name.rpartition("@")[2] if self.elsewhere else LOCALHOST
+        return self.hosts[0].address if self.elsewhere else LOCALHOST
 
     @property
     def port(self) -> str:
@@ -350,14 +353,18 @@ def _mpich(where: _Where) -> Iterator[Command]:
 
 
 def _slurm(where: _Where) -> Iterator[Command]:
-    """MASTER_ADDR is of Slurm's list of nodes, and the port of the job's number (bootstrap)."""
+    """MASTER_ADDR is of Slurm's list of nodes, and the port, unless asked for, of the job's number (bootstrap). Since
+    22.05 srun takes the job's --cpus-per-task from its own command line alone, and a core a rank without.
+    """
     nodes = str(len(where.hosts) or 1)
     flags = [where.facts.programs["srun"], "--nodes", nodes, "--ntasks", str(where.request.world_size)]
     flags += ["--ntasks-per-node", str(where.slots), "--kill-on-bad-exit=1", "--export=ALL"]
     if where.elsewhere:
         flags += ["--nodelist", nodelist.compress([host.name for host in where.hosts])]
+    flags += ["--cpus-per-task", where.facts.cores_per_task] if where.facts.cores_per_task else []
     threads = {"OMP_NUM_THREADS": where.environ["OMP_NUM_THREADS"]}
-    yield Command({**threads, **where.request.travels}, (*flags, *where.program))
+    port = {"MASTER_PORT": str(where.request.port)} if where.request.port else {}
+    yield Command({**threads, **port, **where.request.travels}, (*flags, *where.program))
 
 
 def _torchrun(where: _Where) -> Iterator[Command]:
@@ -368,8 +375,9 @@ def _torchrun(where: _Where) -> Iterator[Command]:
             words = ssh.words(command.host, command.words, command.environ, where.facts.folder)
             yield command if own else Command({}, words, command.host)
         return
-    begin = (where.facts.programs["torchrun"], "--nproc_per_node", str(where.slots), "--standalone")
-    yield Command({**where.environ, **where.devices}, (*begin, "-m", MODULE, *where.request.words))
+    begin = (where.facts.programs["torchrun"], "--nproc_per_node", str(where.slots))
+    meet = ("--master_addr", LOCALHOST, "--master_port", where.port) if where.request.port else ("--standalone",)
+    yield Command({**where.environ, **where.devices}, (*begin, *meet, "-m", MODULE, *where.request.words))
 
 
 def _torchrun_by_node(where: _Where) -> Iterator[Command]:
@@ -534,10 +542,28 @@ def _is_kind(name: str, facts: Facts) -> bool:
 
 
 def _loopback_among(hosts: Sequence[Host]) -> Iterator[Finding]:
-    loop = [host for host in hosts if host.name in ("localhost", LOCALHOST, "::1")]
+    loop = [host for host in hosts if host.address in ("localhost", LOCALHOST, "::1")]
     if len(hosts) > 1 and loop:
         said = f"{loop[0].name} is another machine on each host: the others could not reach it"
         yield Finding("HST207", "localhost-among-hosts", "error", said, "its name in the network", loop[0].location)
+
+
+def _one_machine_twice(where: _Where) -> Iterator[Finding]:
+    """Two names of this one: the slots of one would be left out."""
+    here = [host for host in where.hosts if host.name in where.facts.here]
+    for host in here[1:]:
+        said = f"{host.name} is the same machine as {here[0].name}: this one"
+        help_ = f"one line, with all of its slots: {here[0].name} slots={here[0].slots + host.slots}"
+        yield Finding("HST226", "one-machine-twice", "error", said, help_, host.location)
+
+
+def _colons_in_addresses(where: _Where) -> Iterator[Finding]:
+    """An IPv6 address, where the launcher takes what follows a colon for a number or a name of its own."""
+    colons = [host for host in where.hosts if ":" in host.name]
+    if where.elsewhere and colons and not (where.request.launcher == "torchrun" or where.request.no_ssh):
+        said = f"{where.request.launcher} takes {colons[0].name} apart at its colons"
+        help_ = "a name for the address (/etc/hosts, on every host), or --launcher torchrun"
+        yield Finding("HST227", "colons-in-an-address", "error", said, help_, colons[0].location)
 
 
 def _too_few_accelerators(where: _Where) -> Iterator[Finding]:
@@ -568,6 +594,7 @@ def look_around(cluster: Cluster | None, environ: Mapping[str, str]) -> Facts:
         accelerators=0 if environ.get("DS_ACCELERATOR") == "cpu" else _num_accelerators(visible),
         visible=visible if environ.get("DS_ACCELERATOR") != "cpu" else None,
         threads=environ.get("OMP_NUM_THREADS"),
+        cores_per_task=environ.get("SLURM_CPUS_PER_TASK", ""),
         port=network.free_port(),
         root=os.geteuid() == 0,
         job_hostfile=os.path.isfile(_JOB_HOSTFILE),

@@ -27,7 +27,7 @@ from dslpar.job import Job
 from dslpar.record import METRICS, cut_rows, write_line
 from dslpar.voice import log
 
-_SLOW = 6
+SLOW = 6
 """The first step, which may compile, and a checkpoint may take so many times as long as a step."""
 _SKIPS = 3
 _AT_LEAST = "loss scale already at minimum"
@@ -76,7 +76,7 @@ class Steps:
         return sum(self._held_out_loss(step) for step in range(steps)) / steps
 
     def _held_out_loss(self, step: int) -> float:
-        self._move("evaluating", self.engine.steps_done, _SLOW)
+        self._move("evaluating", self.engine.steps_done, SLOW)
         return self.engine.eval_batch(self._batches(self._held_out, step * self.job.batch.global_size))
 
     def _all(self) -> float | None:
@@ -112,7 +112,7 @@ class Steps:
         """One step; its line in metrics.jsonl."""
         engine = self.engine
         scale = _loss_scale(self.job, engine)
-        self._move("step", engine.steps_done + 1, _SLOW if engine.steps_done == self._first else 1)
+        self._move("step", engine.steps_done + 1, SLOW if engine.steps_done == self._first else 1)
         self.saved = ""
         began = time.perf_counter()
         loss = self._train_batch()
@@ -216,7 +216,7 @@ class Steps:
 
     def _save(self, metrics: TextIO | None) -> None:
         """A checkpoint, and before it on disk the lines of the steps that it holds."""
-        self._move("saving", self.engine.steps_done, _SLOW)
+        self._move("saving", self.engine.steps_done, SLOW)
         if metrics is not None:
             os.fsync(metrics.fileno())
         saved = checkpoint.save(self.engine, text_identity(self.corpus.train))

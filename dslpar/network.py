@@ -83,16 +83,20 @@ def _ipv6(interface: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine: it has the name, or the address."""
+    """Whether a host is this machine: it has the name, or the address. (That an address can be bound to says nothing
+    where the kernel binds to any, as on hosts that keepalived or IPVS serve.)
+    """
     mine = socket.gethostname()
-    if host in ("localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]):
+    if host in ("localhost", mine, mine.partition(".")[0]):
         return True
-    try:
-        with socket.socket() as probe:
-            probe.bind((host, 0))  # only an address of one's own can be bound to
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        address = str(socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0][4][0])
+        return _is_loopback(address) or source_towards(address) == address
+    return False
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def free_port() -> int:
@@ -101,6 +105,18 @@ def free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def listen(port: int) -> socket.socket:
+    """A server at this port of all addresses of this machine, as torch's store is.
+
+    Raises:
+        OSError: somebody listens there.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel that was started without IPv6
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def is_free(port: int) -> bool:

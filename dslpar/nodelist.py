@@ -142,13 +142,18 @@ def tasks(text: str) -> list[int]:
     return found
 
 
+def slurm_source(environ: Mapping[str, str]) -> str | None:
+    """The variable that has the nodes of this Slurm job; None: this is none."""
+    return next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
+
+
 def slurm(environ: Mapping[str, str]) -> Allocation:
     """The nodes of this Slurm job. Untested on a cluster: it follows Slurm's manual.
 
     Raises:
         ValueError: this is no Slurm job, or its variables contradict each other.
     """
-    source = next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
+    source = slurm_source(environ)
     if source is None:
         raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job (sbatch or salloc makes one)")
     names, counts = expand(environ[source]), tasks(environ.get("SLURM_TASKS_PER_NODE", ""))

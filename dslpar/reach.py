@@ -1,9 +1,12 @@
-"""The hosts of a job, before it starts: who can be reached, and who differs; all that is wrong at once.
+"""The hosts of a job, before it starts: who can be reached, who differs, and whether they meet; all that is wrong at
+once.
 
     checked = reach.check(hosts, look)     # findings, a table for people, and what was learnt for the launch
 
 Each host runs `python -m dslpar.visit` over ssh, and this one without; nothing there imports torch, so it takes about
-as long as one ssh. What it finds would else be found by ranks, one at a time, or by a time-out.
+as long as one ssh. What it finds would else be found by ranks, one at a time, or by a time-out. Where all is well so
+far, the first host listens at rank 0's port and the others connect to it: that ssh gets through says nothing of a
+firewall between them, nor of the names by which they know each other.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple, TypeVar
 
 from dslpar import network, ssh, visit
-from dslpar.errors import WORLD, Finding, Location, Severity
+from dslpar.errors import WORLD, Finding, Location, Severity, has_errors
 from dslpar.hostfile import Host
 from dslpar.visit import Sight
 
@@ -36,7 +40,7 @@ _CLOCK_S = 2.0
 """How far clocks may be apart without a word: less is NTP's, and what ssh itself takes."""
 _ASKED = 4
 """Hosts that each other one looks for a way to, until there is one."""
-_SETTINGS = (f"ConnectTimeout={_CONNECT_S}", "BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3")
+_SETTINGS = tuple(f"ConnectTimeout={_CONNECT_S}" if "Connect" in one else one for one in ssh.ALIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +101,17 @@ class Checked(NamedTuple):
 
 def check(hosts: Sequence[Host], look: Look) -> Checked:
     """Visits every host, all at once."""
-    with _mark(Path(look.output_dir)) as mark:
+    with _mark(Path(look.output_dir)) as (mark, why):
         questions = [_question(hosts, number, look, mark) for number in range(len(hosts))]
         visited = tuple(_each(hosts, lambda number: _visit(hosts[number], questions[number], look)))
     seen = [one.sight for one in visited if one.sight]
     interfaces = {sight.interface for sight in seen}
-    port = visited[0].sight.free_port if look.port is None and visited[0].sight else look.port
-    return Checked(visited, tuple(_findings(visited, look)), interfaces.pop() if len(interfaces) == 1 else "", port)
+    first = visited[0].sight if visited else None
+    port = first.free_port if look.port is None and first else look.port
+    findings = [*_findings(visited, look), *_not_writable(why, look)]
+    if port and len(hosts) > 1 and not has_errors(findings):
+        findings += _apart(hosts, port, look)
+    return Checked(visited, tuple(findings), interfaces.pop() if len(interfaces) == 1 else "", port)
 
 
 def interface_to(host: str) -> str:
@@ -113,9 +121,9 @@ def interface_to(host: str) -> str:
     return ""
 
 
-def signal_job(hosts: Sequence[str], job: str, number: int, to: visit.To = "all", timeout_s: float = 5) -> None:
+def signal_job(hosts: Sequence[str], job: str, number: int, timeout_s: float = 5) -> None:
     """Sends a signal to a job's processes on these hosts, by their number; hosts that do not answer are passed over."""
-    words = (sys.executable, "-m", "dslpar.visit", "signal", job, str(int(number)), to)
+    words = (sys.executable, "-m", "dslpar.visit", "signal", job, str(int(number)))
     travels = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
 
     def send(index: int) -> None:
@@ -133,35 +141,41 @@ def _each(items: Sequence[object], do: Callable[[int], T]) -> Iterator[T]:
 
 
 @contextlib.contextmanager
-def _mark(output_dir: Path) -> Iterator[str]:
-    """A file that hosts which share the output folder see; beside it, where it is not there yet. Empty: none can be."""
+def _mark(output_dir: Path) -> Iterator[tuple[str, str]]:
+    """A file that hosts which share the output folder see; beside it, where it is not there yet. Or none, and why."""
     folder = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.is_dir())
     mark = folder / f".dslpar_{secrets.token_hex(8)}"
     try:
         mark.touch()
-    except OSError:
-        yield str(mark)
+    except OSError as error:
+        yield "", error.strerror or str(error)
         return
     try:
-        yield str(mark)
+        yield str(mark), ""
     finally:
         mark.unlink(missing_ok=True)
 
 
 def _question(hosts: Sequence[Host], number: int, look: Look, mark: str) -> visit.Question:
     """The first host is asked about rank 0's port, and how it meets the others; those, how they meet the first."""
-    others = [host.name for host in hosts[:_ASKED] if host is not hosts[number]]
+    others = [host.address for host in hosts[:_ASKED] if host is not hosts[number]]
     return visit.Question(list(look.files), mark, others, (look.port or 0) if number == 0 else 0)
 
 
+def _words(host: Host, look: Look, *words: str) -> tuple[str, ...]:
+    """What runs dslpar.visit on a host; on this one without ssh."""
+    command = (sys.executable, "-m", "dslpar.visit", *words)
+    return command if host.name in look.here else ssh.words(host.name, command, look.environ, os.getcwd(), _SETTINGS)
+
+
 def _visit(host: Host, question: visit.Question, look: Look) -> Visited:
-    words = (sys.executable, "-m", "dslpar.visit", "look", json.dumps(question._asdict()))
-    command = words if host.name in look.here else ssh.words(host.name, words, look.environ, os.getcwd(), _SETTINGS)
+    command = _words(host, look, "look", json.dumps(question._asdict()))
     began = time.time()
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S)
+        done = _run(command)
     except subprocess.TimeoutExpired:
-        return Visited(host, wrong=_unreachable(host, f"did not answer within {_ANSWER_S:.0f} s", "ssh " + host.name))
+        said = f"did not answer within {_ANSWER_S:.0f} s"
+        return Visited(host, wrong=_unreachable(host, said, f"ssh {host.name}; --no-checks where it is slow, and well"))
     except FileNotFoundError:
         return Visited(
             host, wrong=_unreachable(host, "cannot be visited: there is no ssh here", "install openssh-client")
@@ -169,13 +183,65 @@ def _visit(host: Host, question: visit.Question, look: Look) -> Visited:
     answers = [line for line in done.stdout.splitlines() if line.startswith('{"dslpar": ')]  # a shell may say more
     if done.returncode or not answers:
         return Visited(host, wrong=_why(host, done.returncode, done.stderr))
-    sight = Sight(**json.loads(answers[-1])["dslpar"])
+    found = json.loads(answers[-1])["dslpar"]
+    if set(found) != set(Sight._fields):
+        return Visited(host, wrong=_other_dslpar(host, found))
+    sight = Sight(**found)
     return Visited(host, sight, skew_s=_skew(sight.time_s, began, time.time()))
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Whatever a host's shell says beside, in whatever encoding.
+
+    Raises:
+        subprocess.TimeoutExpired, FileNotFoundError: it took too long; there is no such program.
+    """
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S
+    )
 
 
 def _skew(there_s: float, began_s: float, ended_s: float) -> float:
     """How far a clock is outside of what passed here meanwhile."""
     return there_s - ended_s if there_s > ended_s else min(0.0, there_s - began_s)
+
+
+# ---- whether they meet ----
+
+
+def _apart(hosts: Sequence[Host], port: int, look: Look) -> Iterator[Finding]:
+    """Those that cannot connect to the first one's port, where rank 0 will listen."""
+    first = hosts[0]
+    with _listening(first, port, look) as listens:
+        words = ("meet", first.address, str(port))
+        why = list(_each(hosts[1:], lambda number: _met(_words(hosts[number + 1], look, *words)))) if listens else []
+    for host, said in zip(hosts[1:], why, strict=False):
+        if said:
+            help_ = f"a firewall between them: --master-port P, one that is open; is {first.address} its name there?"
+            yield _at(host, "HST224", "cannot-meet", f"cannot connect to {first.address}:{port}: {said}", help_)
+
+
+@contextlib.contextmanager
+def _listening(first: Host, port: int, look: Look) -> Iterator[bool]:
+    """Whether somebody listens at that port of the first host, as long as it lasts."""
+    command = _words(first, look, "listen", str(port))
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as listener:
+        assert listener.stdout is not None
+        alarm = Timer(_ANSWER_S, listener.kill)
+        alarm.start()
+        listens = any(line.strip() == visit.LISTENS.encode() for line in listener.stdout)  # a shell may say more before
+        alarm.cancel()
+        yield listens
+
+
+def _met(command: Sequence[str]) -> str:
+    """Why a host does not meet the first; empty: it does, or cannot say."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = _run(command)
+        return done.stdout.strip().rpartition("\n")[2] if done.returncode == visit.APART else ""
+    return ""
 
 
 # ---- who cannot be reached, or cannot run there ----
@@ -213,6 +279,13 @@ def _why(host: Host, status: int, said: str) -> Finding:
     return _at(host, "HST212", "other-versions", f"cannot run dslpar: {last}", f"ssh {host.name} {sys.executable} -V")
 
 
+def _other_dslpar(host: Host, sight: Mapping[str, object]) -> Finding:
+    """One that says other things of itself than this one."""
+    versions = sight.get("versions")
+    said = f"has dslpar {versions.get('dslpar') if isinstance(versions, dict) else '(unknown)'}, and this host another"
+    return _at(host, "HST212", "other-versions", said, "the same environment at the same path on every host")
+
+
 def _unreachable(host: Host, said: str, help_: str) -> Finding:
     return _at(host, "HST211", "unreachable-host", said, help_)
 
@@ -231,12 +304,13 @@ def _at(host: Host, code: str, name: str, said: str, help_: str, severity: Sever
 def _findings(visited: Sequence[Visited], look: Look) -> Iterator[Finding]:
     yield from (one.wrong for one in visited if one.wrong)
     own, digests = visit.versions(), {path: visit.digest(path) for path in look.files}
+    most = max((one.sight.accelerators for one in visited if one.sight), default=0)
     for one in visited:
         if one.sight:
             yield from _versions(one.host, one.sight, own)
             yield from _files(one.host, one.sight, digests)
             yield from _output(one.host, one.sight, look)
-            yield from _accelerators(one.host, one.sight, look)
+            yield from _accelerators(one.host, one.sight, look, most)
             yield from _clock(one)
     yield from _port(visited[0], look)
     yield from _interfaces([(one.host, one.sight) for one in visited if one.sight])
@@ -267,11 +341,23 @@ def _output(host: Host, sight: Sight, look: Look) -> Iterator[Finding]:
         yield _at(host, "HST214", "output-not-shared", said, help_)
 
 
-def _accelerators(host: Host, sight: Sight, look: Look) -> Iterator[Finding]:
+def _not_writable(why: str, look: Look) -> Iterator[Finding]:
+    """By this host, so that nothing is known of the others."""
+    if why:
+        said = f"this host may not write to {look.output_dir}: {why}"
+        help_ = "train.output_dir=FOLDER on a file system that all hosts share, and may write to"
+        yield Finding("HST214", "output-not-shared", "error", said, help_, Location(WORLD))
+
+
+def _accelerators(host: Host, sight: Sight, look: Look, most: int) -> Iterator[Finding]:
+    """`most`: that any host has; where none has one, all ranks run on CPUs."""
     needed = max(host.devices) + 1 if host.devices else host.slots
-    if not look.on_cpu and 0 < sight.accelerators < needed:
+    if not look.on_cpu and most and sight.accelerators < needed:
         said = f"{host.name} has {sight.accelerators} accelerators, and the hostfile asks for {needed}"
-        help_ = f"slots={sight.accelerators}; DS_ACCELERATOR=cpu runs ranks on the CPU"
+        fits = (
+            f"slots={sight.accelerators}" if sight.accelerators else "leave it out, or see to its driver (nvidia-smi)"
+        )
+        help_ = f"{fits}; DS_ACCELERATOR=cpu runs ranks on the CPU"
         yield Finding("HST206", "too-few-accelerators", "error", said, help_, host.slots_location)
 
 
@@ -285,9 +371,14 @@ def _clock(one: Visited) -> Iterator[Finding]:
 
 def _port(first: Visited, look: Look) -> Iterator[Finding]:
     if look.port and first.sight and not first.sight.port_is_free:
-        said = f"port {look.port} of {first.host.name} is taken: another job meets there"
-        help_ = f"--master-port {first.sight.free_port}, or none, to have a free one found"
-        yield Finding("HST216", "port-taken", "error", said, help_, Location(WORLD))
+        yield port_taken(first.host.name, look.port, first.sight.free_port)
+
+
+def port_taken(host: str, port: int, free: int) -> Finding:
+    """Where rank 0 is to listen, somebody does."""
+    said = f"port {port} of {host} is taken: another job meets there"
+    help_ = f"--master-port {free}, or none, to have a free one found"
+    return Finding("HST216", "port-taken", "error", said, help_, Location(WORLD))
 
 
 def _interfaces(seen: Sequence[tuple[Host, Sight]]) -> Iterator[Finding]:

@@ -30,10 +30,13 @@ class Receiver:
 
     def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
         self.folder, self.addresses, self.token = folder, addresses, secrets.token_hex(16)
+        wire.many()
         self._server = wire.listen(loopback=False)
         self._server.setblocking(False)
         self._waits = selectors.DefaultSelector()
         self._lines: list[Line] = []
+        self.met: set[int] = set()
+        """Ranks whose guards have come; of others, behind a firewall, nothing is known."""
         self._stop: int | None = None
         self._on(self._server, self._accept)
 
@@ -83,6 +86,7 @@ class Receiver:
                 line.close()
             elif not known:
                 known = True
+                self.met.add(int(message.get("rank", -1)))
                 self._lines.append(line)
                 self._waits.modify(line, selectors.EVENT_READ, lambda: self._hear(line, known=True))
                 if self._stop is not None:

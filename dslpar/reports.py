@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from dslpar.board import placed, rank_words
+from dslpar.board import TOO_LATE, placed, rank_words
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
 
@@ -49,7 +49,7 @@ class Report(NamedTuple):
             "consequence": f"ends because a peer is gone ({self.error})",
             "interrupt": "interrupted",
             "orphan": "ends because its launcher is gone",
-            "overdue": "was told to end, and is ended now: its step, or its checkpoint, took too long",
+            "overdue": TOO_LATE,
         }
         return f"{where} {said[self.kind]}\n" if self.kind in said else ""
 

@@ -13,9 +13,10 @@ NO_FOLDER = 97
 """The exit status of a command whose folder is not there."""
 FAILED = 255
 """ssh's own, where the command was not reached."""
-ALIVE = ("ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10", "BatchMode=yes")
+ALIVE = ("ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10", "BatchMode=yes", "ControlPath=none")
 """So a host that is gone ends ssh, and with it whoever waits for it, after some ten seconds; ssh by itself waits for
-hours. A question (a password, a new host's key) would hang the job: it is an error.
+hours. A question (a password, a new host's key) would hang the job: it is an error. A connection that is shared with
+the user's other ones (ControlMaster) would have their settings, not these.
 """
 
 

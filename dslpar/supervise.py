@@ -7,7 +7,9 @@ a dead launcher leaves behind becomes this process's child (Linux's "subreaper")
 on other hosts are ended by their guards, at the latest when they lose this process.
 
 SIGINT goes to the launchers, as a terminal would send it. SIGTERM, SIGHUP and SIGUSR1 go to the ranks and past the
-launchers, each of which has its own way to be hasty with it: ranks save a checkpoint and leave.
+launchers, each of which has its own way to be hasty with it: ranks save a checkpoint and leave. A second signal ends
+all at once; not one that comes with the first (a scheduler's, and a shell's that passes it on), nor the SIGTERM that
+SIGUSR1 warns of.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from dslpar import deaths, faults, launcher, network, processes, reach, record
 from dslpar.job import Job
@@ -44,6 +47,16 @@ _FAR_PATIENCE_S = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _HANDLED = (signal.SIGINT, *_STOPS)
+_AGAIN_S = 2.0
+"""A second signal to stop that comes sooner is the same one."""
+
+
+class Came(NamedTuple):
+    """A signal to this process."""
+
+    number: int
+    time_s: float
+    """Since the epoch."""
 
 
 def run(plan: Plan, job: Job) -> int:
@@ -59,12 +72,12 @@ def run(plan: Plan, job: Job) -> int:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals() -> Iterator[list[Came]]:
     """The signals that come meanwhile, in order. One that is ignored (nohup) stays so."""
-    received: list[int] = []
+    received: list[Came] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        received.append(Came(number, time.time()))
 
     before = {number: signal.getsignal(number) for number in _HANDLED}
     for number, handler in before.items():
@@ -80,7 +93,7 @@ def _signals() -> Iterator[list[int]]:
 class _Supervised:
     """One job, from its launchers' start to its last word; a class, since it is what has happened so far."""
 
-    def __init__(self, plan: Plan, job: Job, folder: Path, received: list[int]) -> None:
+    def __init__(self, plan: Plan, job: Job, folder: Path, received: list[Came]) -> None:
         self.plan, self.job, self.folder, self.received = plan, job, folder, received
         self.began = time.time()
         _adopt_orphans()
@@ -97,22 +110,24 @@ class _Supervised:
             )
             for command in (command.placed(folder) for command in carrying.commands)
         ]
-        self.told: set[int] = set()
+        self.told: set[tuple[int, int]] = set()
+        """(process, signal) of what was sent to ranks."""
+        self.stop = 0
+        """The signal that ranks are to have; 0: none."""
 
     # ---- while it runs ----
 
     def wait(self) -> None:
         """Until all is over. After a death or a signal there is a time to end; a second signal ends it."""
-        passed, deadline = False, float("inf")
+        seen, deadline = 0, float("inf")
         while [one for one in self.launchers if one.poll() is None]:
             if self._look() or self._failed():
                 deadline = min(deadline, time.monotonic() + (_PATIENCE_S if self._somebody() else _LAUNCHER_S))
-            if self.received and not passed:
-                passed = True
-                deadline = min(deadline, time.monotonic() + self._pass_on(self.received[0]))
-            if self.received and self.received[0] in _STOPS:
-                self._stop_ranks()
-            if len(self.received) > 1 or time.monotonic() > deadline:
+            while seen < len(self.received):
+                deadline = min(deadline, time.monotonic() + self._take(seen))
+                seen += 1
+            self._stop_ranks()
+            if time.monotonic() > deadline:
                 _kill(descendants(os.getpid()))
             time.sleep(_LOOK_S)
         self._end_all()
@@ -132,12 +147,26 @@ class _Supervised:
         """Whether a launcher has, of several."""
         return any(one.returncode for one in self.launchers)
 
+    def _take(self, index: int) -> float:
+        """What becomes of a signal; the seconds that all have to end."""
+        number, when = self.received[index]
+        before = [one for one in self.received[:index] if one.number != signal.SIGUSR1]
+        if index and number == signal.SIGUSR1:
+            return float("inf")
+        if before:
+            same = number in _STOPS and before[0].number in _STOPS and when - before[0].time_s < _AGAIN_S
+            return float("inf") if same else -1.0
+        return self._pass_on(number)
+
     def _pass_on(self, number: int) -> float:
         """A signal to those whom it is for; the seconds that they have."""
-        if number in _STOPS and (self.watch.born() or (self.receiver and self.receiver.connected)):
+        if number in _STOPS and (self.receiver or self.watch.born()) and self._reaches_ranks():
+            self.stop = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
             if self.receiver is not None:
-                self.receiver.stop(signal.SIGTERM)
-            return self.job.spec.train.term_grace + _STOP_PATIENCE_S
+                self.receiver.stop(self.stop)
+                self._signal_elsewhere(self.receiver, signal.SIGTERM)
+            early = number == signal.SIGUSR1  # a warning: no clock runs
+            return float("inf") if early else self.job.spec.train.term_grace + _STOP_PATIENCE_S
         if self.plan.elsewhere:  # no signal to DeepSpeed's: it would end all jobs of its kind on all hosts
             _kill(descendants(os.getpid()))
         for one in self.launchers:
@@ -145,12 +174,21 @@ class _Supervised:
                 os.killpg(one.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         return _PATIENCE_S
 
+    def _reaches_ranks(self) -> bool:
+        """Whether there are ranks that a signal can be passed to, by their guards or by ssh."""
+        return self.receiver is None or self.receiver.connected > 0 or bool(self.plan.hosts)
+
+    def _signal_elsewhere(self, receiver: Receiver, number: int) -> None:
+        """By ssh to all of the job, where guards have not come to us: behind a firewall, or not there yet."""
+        if len(receiver.met) < len(self.plan.ranks):
+            reach.signal_job([host.name for host in self.plan.hosts], self.plan.job, number)
+
     def _stop_ranks(self) -> None:
-        """SIGTERM to each rank here, once."""
-        born = [] if self.receiver else [who.pid for who in self.watch.born()]
-        for pid in {*born} - self.told:
-            self.told.add(pid)
-            _send(pid, signal.SIGTERM)
+        """The signal to each rank here, once."""
+        born = [] if self.receiver or not self.stop else [(who.pid, self.stop) for who in self.watch.born()]
+        for pid, number in {*born} - self.told:
+            self.told.add((pid, number))
+            _send(pid, number)
 
     def _end_all(self) -> None:
         """Ends, at last by SIGKILL, whatever the launchers left, here and elsewhere."""
@@ -171,6 +209,8 @@ class _Supervised:
         while receiver.connected and time.monotonic() < ends:
             time.sleep(_LOOK_S)
             self._look()
+        if any(one.returncode for one in self.launchers):
+            self._signal_elsewhere(receiver, signal.SIGKILL)
         if receiver.connected:
             reach.signal_job([host.name for host in self.plan.hosts], self.plan.job, signal.SIGKILL)
 
@@ -181,13 +221,15 @@ class _Supervised:
         code = next((one.returncode for one in self.launchers if one.returncode), 0)
         told, when = signal_of(code), _when(Path(self.job.output_dir), self.began)
         stopped, death = self.watch.stopped(), self.watch.first(told)
-        if stopped is not None and (self.received or death is None):
-            return _said_of_stop(stopped, self.received), stopped.status
-        if self.received:
-            number = self.received[0]
-            return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
+        if death is not None and self.received and death.time_s >= self.received[0].time_s:
+            death = None  # it comes of the signal
+        if stopped is not None and death is None:
+            return self._said_of_stop(stopped), stopped.status
         if death is not None:
             return f"dslpar launch: {death.told(when)}", 128 + death.signal if death.signal else 1
+        if self.received:
+            number = self.received[0].number
+            return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
         if code:
             how = f"was ended by {signal.Signals(told).name}" if told else f"ended with status {code}"
             said = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
@@ -195,6 +237,16 @@ class _Supervised:
         if not self._all_ended():
             return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
         return "", 0
+
+    def _said_of_stop(self, stopped: Stopped) -> str:
+        by = f" by {signal.Signals(self.received[0].number).name}" if self.received else ""
+        held = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
+        if stopped.overdue:
+            held = "had not come to the end of its step in time, and was ended; the last checkpoint is as it was"
+        elif not stopped.saved and self.job.spec.train.save_interval == 0:
+            held = "nothing is saved, with train.save_interval=0"
+        after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
+        return f"dslpar launch: stopped{by}{after}: {held}; to be requeued with --resume (status {stopped.status})\n"
 
     def _all_ended(self) -> bool:
         """On other hosts: as far as their guards could tell."""
@@ -205,7 +257,7 @@ class _Supervised:
 def _receiver(plan: Plan, folder: Path) -> Receiver:
     """At those of our addresses from which the ranks' hosts can be reached."""
     found: dict[str, None] = {}
-    for name in [host.name for host in plan.hosts] or [socket.gethostname()]:
+    for name in [host.address for host in plan.hosts] or [socket.gethostname()]:
         with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
             found[network.source_towards(name)] = None
     return Receiver(folder, sorted(found, key=lambda address: address.startswith("127.")))
@@ -214,16 +266,6 @@ def _receiver(plan: Plan, folder: Path) -> Receiver:
 def _adopt_orphans() -> None:
     """From now on, orphans among our descendants are ours: DeepSpeed's runner, for one, leaves its ranks behind."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _said_of_stop(stopped: Stopped, received: Sequence[int]) -> str:
-    by = f" by {signal.Signals(received[0]).name}" if received else ""
-    if stopped.overdue:
-        held = "had not come to the end of its step in time, and was ended; the last checkpoint is as it was"
-    else:
-        held = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
-    after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
-    return f"dslpar launch: stopped{by}{after}: {held}; to be requeued with --resume (status {stopped.status})\n"
 
 
 def _living() -> list[int]:
@@ -272,5 +314,8 @@ def _when(output_dir: Path, began: float) -> str:
     metrics = output_dir / record.METRICS
     if not metrics.exists() or metrics.stat().st_mtime < began:
         return ""
-    lines = metrics.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without half a last one: a full disk
-    return f", after step {json.loads(lines[-1])['step']}" if lines else ", in the first step"
+    text = metrics.read_text(encoding="utf-8", errors="replace")
+    lines = text.rpartition("\n")[0].splitlines()  # without half a last one: a full disk
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # nor what a file system that broke has left
+        return f", after step {json.loads(lines[-1])['step']}" if lines else ", in the first step"
+    return ""

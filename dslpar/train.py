@@ -86,6 +86,7 @@ def _run(place: Place, ready: Ready, life: Life) -> int:
         life.promise(train.term_grace, train.requeue_status)
     life.board.move("starting")
     bootstrap.start(place, os.environ, life)
+    _outwait(ready.job)
     try:
         _agree(place, ready)  # so from here on, every rank has read the config
         stored = _stored(place, ready) if ready.loads else None
@@ -100,6 +101,7 @@ def _run(place: Place, ready: Ready, life: Life) -> int:
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", formats.text(error.findings, {}).rstrip())
             return _leave(place, life)
+    life.board.move("ending", life.board.moment().step)
     bootstrap.stop()
     return status
 
@@ -108,6 +110,7 @@ def _leave(place: Place, life: Life) -> int:
     """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
     ends the others, so rank 0 goes first.
     """
+    life.board.move("ending", life.board.moment().step)
     bootstrap.stop(together=False)
     if place.rank:
         life.outlast_rank_0(_MET_PATIENCE_S)
@@ -216,7 +219,12 @@ def _claim(place: Place, ready: Ready, stored: Stored | None) -> Path | None:
     """The folder to write to, on rank 0 of a run that trains; what is complete leaves all as it is."""
     if place.rank or not ready.trains or _is_complete(ready, stored):
         return None
-    return record.claim(ready.job, ready.config, resumed=stored is not None)
+    return record.claim(ready.job, ready.config, resumed=stored is not None and _is_own(ready.job, stored))
+
+
+def _is_own(job: Job, stored: Stored) -> bool:
+    """Whether it is of the run in this folder, which then goes on; another run that is there is set aside."""
+    return Path(stored.path).parent.resolve() == Path(job.output_dir, record.CHECKPOINTS).resolve()
 
 
 def _is_complete(ready: Ready, stored: Stored | None) -> bool:
@@ -254,6 +262,14 @@ def _work(ready: Ready, stored: Stored | None, folder: Path | None, life: Life) 
     return 0
 
 
+def _outwait(job: Job) -> None:
+    """What torch gives up waiting for is to be longer than what a step, or a checkpoint, may take."""
+    from dslpar.loop import SLOW
+
+    bound = job.spec.train.step_timeout
+    bootstrap.outwait(bound and SLOW * bound)
+
+
 def _tell_changes(job: Job, stored: Stored) -> None:
     """What is not as it was in the run that saved: the layout, and what takes effect."""
     from dslpar import checkpoint
@@ -274,6 +290,7 @@ def _build(job: Job, stored: Stored | None, folder: Path | None, life: Life) -> 
         life.board.stand(groups.stage_words)
         life.board.move("building")
         engine = build(job, groups, all_counted=Text.all_counted)
+        _outwait(job)
         if stored is not None:
             life.board.move("loading")
             checkpoint.load(engine, stored)
@@ -288,7 +305,6 @@ def _train(ready: Ready, engine: Engine, folder: Path | None, life: Life) -> int
         record.cut(folder, engine.steps_done)
     steps = Steps(ready.job, engine, ready.corpus, folder, life)
     steps.train()
-    life.board.move("ending", engine.steps_done)
     if not steps.stopped or engine.steps_done == ready.job.spec.train.steps:
         return 0
     log.info("told to stop: %s", f"step {engine.steps_done} is saved in {steps.saved}" if steps.saved else "not saved")

@@ -1,7 +1,9 @@
 """What `dslpar launch` runs on each host, without torch: looks around before a job, and ends what is left of one.
 
     python -m dslpar.visit look '{"files": ["cfg.py"], ...}'     # prints a line of JSON, a Sight
-    python -m dslpar.visit signal JOB 9 all                      # to the processes of that job, by their number
+    python -m dslpar.visit listen 29500                          # at that port, until its own input ends
+    python -m dslpar.visit meet node1 29500                      # connects there; or prints why it cannot
+    python -m dslpar.visit signal JOB 9                          # to the processes of that job, by their number
 
 A job's processes are those whose environment says DSLPAR_JOB=JOB, so nothing else is ever met; DeepSpeed's own launcher
 would end every DeepSpeed job of the host (`pkill -f`).
@@ -14,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import selectors
 import signal
 import socket
 import sys
@@ -21,14 +24,18 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dslpar import network
 
 JOB = "DSLPAR_JOB"
 """The variable that tells a job's processes from all others."""
-To = Literal["ranks", "all"]
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LISTENS = "dslpar listens"
+"""What `listen` prints when it does."""
+APART = 1
+"""The exit status of a host that cannot connect; it prints why."""
+MEET_S = 5.0
+"""How long a connection may take; a firewall that drops packets says nothing at all."""
 
 
 class Question(NamedTuple):
@@ -136,27 +143,47 @@ def num_accelerators() -> int:
     return sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*"))
 
 
+# ---- whether hosts meet ----
+
+
+def listen(port: int) -> None:
+    """At the port where rank 0 will, so that the others can try it; until nobody is at the other end of stdin."""
+    with network.listen(port) as server, selectors.DefaultSelector() as waits:
+        for file in (server, sys.stdin):
+            waits.register(file, selectors.EVENT_READ)
+        print(LISTENS, flush=True)
+        while all(key.fileobj is server for key, _ in waits.select()):
+            server.accept()[0].close()
+
+
+def meet(address: str, port: int) -> str:
+    """Connects to rank 0's port as a rank will; why not, where that fails."""
+    try:
+        socket.create_connection((address, port), MEET_S).close()
+    except TimeoutError:
+        return f"no answer within {MEET_S:.0f} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 # ---- what is left of a job ----
 
 
-def processes(job: str, to: To = "all") -> Iterator[int]:
-    """The processes of a job on this host: its ranks, or also what started them."""
+def processes(job: str) -> Iterator[int]:
+    """The processes of a job on this host: its ranks, and what started them."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 said = (entry / "environ").read_bytes().split(b"\0")
-                if f"{JOB}={job}".encode() in said and (to == "all" or _is_rank(said)):
+                if f"{JOB}={job}".encode() in said:
                     yield int(entry.name)
 
 
-def _is_rank(environ: Sequence[bytes]) -> bool:
-    return any(one.partition(b"=")[0].decode(errors="replace") in _RANK for one in environ)
-
-
-def send(job: str, number: int, to: To = "all") -> int:
+def send(job: str, number: int) -> int:
     """Sends the signal to them; how many there were."""
     count = 0
-    for pid in processes(job, to):
+    for pid in processes(job):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
             count += 1
@@ -164,12 +191,17 @@ def send(job: str, number: int, to: To = "all") -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """`look QUESTION`, or `signal JOB NUMBER ranks/all`."""
+    """`look QUESTION`, `listen PORT`, `meet ADDRESS PORT`, or `signal JOB NUMBER`."""
     if words[0] == "look":
         print(json.dumps({"dslpar": look(Question(**json.loads(words[1])))._asdict()}))
+    elif words[0] == "listen":
+        listen(int(words[1]))
+    elif words[0] == "meet":
+        why = meet(words[1], int(words[2]))
+        print(why)
+        return APART if why else 0
     else:
-        to: To = "ranks" if words[3] == "ranks" else "all"
-        print(send(words[1], signal.Signals(int(words[2])), to))
+        print(send(words[1], signal.Signals(int(words[2]))))
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 Message = Mapping[str, Any]
 _LONGEST = 16 << 20
 """Bytes of a line: the stacks of all threads of a rank take some tens of thousands."""
+_MANY = 1 << 16
 
 
 class Line:
@@ -86,6 +88,14 @@ class Line:
         self.open = False
         with contextlib.suppress(OSError):
             self.socket.close()
+
+
+def many() -> None:
+    """Lets this process have a connection to each rank of a large job: the usual limit is 1,024 files."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY if most == resource.RLIM_INFINITY else min(_MANY, most)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def listen(*, loopback: bool) -> socket.socket:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.bootstrap import Place, find
+from dslpar.bootstrap import Place, device_of, find
 from dslpar.errors import DslparError
+from dslpar.launched import around
 from tests.runs import mpirun, start
 
 LAUNCHED = {
@@ -74,9 +75,23 @@ LAUNCHED = {
         Place(9, 11, 1, 3, "gpu07", 27707),
     ),
     "torchrun inside Slurm": (
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "LOCAL_WORLD_SIZE": "4"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
         | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
         Place(3, 4, 1, 4, "n0", 1),
+    ),
+    "a script that srun starts, and that sets what torch wants": (
+        {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"}
+        | {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(5, 6, 1, 2, "n0", 1),
+    ),
+    "a script that sets what torch wants, on several hosts": (
+        {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(1, 8, 1, 7, "n0", 1),
+    ),
+    "a script that sets what torch wants, on one": (
+        {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        Place(1, 8, 1, 8, "127.0.0.1", 1),
     ),
     "a batch script of Slurm, without srun": (
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
@@ -103,6 +118,28 @@ def test_two_mpi_jobs_on_one_host_meet_at_different_ports() -> None:
     ports = {find(OMPI | {"PMIX_NAMESPACE": name}).master_port for name in ("prterun-a-1@1", "prterun-a-2@1")}
     assert len(ports) == 2
     assert all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_two_steps_of_one_slurm_job_meet_at_different_ports() -> None:
+    """`srun -n 4 ... & srun -n 4 ... &` on one host."""
+    step = dict(LAUNCHED["srun"][0]) | {"SLURM_JOB_ID": "71"}
+    assert len({find(step | {"SLURM_STEP_ID": number}).master_port for number in ("0", "1", "2")}) == 3
+
+
+def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
+    """Slurm's --gpus-per-task: each rank has a device 0, and there is no other."""
+    place = Place(5, 16, 5, 8)
+    assert [device_of(place, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
+
+
+def test_who_has_started_this_process() -> None:
+    assert around({}) == ""
+    assert around(LAUNCHED["a batch script of Slurm, without srun"][0]) == ""
+    assert around({"PMI_RANK": "0", "PMI_SIZE": "1"}) == ""
+    assert around(LAUNCHED["srun"][0]) == "Slurm"
+    assert around(LAUNCHED["mpiexec of MPICH"][0]) == "MPICH"
+    assert around({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}) == "", "a host of a Kubernetes job"
+    assert around(dict(LAUNCHED["srun"][0]) | {"SLURM_PTY_PORT": "4000"}) == "", "srun --pty bash"
 
 
 def test_several_hosts_need_an_address() -> None:
@@ -137,6 +174,8 @@ def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
 def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
     with pytest.raises(DslparError, match="LOCAL_RANK"):
         find({"WORLD_SIZE": "4", "RANK": "1"})
+    with pytest.raises(DslparError, match="PMI_SIZE is 4, and MPI_LOCALRANKID not set"):
+        find({"PMI_RANK": "1", "PMI_SIZE": "4"})
 
 
 def test_nobody_imports_torch_or_mpi_to_find_out() -> None:

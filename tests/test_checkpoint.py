@@ -7,6 +7,9 @@ import json
 import os
 import re
 import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch
 import xxhash
 
 from dslpar import spec
-from dslpar.checkpoint import check, folder, manifest
+from dslpar.checkpoint import check, folder, manifest, newest
 from dslpar.checkpoint.folder import Stored
 from dslpar.checkpoint.index import load_index
 from dslpar.comm import Axis
@@ -104,6 +107,78 @@ def test_a_damaged_one_is_never_kept_in_the_place_of_a_whole_one(tmp_path: Path)
     put(tmp_path, 9)
     folder.prune(tmp_path, 2, 9)
     assert steps(tmp_path) == [8, 9, 10]
+
+
+# ---- what cannot be removed, or read ----
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder that two users share; within, we are the other one (if we are root; else modes alone deny)."""
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made, "checkpoints")
+        root.mkdir()
+        for path in (Path(made), root):
+            path.chmod(0o777)
+        yield root
+
+
+@contextmanager
+def other_user() -> Iterator[None]:
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_link_to_an_archive_goes_and_the_archive_stays(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    archive = put(root, 1).rename(tmp_path / "archive")
+    (root / "step_000001").symlink_to(archive)
+    put(root, 2)
+    folder.prune(root, 1, 2)
+    assert sorted(path.name for path in root.iterdir()) == ["step_000002"]
+    assert (archive / "weights").exists()
+
+
+def test_what_cannot_be_removed_is_told_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Another user's, or one that a process reads from a network file system. It is invisible, and tried again."""
+    with shared_folder() as root:
+        old = put(root, 1)
+        old.chmod(0o555)
+        put(root, 2)
+        with other_user():
+            folder.prune(root, 1, 2)
+            assert steps(root) == [2]
+            assert "cannot be removed: [Errno 13] Permission denied" in caplog.text
+            put(root, 3)
+            put(root, 4)
+            folder.prune(root, 1, 4)
+            assert steps(root) == [4]
+        (root / "step_000001.old.part").chmod(0o755)
+        put(root, 5)
+        assert sorted(path.name for path in root.iterdir()) == ["step_000004", "step_000005"]
+
+
+def test_a_folder_that_may_not_be_listed_is_not_one_without_checkpoints() -> None:
+    """The run would start at step 0, and set the other user's checkpoints aside."""
+    with shared_folder() as root:
+        put(root, 5)
+        root.chmod(0o300)
+        with other_user(), pytest.raises(DslparError) as refused:
+            newest(job_of(root.parent), Axis())
+        assert "CKP205 no-checkpoint: cannot read the checkpoints in" in str(refused.value)
+        assert "Permission denied" in str(refused.value)
+        root.chmod(0o700)
+
+
+def test_a_file_system_that_cannot_bring_a_folder_to_the_disk_is_none_that_fails() -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(os.open("/proc", os.O_RDONLY))
+    folder.flush(Path("/proc"))
 
 
 def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -227,6 +302,33 @@ def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
         assert re.search(r"step_000002 is damaged: ranks/0000\d.pt: missing", said)
 
 
+def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_path: Path) -> None:
+    """Steps 1 and 3 diverged, say, and the run goes another way from before: they are not the newest any more."""
+    job = job_of(tmp_path)
+    on_ranks(1, _save, job, [1, 3], init="deepspeed")
+    assert on_ranks(1, _save, job, [1], init="deepspeed") == [([1], 1)]
+    names = ["step_000001", "step_000001.aside", "step_000003.aside"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == names
+    assert on_ranks(1, _newest, _from(job, "step_000003.aside")) == [3], "by its name"
+    put(tmp_path / "checkpoints", 3)
+    folder.set_aside(tmp_path / "checkpoints", 2)
+    assert (tmp_path / "checkpoints" / "step_000003.1.aside" / "weights").exists(), "nothing is written over"
+
+
+def test_a_run_s_folder_is_told_from_a_checkpoint_and_a_damaged_one_is_not_to_be_removed(tmp_path: Path) -> None:
+    run = tmp_path / "123456"
+    for step in (5, 10):
+        put(run / "checkpoints", step)
+    (run / "checkpoints" / "step_000010" / "weights").write_bytes(b"124")
+    (said,) = on_ranks(1, _refused, _from(job_of(tmp_path / "other"), str(run)))
+    assert f"CKP209 no-such-checkpoint: there is no checkpoint '{run}'" in said
+    assert f"name one that is there: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in said
+    (said,) = on_ranks(1, _refused, _from(job_of(run), "step_000010"))
+    assert "CKP215 damaged-checkpoint: " in said
+    assert "step_000010 is damaged: weights: 3 bytes of 4" in said
+    assert "bring the files back; or name one that is there: step_000005, step_000010" in said
+
+
 def _from(job: Job, asked: str) -> Job:
     section = dataclasses.replace(job.spec.checkpoint, resume_from=asked)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=section))
@@ -264,6 +366,20 @@ def _refused(job: Job) -> str:
     with pytest.raises(DslparError) as refused:
         _newest(job)
     return str(refused.value)
+
+
+def _on_a_host_of_its_own(job: Job) -> str:
+    import socket
+
+    socket.gethostname = lambda: f"host{os.environ['RANK']}"
+    return _refused(job)
+
+
+def test_of_several_hosts_the_one_that_sees_the_damage_is_named(tmp_path: Path) -> None:
+    """It may be a bad mount there, or its memory, and no damage of the file."""
+    (put(tmp_path / "checkpoints", 5) / "weights").write_bytes(b"1235")
+    for said in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
+        assert "step_000005 is damaged: weights: altered (as host0 sees it)" in said
 
 
 def _blind(job: Job) -> str:
@@ -323,6 +439,8 @@ def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))  # past this a write fails
     with pytest.raises(DslparError) as refused:
         checkpoint.save(engine)
+    if engine.groups.rank == 0:
+        assert not list(Path(job.output_dir, "checkpoints").glob("*.part")), "the disk has its room again"
     return str(refused.value), steps(Path(job.output_dir, "checkpoints"))
 
 
@@ -334,6 +452,36 @@ def test_one_full_disk_is_one_finding_on_all_ranks_and_nothing_new_is_visible(tm
         assert "CKP205 no-checkpoint: cannot write checkpoints to" in said
         assert re.search(r"rank 1 of 2 on \S+, stage 0 \(.*\), step \d+: \[Errno 27\] File too large", said)
         assert visible == [0], "what was there before, and nothing else"
+
+
+def _holds_less(job: Job) -> str:
+    from dslpar import checkpoint
+    from dslpar.build import build
+    from dslpar.checkpoint import held
+    from dslpar.groups import Groups
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    held._turn = lambda p, number, index, size: range(p.numel() - 1)
+    with pytest.raises(AssertionError) as failed:
+        checkpoint.save(engine)
+    return str(failed.value)
+
+
+def test_a_checkpoint_that_lacks_an_element_is_never_visible(tmp_path: Path) -> None:
+    """As if DeepSpeed held its weights otherwise one day: better no checkpoint than one that loads zeros."""
+    (said,) = on_ranks(1, _holds_less, job_of(tmp_path), init="deepspeed")
+    assert "not held once by the ranks, so nobody could load it: ['embedding.tokens.weight'" in said
+    assert steps(tmp_path / "checkpoints") == []
+
+
+def test_random_states_of_a_run_on_cpus_are_set_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved where there was no accelerator, resumed where there is one."""
+    from dslpar.checkpoint import own
+
+    states = own._random_states(torch.device("cpu"))
+    drawn = torch.rand(3)
+    own._set_random_states(states, torch.device("cuda", 0))
+    assert torch.equal(torch.rand(3), drawn)
 
 
 def _loses_a_file(job: Job) -> str:

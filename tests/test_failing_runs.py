@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dslpar import flow, loop, reports
+from dslpar import bootstrap, flow, loop, reports
 from tests.forked import train_alone
+from tests.ranks import on_ranks
 from tests.runs import CONFIG, ROOT, metrics, write_config
 
 
@@ -52,6 +53,21 @@ def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
     assert "first of all: the output of " in said
     assert f", on rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0), step 5" in said
     assert "Traceback" not in said
+
+
+def limits(bound_s: float | None) -> list[float]:
+    import torch.distributed as dist
+
+    dist.new_group([0, 1])
+    bootstrap.outwait(bound_s)
+    cpu = torch.device("cpu")
+    return [group._get_backend(cpu).options._timeout.total_seconds() for group in dist.distributed_c10d._world.pg_map]
+
+
+@pytest.mark.parametrize(("bound_s", "limit_s"), [(3600, 3660), (10, 1800), (None, 365 * 24 * 3600)])
+def test_torch_waits_longer_than_a_checkpoint_may_take(bound_s: float | None, limit_s: float) -> None:
+    """Half an hour is gloo's own, and ten minutes NCCL's: the rank that waits would be called the first to fail."""
+    assert on_ranks(2, limits, bound_s) == [[limit_s] * 2] * 2
 
 
 def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:

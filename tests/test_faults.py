@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
 from dslpar import deaths, faults, processes, reports
-from tests.runs import ROOT, free_port, write_config
+from tests.runs import CONFIG, ROOT, free_port, write_config
 
 PYTHON = sys.executable
 
@@ -384,11 +384,11 @@ sys.exit(supervise.run(plan, job))
 """
 
 
-def supervised(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
+def supervised(tmp_path: Path, launcher: str, config: str = CONFIG) -> subprocess.Popen[str]:
     """`dslpar launch` over a program that launches badly; all of its processes have SUPERVISED=tmp_path."""
-    config = str(write_config(tmp_path))
+    path = str(write_config(tmp_path, config))
     code = SUPERVISED.format(
-        root=str(ROOT), mark=str(tmp_path), python=PYTHON, launcher=launcher, folder=str(tmp_path), config=config
+        root=str(ROOT), mark=str(tmp_path), python=PYTHON, launcher=launcher, folder=str(tmp_path), config=path
     )
     return subprocess.Popen([PYTHON, "-c", code], stderr=subprocess.PIPE, text=True)
 
@@ -420,6 +420,78 @@ def test_a_second_signal_ends_what_is_deaf(tmp_path: Path) -> None:
     assert processes_with(f"SUPERVISED={tmp_path}") == []
 
 
+FAKE_RANK = """\
+import json, os, pathlib, signal, sys, time
+marks, here = pathlib.Path(os.environ["DSLPAR_REPORTS"]), pathlib.Path({folder!r})
+def note(number, frame):
+    with open(here / "got", "a") as file:
+        print(signal.Signals(number).name, file=file)
+signal.signal(signal.SIGTERM, note); signal.signal(signal.SIGUSR1, note)
+who = [0, 1, "node", os.getpid()]
+(marks / "0.born.part").write_text(json.dumps(who)); (marks / "0.born.part").rename(marks / "0.born")
+{then}
+(here / "ready").touch()
+while not (here / "leave").exists():
+    time.sleep(0.01)
+(marks / "0.stopped").write_text(json.dumps([7, {saved!r}, 75, False])); (marks / "0.ended").touch()
+sys.exit(75)
+"""
+
+
+def wait_for(path: Path, text: str = "") -> None:
+    ends = time.monotonic() + 20
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < ends, path
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_a_signal_that_comes_twice_at_once_and_an_early_warning(tmp_path: Path, early: bool) -> None:
+    """A scheduler signals every process of the job, and the script passes it on as well: both mean the same. SIGUSR1
+    starts no clock, and the SIGTERM that follows is the first.
+    """
+    process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then="", saved="there"))
+    wait_for(tmp_path / "ready")
+    if early:
+        process.send_signal(signal.SIGUSR1)
+        wait_for(tmp_path / "got", "SIGUSR1\n")
+    process.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / "got", "SIGTERM\n")
+    if not early:
+        process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "patient"
+    (tmp_path / "leave").touch()
+    by = "SIGUSR1" if early else "SIGTERM"
+    said = f"dslpar launch: stopped by {by} after step 7: checkpoint saved in there; to be requeued with --resume"
+    assert process.communicate(timeout=10)[1].startswith(said)
+    assert process.returncode == 75
+    assert (tmp_path / "got").read_text().split() == ["SIGUSR1", "SIGTERM"][not early :]
+
+
+@pytest.mark.prove
+def test_a_run_that_never_saves_says_so(tmp_path: Path) -> None:
+    text = FAKE_RANK.format(folder=str(tmp_path), then="", saved="")
+    process = supervised(tmp_path, text, CONFIG + "train['save_interval'] = 0\n")
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGTERM)
+    (tmp_path / "leave").touch()
+    said = "dslpar launch: stopped by SIGTERM after step 7: nothing is saved, with train.save_interval=0; "
+    assert process.communicate(timeout=10)[1].startswith(said)
+
+
+@pytest.mark.prove
+def test_a_death_before_a_signal_is_told(tmp_path: Path) -> None:
+    """Whoever sees that a job stands still presses Ctrl-C."""
+    then = "(marks / '0.verdict').write_text(json.dumps([who, time.time(), 'hangs', '', 'step 7', 0]))"
+    process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=then, saved=""))
+    wait_for(tmp_path / "ready")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[1].endswith("dslpar launch: rank 0 of 1 on node, step 7, hangs\n")
+    assert process.returncode == 1
+
+
 @pytest.mark.parametrize(
     ("launcher", "status", "said"),
     [
@@ -434,11 +506,11 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
     assert process.returncode == status
 
 
-def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
-    """What a full disk leaves must not hide who failed."""
-    text = '{"step": 4}\n{"st'
+@pytest.mark.parametrize(("text", "when"), [('{"step": 4}\n{"st', ", after step 4"), ('{"step": 4}\n\0\0\n', "")])
+def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path, text: str, when: str) -> None:
+    """What a full disk leaves, or a file system that broke, must not hide who failed."""
     launcher = (
         f"import pathlib, sys; pathlib.Path({str(tmp_path / 'metrics.jsonl')!r}).write_text({text!r}); sys.exit(3)"
     )
     said = supervised(tmp_path, launcher).communicate(timeout=20)[1]
-    assert said.startswith("dslpar launch: the launcher ended with status 3, after step 4; what it")
+    assert said.startswith(f"dslpar launch: the launcher ended with status 3{when}; what it")

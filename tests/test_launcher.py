@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dslpar import supervise
 from dslpar.chosen import choose
 from dslpar.errors import DslparError
 from dslpar.hostfile import Cluster, parse
@@ -78,7 +80,7 @@ def test_elsewhere_a_hostfile_of_this_host_changes_nothing(launcher: str) -> Non
     assert lines(launcher, ONE, facts_for(launcher)) == [ON_THIS_HOST[launcher]]
 
 
-ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=3 -o ConnectTimeout=10 -o BatchMode=yes"
+ALIVE = "-o ServerAliveInterval=3 -o ServerAliveCountMax=3 -o ConnectTimeout=10 -o BatchMode=yes -o ControlPath=none"
 TORCHRUN = (
     "python -m torch.distributed.run --nproc_per_node 8 --nnodes 2 --node_rank {rank} --master_addr node1 "
     f"--master_port 12345 -m {ENDS}"
@@ -137,8 +139,29 @@ def test_slurm_chooses_hosts_itself() -> None:
     assert not plan("deepspeed").elsewhere
 
 
+def test_srun_forgets_no_cores() -> None:
+    """Since 22.05 it gives a rank one core, whatever the job asked for, unless told on its own command line."""
+    facts = look_around(None, {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"})
+    assert "--cpus-per-task 12 python" in lines("slurm", facts=HERE._replace(cores_per_task=facts.cores_per_task))[0]
+
+
+@pytest.mark.parametrize("text", [None, TWO])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_port_that_is_asked_for_is_the_port(launcher: str, text: str | None) -> None:
+    for line in lines(launcher, text, facts_for(launcher), port=4444):
+        assert any(said in line for said in ("--master_port 4444 ", "MASTER_PORT=4444 ", "-genv MASTER_PORT 4444 "))
+        assert "--standalone" not in line
+
+
 def test_a_user_on_a_host_is_no_part_of_its_address() -> None:
     assert "--master_addr node1 " in lines("torchrun", "me@node1 slots=8\nme@node2 slots=8\n")[0]
+
+
+def test_reports_come_back_from_hosts_with_a_user(tmp_path: Path) -> None:
+    """Our addresses are looked for by the hosts' names alone."""
+    made = plan("torchrun", f"me@{socket.gethostname()} slots=8\nme@node2.invalid slots=8\n")
+    with supervise._receiver(made, tmp_path) as receiver:
+        assert receiver.addresses
 
 
 def test_an_mpi_that_stands_apart_is_found_on_other_hosts() -> None:
@@ -403,6 +426,26 @@ def test_more_ranks_than_accelerators() -> None:
 def test_localhost_among_hosts() -> None:
     found = refused("deepspeed", "localhost slots=8\nnode2 slots=8\n")
     assert (found["code"], found["at"]) == ("HST207", "hosts:1:1")
+
+
+def test_two_names_of_this_machine() -> None:
+    """torchrun would start 8 ranks of a world of 16."""
+    facts = HERE._replace(here=frozenset({"node1", "node1-ib"}))
+    for launcher in LAUNCHERS:
+        found = refused(launcher, "node1 slots=8\nnode1-ib slots=8\n", facts_for(launcher)._replace(here=facts.here))
+        assert (found["code"], found["at"]) == ("HST226", "hosts:2:1")
+        assert "node1 slots=16" in found["help"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_address_with_colons(launcher: str) -> None:
+    """pdsh takes fd00::1 for a host of type fd00, mpirun for one with a number of slots."""
+    text = "fd00::1 slots=8\nfd00::2 slots=8\n"
+    if launcher == "torchrun":
+        assert "--master_addr fd00::1 " in lines(launcher, text)[0]
+    else:
+        assert refused(launcher, text, facts_for(launcher))["code"] == "HST227"
+    assert "--master_addr fd00::1 " in lines("deepspeed", text, no_ssh=True)[0]
 
 
 def test_devices_that_have_no_number() -> None:

@@ -150,9 +150,20 @@ def test_train_sh(tmp_path: Path) -> None:
         (["train.py", "configs/gpt_3d.py", "0"], {}, "GPUS is '0'; it is a whole number, at least 1"),
         (["train.py", "configs/gpt_3d.py", "two"], {}, "GPUS is 'two'"),
         (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2", "NODE_RANK": "2"}, "NODE_RANK is 2; of 2 hosts"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2"}, "of 2 hosts each needs ADDR"),
         (["train.py", "configs/gpt_3d.py", "2"], {"PORT": "70000"}, "PORT is 70000; the last is 65535"),
     ],
-    ids=["nothing", "no GPUS", "no FILE", "no CONFIG", "no ranks", "no number", "no such host", "no such port"],
+    ids=[
+        "nothing",
+        "no GPUS",
+        "no FILE",
+        "no CONFIG",
+        "no ranks",
+        "no number",
+        "no such host",
+        "no ADDR",
+        "no such port",
+    ],
 )
 def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, str], said: str) -> None:
     done = subprocess.run(

@@ -170,6 +170,14 @@ def test_another_layout_is_told_in_one_line(world: int, sections: dict[str, Any]
     assert manifest.same_layout(stored_of(job), job)
 
 
+def test_other_versions_are_told() -> None:
+    stored = stored_of(job_of())
+    now = stored.manifest["versions"]
+    older = stored._replace(manifest={**stored.manifest, "versions": now | {"torch": "2.0.1"}})
+    check(older, job_of(), "text")
+    assert changes(older, job_of()) == [f"version of torch: 2.0.1 -> {now['torch']}"]
+
+
 def test_two_ways_of_writing_are_one() -> None:
     dist = spec.Dist(pipeline_parallel_size=2, tensor_parallel_size=2, custom_pipeline_stage_id=(0, 0, 1, 1))
     pipeline = spec.PipelineParallel(size=2, stage_ids=(0, 0, 1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,70 @@ def test_an_allocation_of_which_nothing_is_taken(
             for name, value in environ.items():
                 patch.setenv(name, value)
             assert launch(config, capsys) == ""
+
+
+def test_srun_takes_its_job_s_hosts_by_itself(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not one host, with the others idle."""
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name, value in {**JOB, "SLURM_TASKS_PER_NODE": "4(x3)"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch", config, "--launcher", "slurm", "--print"]) == 0
+    said = capsys.readouterr()
+    assert "srun --nodes 3 --ntasks 12 --ntasks-per-node 4 " in said.out
+    assert "--nodelist 'gpu[07-08],big1' " in said.out
+    assert "SOCKET_IFNAME" not in said.out, "nobody has asked those hosts"
+    assert "HST223" not in said.err
+    monkeypatch.delenv("SLURM_TASKS_PER_NODE")
+    with pytest.raises(SystemExit):
+        main(["launch", config, "--launcher", "slurm", "--print"])
+    assert "SLURM_TASKS_PER_NODE is ''" in capsys.readouterr().err
+
+
+def test_an_allocation_that_leaves_accelerators_idle(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sbatch --nodes 1 --gpus-per-node 8` makes it."""
+    from dslpar import launcher
+
+    monkeypatch.setattr(launcher, "num_accelerators", lambda: 8)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")
+    for tasks_, said in (("1", "1 ranks on localhost, which has 8 accelerators"), ("8", "")):
+        monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks_)
+        assert main(["launch", config, "--hostfile", "slurm", "--launcher", "torchrun", "--print"]) == 0
+        err = capsys.readouterr().err
+        assert said in err
+        assert ("HST225" in err) == bool(said)
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1")
+    assert main(["lint", config, "--hostfile", "slurm", "--world-size", "8"]) == 1
+    assert "ask for 8 tasks (sbatch --ntasks-per-node), or --world-size 1" in capsys.readouterr().out
+
+
+def test_a_port_of_this_host_that_is_taken(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+        words = ["launch", config, "--world-size", "2", "--launcher", "torchrun", "--master-port", port]
+        assert main(words) == 1
+        assert f"HST216 port-taken: port {port} of this host is taken" in capsys.readouterr().err
+        assert main([*words, "--print"]) == 0
+
+
+SRUN = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}
+
+
+def test_a_launcher_does_not_launch_once_a_rank(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch", config, "--world-size", "1", "--launcher", "torchrun"]) == 1
+    assert "HST228 launched-twice: Slurm has started this as one of several processes" in capsys.readouterr().err
+    assert launch(config, capsys) == "", "--print starts nothing"
 
 
 def test_what_is_wrong_with_an_allocation_stands_at_its_variable(

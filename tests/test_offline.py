@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from benchmarks import reshard_memory
 from dslpar import checkpoint, spec
 from dslpar.checkpoint import folder, index, manifest, offline, tensorfile
 from dslpar.cli import main
+from dslpar.commands import checkpoint as command
 from dslpar.errors import DslparError
 from dslpar.job import Job
 from dslpar.mesh import LEGACY_ORDER
@@ -267,6 +269,35 @@ def test_list(copy: Path, say: Say) -> None:
     states = {row["name"]: row["state"] for row in json.loads(out)}
     assert states["step_000002"] == "damaged: state.pt"
     assert states["step_000003"].startswith("damaged: ")
+
+
+def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy: Path, say: Say) -> None:
+    """As a run's folder that is named by its job's number; with a copy of somebody's, and one that was set aside."""
+    run = copy.rename(copy.with_name("123456"))
+    root = run / "checkpoints"
+    for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
+        data = {"format": folder.FORMAT, "step": step, "fixed": {}}
+        (root / name).mkdir()
+        folder.write(root / name / folder.MANIFEST, [folder._signed({**data, "files": {}})])
+    for name in ("step_best", "step_1000002.aside", "step_1000003.part"):
+        (root / name).mkdir()
+    parser = argparse.ArgumentParser()
+    names = ["step_000002", "step_999999", "step_1000000"]
+    assert [place.name for place in command._folders(run, parser)] == names
+    assert command._source(str(run), parser).step == 1_000_000
+    (root / "step_1000000" / folder.MANIFEST).unlink()
+    status, out, err = say("export", run, "--output", run / "w")
+    assert (status, out) == (1, ""), "not an older one, without a word"
+    assert "CKP215 damaged-checkpoint: step_1000000 is damaged:\n    checkpoint.json: missing" in err
+
+
+def test_list_says_of_a_later_format_that_it_is_one(tmp_path: Path, say: Say) -> None:
+    place = tmp_path / "checkpoints" / "step_000005"
+    place.mkdir(parents=True)
+    later = {"format": 3, "step": 5, "fixed": {}, "files": {"a": {"sha": "x"}}, "layout": {"axes": []}}
+    (place / folder.MANIFEST).write_bytes(folder._signed(later))
+    assert "format 3" in say("list", tmp_path)[1]
+    assert "CKP204" in say("show", tmp_path)[2]
 
 
 def test_show(copy: Path, say: Say) -> None:

@@ -26,7 +26,7 @@ from tests.two_hosts.hosts import Hosts, missing, two_hosts
 
 HOSTS = parse("node1 slots=4\nnode2 slots=4\n", "hosts").hosts
 VERSIONS = visit.versions()
-GOOD = Sight("node", VERSIONS, {}, "shared", True, 40000, 0, 8, "eth0", 0.0)
+GOOD = Sight("node", VERSIONS, {}, "shared", True, 40000, 4, 8, "eth0", 0.0)
 LOOK = Look(files=(), output_dir="out")
 
 
@@ -53,6 +53,7 @@ def test_nothing_is_said_of_hosts_that_are_alike() -> None:
         (GOOD._replace(folder="not shared"), "HST214", "does not see what this host writes to out", "output_dir="),
         (GOOD._replace(folder="not writable"), "HST214", "may not write to out", "output_dir="),
         (GOOD._replace(accelerators=2), "HST206", "node2 has 2 accelerators, and the hostfile asks for 4", "slots=2"),
+        (GOOD._replace(accelerators=0), "HST206", "node2 has 0 accelerators, and the hostfile asks for 4", "driver"),
         (GOOD._replace(interface=""), "HST217", "node2 meets the other hosts by no interface", "GLOO_SOCKET_IFNAME"),
     ],
 )
@@ -78,6 +79,13 @@ def test_the_config_is_compared_file_by_file(tmp_path: Path) -> None:
 
 def test_accelerators_count_only_where_they_are_used() -> None:
     assert found(GOOD._replace(accelerators=2), Look(files=(), output_dir="out", on_cpu=True)) == []
+    none = GOOD._replace(accelerators=0)
+    assert list(reach._findings((Visited(HOSTS[0], none), Visited(HOSTS[1], none)), LOOK)) == [], "no host has one"
+
+
+def test_a_user_on_a_host_is_no_part_of_what_others_look_for() -> None:
+    hosts = parse("me@node1 slots=4\nme@node2 slots=4\n", "hosts").hosts
+    assert [reach._question(hosts, number, LOOK, "").towards for number in (0, 1)] == [["node2"], ["node1"]]
 
 
 @pytest.mark.parametrize(("skew_s", "said"), [(1.5, None), (-1.5, None), (90.0, "90 s ahead of"), (-7.0, "7 s behind")])
@@ -129,6 +137,61 @@ def test_why_a_host_did_not_answer(status: int, stderr: str, code: str, said: st
     assert finding.location == HOSTS[1].location
 
 
+SAYS = {
+    "latin-1": ("printf 'Gr\\374\\337e\\n' >&2; exit 255", "HST211", "cannot be reached: Gr"),
+    "of another dslpar": (
+        """echo '{"dslpar": {"host": "n", "versions": {"dslpar": "9.9+0"}, "new": 1}}'""",
+        "HST212",
+        "node2 has dslpar 9.9+0, and this host another",
+    ),
+    "nothing": ("exit 0", "HST212", "cannot run dslpar: status 0"),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+def test_whatever_a_host_says_is_a_finding(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, code, said = SAYS[what]
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    one = reach._visit(HOSTS[1], visit.Question([]), LOOK)
+    assert one.wrong is not None
+    assert one.wrong.code == code
+    assert said in one.wrong.message
+
+
+# ---- whether hosts meet ----
+
+
+@pytest.mark.parametrize(
+    ("first", "said"), [("localhost", []), ("none.invalid", ["127.0.0.1 cannot connect to none.invalid:{}: Name or"])]
+)
+def test_hosts_meet_by_the_name_that_ranks_use(first: str, said: list[str]) -> None:
+    hosts = parse(f"{first} slots=1\n127.0.0.1 slots=1\n", "hosts").hosts
+    port = network.free_port()
+    look = Look(files=(), output_dir="out", here=frozenset({first, "127.0.0.1"}))
+    found = list(reach._apart(hosts, port, look))
+    assert [one.message.startswith(text.format(port)) for one, text in zip(found, said, strict=True)] == [True] * len(
+        said
+    )
+    assert all((one.code, one.location.line) == ("HST224", 2) for one in found)
+    assert network.is_free(port)
+
+
+def test_nobody_listens() -> None:
+    assert visit.meet("127.0.0.1", network.free_port()) == "Connection refused"
+
+
+# ---- which host this is ----
+
+
+def test_this_machine_by_its_names_and_addresses() -> None:
+    for name in ("localhost", "127.0.0.1", "127.0.1.1", "::1", socket.gethostname()):
+        assert network.is_here(name), name
+    for name in ("192.0.2.1", "2001:db8::1", "no-such-host.invalid"):
+        assert not network.is_here(name), name
+
+
 # ---- what a host says of itself ----
 
 
@@ -160,6 +223,14 @@ def test_no_mark_is_left(tmp_path: Path) -> None:
     assert checked.table().count("\n") == 2
 
 
+def test_an_output_folder_that_this_host_cannot_write_to() -> None:
+    """Nothing is said of others, which were not asked."""
+    (host,) = parse("localhost slots=1\n", "hosts").hosts
+    look = Look(files=(), output_dir="/proc/none/out", here=frozenset({"localhost"}))
+    (found,) = reach.check((host,), look).findings
+    assert (found.code, found.message.partition(": ")[0]) == ("HST214", "this host may not write to /proc/none/out")
+
+
 def test_a_visit_imports_no_torch() -> None:
     code = "import sys, dslpar.visit; sys.exit(any(n in sys.modules for n in ('torch', 'deepspeed', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -174,13 +245,11 @@ def test_a_signal_finds_the_processes_of_its_job_alone() -> None:
     def sleeper(job: str, **environ: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "60"], env={**os.environ, visit.JOB: job, **environ})
 
-    mine, rank, other = sleeper("one"), sleeper("one", RANK="0"), sleeper("one1", RANK="0")
+    mine, rank, other = sleeper("one"), sleeper("one", RANK="0"), sleeper("one1")
     try:
         _until(lambda: len(list(visit.processes("one"))) == 2)
-        assert visit.send("one", signal.SIGTERM, "ranks") == 1
-        assert rank.wait(10) == -signal.SIGTERM
-        assert visit.send("one", signal.SIGKILL) == 1
-        assert mine.wait(10) == -signal.SIGKILL
+        assert visit.send("one", signal.SIGKILL) == 2
+        assert [process.wait(10) for process in (mine, rank)] == [-signal.SIGKILL] * 2
         assert other.poll() is None
     finally:
         for process in (mine, rank, other):
@@ -222,6 +291,27 @@ def test_hosts_that_are_ready(hosts: Hosts, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "ready for 4 ranks"
 
 
+def test_hosts_that_do_not_meet(hosts: Hosts, tmp_path: Path) -> None:
+    """ssh gets through, and rank 0's port is closed."""
+    port = str(network.free_port())
+    rule = ["ipproto", "tcp", "dport", port, "prohibit"]
+    assert hosts.run(1, ["ip", "rule", "add", *rule]).status == 0
+    try:
+        words = ("--master-port", port, f"train.output_dir={tmp_path / 'out'}")
+        status, said = check(hosts, write_config(tmp_path), hosts.hostfile(2), *words)
+    finally:
+        hosts.run(1, ["ip", "rule", "delete", *rule])
+    assert status == 1, said
+    assert f":2:1: HST224 cannot-meet: host1 cannot connect to host0:{port}: Permission denied" in said
+
+
+def test_a_kernel_that_binds_to_any_address_does_not_make_all_hosts_this_one(hosts: Hosts) -> None:
+    code = "open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); from dslpar import network; "
+    code += "print([network.is_here(name) for name in ('host0', '10.77.0.10', 'host1', '10.77.0.11')])"
+    done = hosts.run(0, [sys.executable, "-c", code], timeout_s=20)
+    assert done.output == "[True, True, False, False]\n"
+
+
 def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None:
     """A name that nobody knows, an address where nobody is, and a host on which the config's folder is another."""
     folder = tmp_path / "apart"
@@ -237,6 +327,15 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
     assert f"{hostfile}:3:1: HST211 unreachable-host: host7 has a name that is not known here" in said
     assert f"{hostfile}:4:1: HST211 unreachable-host: 10.77.0.77 cannot be reached: no route" in said
     assert time.monotonic() - began < 30, "side by side"
+
+
+def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Path) -> None:
+    """RANK, WORLD_SIZE, LOCAL_RANK, and no word of how many ranks a host has: they meet by the network all the same."""
+    code = "import os; from dslpar import bootstrap; place = bootstrap.find(os.environ); "
+    code += "print(place.local_size < 2, bootstrap._over_the_network(place, os.environ))"
+    said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host0", "MASTER_PORT": "29555"}
+    done = hosts.run(1, [sys.executable, "-c", code], timeout_s=20, environ=said)
+    assert done.output == "True {'GLOO_SOCKET_IFNAME': 'eth0'}\n"
 
 
 def test_what_is_left_of_a_job_elsewhere_is_ended(hosts: Hosts, tmp_path: Path) -> None:

@@ -207,6 +207,20 @@ def test_eval_only_prints_and_notes_the_held_out_loss(trained: Path) -> None:
     assert 0 < line["eval_loss"] < 5.5, "ln 256 before any step"
 
 
+def test_a_run_from_another_s_checkpoint_sets_aside_the_run_that_is_in_its_folder(
+    trained: Path, tmp_path: Path
+) -> None:
+    """It is no resume of that one: whose metrics were cut, and went on as if they were one curve."""
+    words = command(tmp_path, "--resume", f"checkpoint.resume_from={trained / 'out' / 'checkpoints' / 'step_000005'}")
+    (tmp_path / "out").mkdir()
+    before = "".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 10))
+    (tmp_path / "out" / "metrics.jsonl").write_text(before)
+    done = ended([*words, "train.steps=6"])
+    assert done.status == 0, done.output
+    assert [line["step"] for line in metrics(tmp_path / "out")] == [6]
+    assert (tmp_path / "out" / "earlier" / "1" / "metrics.jsonl").read_text() == before
+
+
 def test_dry_run_builds_says_what_and_writes_nothing(trained: Path, tmp_path: Path) -> None:
     done = ended(command(tmp_path, "--dry-run", "train.steps=5"))
     assert done.status == 0, done.output

@@ -14,9 +14,9 @@ usage: bash tools/train.sh FILE CONFIG GPUS [key=value ...]
 FILE and CONFIG are looked for from here, then from the repository. Environment:
 
   NODE        number of hosts (1)                   NODE_RANK   number of this one, from 0 (0)
-  ADDR        where host 0 is found (127.0.0.1)     PORT        where the ranks meet there (12345)
+  ADDR        where host 0 is found                 PORT        where the ranks meet there (12345)
 
-On one host, without PORT, a free port is taken. On several, run the same line on each, with its NODE_RANK.
+On one host, without PORT, a free port is taken. On several, run the same line on each, with its NODE_RANK, and ADDR.
 TEXT
     echo "train.sh: $1" >&2
     exit 2
@@ -51,6 +51,7 @@ node_rank=${NODE_RANK:-0}
 check_number NODE "$nodes" 1
 check_number NODE_RANK "$node_rank" 0
 ((node_rank < nodes)) || usage "NODE_RANK is $node_rank; of $nodes hosts the last is $((nodes - 1))"
+((nodes == 1)) || [[ -n ${ADDR:-} ]] || usage "of $nodes hosts each needs ADDR, the name or address of host 0"
 check_number PORT "${PORT:-12345}" 1
 ((${PORT:-12345} <= 65535)) || usage "PORT is $PORT; the last is 65535"
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dslpar import comm
 from dslpar.checkpoint import folder, manifest
 from dslpar.checkpoint.folder import Stored
-from dslpar.checkpoint.together import SHOWN, by_rank_0, demand_seen
+from dslpar.checkpoint.together import SHOWN, by_rank_0, demand_seen, not_read
 from dslpar.comm import Axis
 from dslpar.errors import DslparError
 from dslpar.job import Job
@@ -33,58 +34,57 @@ def newest(job: Job, world: Axis) -> Stored | None:
     """
     asked = job.spec.checkpoint.resume_from
     damaged: list[str] = []
-    for at, manifest_, why in by_rank_0(lambda: list(_candidates(job, asked)), world, job):
+    for at in by_rank_0(lambda: _candidates(job, asked), world, job, failing=not_read):
         mine = Path(job.output_dir, CHECKPOINTS, at)  # `at` alone, where it is a path
+        manifest_, why = by_rank_0(partial(_manifest, mine), world, job, failing=not_read)
         found = [why] if manifest_ is None else _damages(Stored(str(mine), manifest_), world, job)
         if manifest_ is not None and not found:
             return _taken(Stored(str(mine), manifest_), damaged, asked, world, job)
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         damaged.append(f"{mine} is damaged: {found[0]}{more}")
+    if asked not in _NEWEST:
+        raise _not_to_be_had(asked, damaged, world, job)
     if damaged:
         help_ = "bring the files back; or remove these folders, and the run starts at step 0"
         raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), help_, job, "train.output_dir")
-    if asked not in _NEWEST:
-        raise _not_there(asked, world, job)
     return None
 
 
 _NEWEST = ("newest", "newest_whole")
 
-Candidate = tuple[str, Mapping[str, Any] | None, str]
-"""A folder's name, or its path where it lies elsewhere; its manifest; why there is none that can be read."""
 
-
-def _candidates(job: Job, asked: str) -> Iterator[Candidate]:
-    """Those that may be resumed from, the first choice first."""
+def _candidates(job: Job, asked: str) -> list[str]:
+    """Those that may be resumed from, the first choice first: names, or the path of one that lies elsewhere."""
     root = Path(job.output_dir, CHECKPOINTS)
     if asked in _NEWEST:
-        readable = [(Path(stored.path).name, stored.manifest, "") for stored in folder.visible(root)]
-        lost = [(path.name, None, why) for path, why in folder.unreadable(root).items()]
-        numbered = [one for one in [*readable, *lost] if _number_of(one[0]) is not None]
-        yield from sorted(numbered, key=lambda one: -(_number_of(one[0]) or 0))
-    elif (path := _path_of(asked, root)).is_dir():
-        try:
-            yield asked if "/" not in asked else str(path.absolute()), folder.read(path).manifest, ""
-        except (OSError, ValueError) as error:
-            yield str(path.absolute()), None, f"{folder.MANIFEST}: {error}"
+        return [path.name for path in reversed(folder.numbered(root))]
+    at = str(Path(asked).absolute()) if "/" in asked else asked
+    return [at] if folder.is_one(root / at) else []
 
 
-def _number_of(name: str) -> int | None:
-    step = name.removeprefix("step_")
-    return int(step) if step.isdecimal() else None
+def _manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
+    """None: it cannot be read; why."""
+    try:
+        return folder.read(path).manifest, ""
+    except (OSError, ValueError) as error:
+        return None, f"{folder.MANIFEST}: {folder.why(error)}"
 
 
-def _path_of(asked: str, root: Path) -> Path:
-    """A name is one of this run's, a path any run's."""
-    return Path(asked) if "/" in asked else root / asked
-
-
-def _not_there(asked: str, world: Axis, job: Job) -> DslparError:
-    root = Path(job.output_dir, CHECKPOINTS)
-    there = by_rank_0(lambda: [Path(stored.path).name for stored in folder.visible(root)], world, job)
+def _not_to_be_had(asked: str, damaged: list[str], world: Axis, job: Job) -> DslparError:
+    """What is asked for by its name or path is damaged, or not there: with those that are, of the run that it names."""
+    there = by_rank_0(lambda: _beside(asked, Path(job.output_dir, CHECKPOINTS)), world, job, failing=not_read)
     help_ = f"name one that is there: {', '.join(there[-SHOWN:]) or 'none is'}"
-    said = f"there is no checkpoint {asked!r}"
-    return manifest.error("CKP209", "no-such-checkpoint", said, help_, job, "checkpoint.resume_from")
+    key = "checkpoint.resume_from"
+    if damaged:
+        return manifest.error("CKP215", "damaged-checkpoint", damaged[0], f"bring the files back; or {help_}", job, key)
+    return manifest.error("CKP209", "no-such-checkpoint", f"there is no checkpoint {asked!r}", help_, job, key)
+
+
+def _beside(asked: str, root: Path) -> list[str]:
+    """What could be meant instead: of a run's folder its checkpoints, of a path that is none this run's own."""
+    own = [Path(stored.path).name for stored in folder.visible(root)]
+    run = Path(asked, CHECKPOINTS)
+    return [stored.path for stored in folder.visible(run)] if "/" in asked and run.is_dir() else own
 
 
 def _damages(stored: Stored, world: Axis, job: Job) -> list[str]:
@@ -95,7 +95,8 @@ def _damages(stored: Stored, world: Axis, job: Job) -> list[str]:
     mine = [str(damage) for damage in folder.verify(stored, world.index, world.size)] if sees else []
     told = comm.gather_objects((socket.gethostname(), sees, mine), world)
     demand_seen([(host, sees) for host, sees, _ in told], stored.path, job)
-    return [damage for _, _, theirs in told for damage in theirs]
+    many = len({host for host, _, _ in told}) > 1  # then it may be one host's memory or mount, and not the file
+    return [f"{damage} (as {host} sees it)" if many else damage for host, _, theirs in told for damage in theirs]
 
 
 def _taken(stored: Stored, damaged: list[str], asked: str, world: Axis, job: Job) -> Stored:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dslpar import flow, read, spec
+from dslpar import flow, read, record, spec
 from dslpar.checkpoint import manifest
 from dslpar.checkpoint.classes import SAME, TOLD, class_of
 from dslpar.checkpoint.folder import FORMAT, Stored
@@ -58,7 +58,15 @@ def changes(stored: Stored, job: Job) -> list[str]:
     moved = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
     first = stored.step + 1
     told = (change for change in _differences(stored, job) if _class_of(change, stored, job) == TOLD)
-    return moved + [f"{change}, from step {first} on" for change in told]
+    return [*moved, *_other_versions(stored), *(f"{change}, from step {first} on" for change in told)]
+
+
+def _other_versions(stored: Stored) -> Iterator[str]:
+    """Not refused: but the bits of a step are those of the torch that took it."""
+    before, now = stored.manifest["versions"], record.versions()
+    return (
+        f"version of {name}: {before[name]} -> {now[name]}" for name in now if before.get(name) not in (None, now[name])
+    )
 
 
 def _check_format(stored: Stored, job: Job) -> None:

@@ -6,9 +6,11 @@
                             ranks/00003.pt               what is of that rank alone
                             state.pt                     counters, schedule, loss scaler
     checkpoints/step_000010.part/                        one that is being written, or never was finished
+    checkpoints/step_000020.aside/                       one that was there when the run came from before it
 
 A folder is written under its `.part` name and renamed when all of it is on disk: the rename is the moment at which the
-checkpoint exists. Whatever ends in `.part` is nobody's, is never read, and goes at the next save.
+checkpoint exists. Whatever ends in `.part` is nobody's, is never read, and goes at the next save. What cannot be
+removed (on a network file system, a file that someone has open) is told, and ends no run.
 
 Each file is hashed while it is written, and the manifest holds every size and digest, and a digest of its own bytes. So
 a changed byte anywhere is found, by `verify`, before anything is read from the files. (torch's distributed checkpoints
@@ -17,7 +19,10 @@ and DeepSpeed's have no digests; the rename is what torch does to its metadata, 
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +31,10 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+log = logging.getLogger("dslpar")
+
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
+_OLD, _ASIDE = ".old", ".aside"
 FORMAT = 2
 """Of the manifest and of what stands beside it; another one is not read by this dslpar."""
 
@@ -82,13 +90,34 @@ def rank_path(folder: Path, rank: int) -> Path:
     return folder / RANKS / f"{rank:05d}.pt"
 
 
+def step_of(folder: Path) -> int | None:
+    """The step that a folder's name tells; None: it is named otherwise, as is one that is unready, or aside."""
+    before, prefix, step = folder.name.partition("step_")
+    return int(step) if prefix and not before and step.isdecimal() else None
+
+
 # ---- what is there ----
+
+
+def is_one(path: Path) -> bool:
+    """Whether it is a checkpoint, or what is left of one, and not the folder of a run."""
+    return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
+
+
+def numbered(root: Path) -> list[Path]:
+    """Folders named as visible checkpoints, oldest first; none, where there is no `root`.
+
+    Raises:
+        OSError: it cannot be read. (`Path.glob` finds nothing in a folder that it may not list, and a run would start
+            anew.)
+    """
+    steps = {path: step_of(path) for path in (root.iterdir() if root.is_dir() else ()) if path.is_dir()}
+    return [path for _, path in sorted((step, path) for path, step in steps.items() if step is not None)]
 
 
 def visible(root: Path) -> list[Stored]:
     """All checkpoints that are there, oldest first, their files whole or damaged; see `unreadable` for the others."""
-    found, _ = _folders(root)
-    return sorted(found, key=lambda stored: stored.step)
+    return _folders(root)[0]
 
 
 def unreadable(root: Path) -> dict[Path, str]:
@@ -98,12 +127,11 @@ def unreadable(root: Path) -> dict[Path, str]:
 
 def _folders(root: Path) -> tuple[list[Stored], dict[Path, str]]:
     found, damaged = [], {}
-    for path in sorted(root.glob("step_*")):
-        if path.name.removeprefix("step_").isdecimal() and path.is_dir():
-            try:
-                found.append(read(path))
-            except (OSError, ValueError) as error:
-                damaged[path] = f"{MANIFEST}: {_why(error)}"
+    for path in numbered(root):
+        try:
+            found.append(read(path))
+        except (OSError, ValueError) as error:
+            damaged[path] = f"{MANIFEST}: {why(error)}"
     return found, damaged
 
 
@@ -120,8 +148,7 @@ def read(folder: Path) -> Stored:
         raise ValueError("no manifest")
     if (manifest["format"] != 1 or "digest" in manifest) and not _is_as_written(text, manifest.get("digest")):
         raise ValueError("altered")
-    named = folder.name.removeprefix("step_")
-    if named.isdecimal() and int(named) != manifest["step"]:
+    if step_of(folder) not in (None, manifest["step"]):
         raise ValueError(f"of step {manifest['step']}, in {folder.name}")
     return Stored(str(folder), manifest)
 
@@ -134,7 +161,8 @@ def _is_as_written(text: bytes, digest: Any) -> bool:
     return bool(found) and xxhash.xxh3_128_hexdigest(before + _NO_DIGEST.encode() + behind) == digest
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
+    """Why `read` has failed, in a few words."""
     if isinstance(error, FileNotFoundError):
         return "missing"
     return str(error) if isinstance(error, OSError) or type(error) is ValueError else "no JSON"
@@ -189,7 +217,7 @@ def _damage_of_manifest(stored: Stored) -> str:
     try:
         return "" if read(Path(stored.path)).manifest == stored.manifest else "altered"
     except (OSError, ValueError) as error:
-        return _why(error)
+        return why(error)
 
 
 def digest(path: Path) -> str:
@@ -219,8 +247,8 @@ def begin(root: Path, step: int) -> Path:
     """Removes what earlier saves left unfinished, and makes the folder to write to."""
     root.mkdir(parents=True, exist_ok=True)
     flush(root.parent)
-    for left in root.glob(f"step_*{PART}"):
-        shutil.rmtree(left)
+    for left in list(root.glob(f"step_*{PART}")):
+        remove(left)
     part = part_path(root, step)
     for name in (RANKS, TENSORS):
         (part / name).mkdir(parents=True)
@@ -259,11 +287,11 @@ def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, Writt
     listed = {name: written[name]._asdict() for name in sorted(written)}
     write(part / MANIFEST, [_signed({**manifest, "files": listed})])
     flush(*(path for path in (part, *part.rglob("*")) if path.is_dir()))
-    before = _hidden(final) if final.exists() else None  # passed over when the run was resumed from an earlier one
+    before = _hidden(final) if os.path.lexists(final) else None  # the run was resumed from before it
     part.rename(final)
     flush(root)
     if before is not None:
-        shutil.rmtree(before)
+        remove(before)
     return final
 
 
@@ -294,19 +322,62 @@ def prune(root: Path, keep: int | None, step: int) -> None:
         oldest = [stored.step for stored in before if is_whole(stored)][-keep:][0]
         for stored in before:
             if stored.step < oldest:
-                shutil.rmtree(_hidden(Path(stored.path)))
+                remove(Path(stored.path))
+
+
+def set_aside(root: Path, step: int) -> None:
+    """Renames what is of this step or a later one: the run was resumed from before it, and goes another way.
+
+    The latest would be the newest, and the next resume would take it. Megatron-LM and DeepSpeed name the last that was
+    written in a file of its own, for this reason. Raises: OSError.
+    """
+    for path in numbered(root):
+        if (step_of(path) or 0) >= step:
+            aside = path.rename(_free(path, _ASIDE))
+            log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder, or a link to one, if it is there: at once invisible, since half a checkpoint must not be seen.
+
+    What cannot be removed is told; the next save tries again.
+    """
+    try:
+        if os.path.lexists(folder):
+            _unlink(folder if _OLD in folder.suffixes else _hidden(folder))
+    except OSError as error:
+        log.warning("%s is not needed any more, and cannot be removed: %s", folder, error)
+
+
+def _unlink(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.rename(_free(folder.with_suffix(""), _OLD + PART))
+
+
+def _free(folder: Path, end: str) -> Path:
+    """A name that nothing has yet: step_000020.old.part, step_000020.1.old.part, ..."""
+    numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
+    named = (folder.with_name(f"{folder.name}{number}{end}") for number in numbers)
+    return next(path for path in named if not os.path.lexists(path))
 
 
 def flush(*paths: Path) -> None:
-    """What was written to these files and folders is on disk when this returns."""
+    """What was written to these files and folders is on disk when this returns.
+
+    A file system that knows no such thing of a folder (EINVAL) has nothing to bring there.
+    """
     for path in paths:
         opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not path.is_dir():
+                raise
         finally:
             os.close(opened)
-
-
-def _hidden(folder: Path) -> Path:
-    """At once invisible: half a checkpoint must not be seen while it is removed."""
-    return folder.rename(folder.with_suffix(".old" + PART))

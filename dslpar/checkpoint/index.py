@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dslpar.checkpoint.folder import TENSORS
 from dslpar.checkpoint.pieces import Box, Piece, Segment, Shape, covers
 from dslpar.errors import DslparError, Finding, Location
+
+Value = TypeVar("Value")
 
 INDEX = "index.json"
 
@@ -66,19 +68,6 @@ class Index:
         """Of a parameter or of a tied copy. Raises: KeyError."""
         return self.parameters[name] if name in self.parameters else self.copies[name]
 
-    def keys_of_file(self, file: int) -> dict[str, int]:
-        """What a file must hold: the number of elements by each key."""
-        keys: dict[str, int] = {}
-        for name, entry in [*self.parameters.items(), *self.copies.items()]:
-            for piece in entry.pieces:
-                if piece.file == file:
-                    keys |= dict.fromkeys(
-                        (file_key(name, state) for state in ("", *entry.states)), piece.stop - piece.start
-                    )
-            if entry.odd_file == file:
-                keys |= {file_key(name, key): _product(odd.shape) for key, odd in entry.odd.items()}
-        return keys
-
     def incomplete(self) -> list[str]:
         """Names of parameters of which elements are missing or stored twice."""
         named = [*self.parameters.items(), *self.copies.items()]
@@ -115,16 +104,19 @@ def tensor_path(folder: Path, file: int) -> Path:
 
 
 def merge(indices: Iterable[Index]) -> Index:
-    """One index of what all ranks have written; groups of equal values become one."""
+    """One index of what all ranks have written; groups of equal values become one.
+
+    In time that grows as the number of pieces: all ranks wait for it.
+    """
     groups: list[Mapping[str, Any]] = []
-    parts: tuple[dict[str, Entry], dict[str, Entry]] = {}, {}
+    parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
         at = [_place(dict(group), groups) for group in index.groups]
-        for merged, part in zip(parts, (index.parameters, index.copies), strict=True):
+        for found, part in zip(parts, (index.parameters, index.copies), strict=True):
             for name, entry in part.items():
-                entry = entry if entry.group is None else replace(entry, group=at[entry.group])
-                merged[name] = _joined(name, merged[name], entry) if name in merged else entry
-    return Index(*parts, groups)
+                found.setdefault(name, []).append(_of_group(entry, at))
+    parameters, copies = ({name: _joined(name, entries) for name, entries in found.items()} for found in parts)
+    return Index(parameters, copies, groups)
 
 
 def _place(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
@@ -133,19 +125,30 @@ def _place(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
     return groups.index(group)
 
 
-def _joined(name: str, one: Entry, other: Entry) -> Entry:
-    """The same parameter of two ranks."""
-    assert (one.shape, one.dtype, one.trained) == (other.shape, other.dtype, other.trained), f"{name}: {one}, {other}"
-    odd_file = other.odd_file if one.odd_file is None else one.odd_file
+def _of_group(entry: Entry, at: Sequence[int]) -> Entry:
+    same = entry.group is None or at[entry.group] == entry.group
+    return entry if same else replace(entry, group=at[entry.group or 0])
+
+
+def _joined(name: str, entries: Sequence[Entry]) -> Entry:
+    """The same parameter of several ranks."""
+    if len(entries) == 1:
+        return entries[0]
+    told = {(entry.shape, entry.dtype, entry.trained) for entry in entries}
+    assert len(told) == 1, f"{name}: {told}"
     return replace(
-        one,
-        states={**one.states, **other.states},
-        numbers={**one.numbers, **other.numbers},
-        odd={**one.odd, **other.odd},
-        odd_file=odd_file,
-        group=other.group if one.group is None else one.group,
-        pieces=(*one.pieces, *other.pieces),
+        entries[0],
+        states=_union(entry.states for entry in entries),
+        numbers=_union(entry.numbers for entry in entries),
+        odd=_union(entry.odd for entry in entries),
+        odd_file=next((entry.odd_file for entry in entries if entry.odd_file is not None), None),
+        group=next((entry.group for entry in entries if entry.group is not None), None),
+        pieces=[piece for entry in entries for piece in entry.pieces],
     )
+
+
+def _union(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    return {key: value for mapping in mappings for key, value in mapping.items()}
 
 
 def load_index(folder: Path) -> Index:
@@ -218,10 +221,3 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} counts nothing")
     return value
-
-
-def _product(shape: Iterable[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product

@@ -102,5 +102,5 @@ def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(states["torch"])
-    if device.type != "cpu":
+    if device.type != "cpu" and "device" in states:  # else it was saved on CPUs
         get_accelerator().set_rng_state(states["device"])

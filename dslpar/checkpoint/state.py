@@ -19,6 +19,7 @@ import json
 import logging
 import pickle
 import socket
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,13 +57,20 @@ def save(engine: Engine, data: str = "") -> Path:
     made = by_rank_0(lambda: folder.begin(root, step), world, job, engine.place)
     told = comm.gather_objects(_write(engine, folder.part_path(root, step)), world)
     demand_seen([(part.host, part.sees) for part in told], str(made), job)
-    if failed := [part.failed for part in told if part.failed]:
-        raise not_written("; ".join(failed[:SHOWN]), job)
+    failed = [part.failed for part in told if part.failed]
 
     def publish() -> Path:
-        return _publish(engine, told, root, manifest.manifest_of(job, data, step))
+        try:
+            return _publish(engine, told, root, manifest.manifest_of(job, data, step))
+        except OSError:
+            folder.remove(made)
+            raise
 
-    return by_rank_0(publish, world, job, engine.place)
+    if not failed:
+        return by_rank_0(publish, world, job, engine.place)
+    if world.index == 0:
+        folder.remove(made)  # all have told that they write no more: a full disk has its room again
+    raise not_written("; ".join(failed[:SHOWN]), job)
 
 
 def load(engine: Engine, stored: Stored) -> None:
@@ -98,7 +106,7 @@ class Told(NamedTuple):
     failed: str = ""
     """Who could not write, and why; empty: it could."""
     pieces: bytes = b""
-    """Its part of the index, pickled: rank 0 alone reads it."""
+    """Its part of the index, pickled and packed: rank 0 alone reads it, and a thousand ranks tell a thousand."""
     files: Mapping[str, Written] = {}
     """Its files, by their paths in the folder."""
 
@@ -115,17 +123,19 @@ def _write(engine: Engine, part: Path) -> Told:
     except OSError as error:
         return Told(host, True, f"{engine.place}: {error}")
     files = {path.relative_to(part).as_posix(): file for path, file in zip(names, written, strict=True)}
-    return Told(host, True, "", pickle.dumps(index), files)
+    return Told(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
 
 
 def _publish(engine: Engine, told: list[Told], root: Path, said: Mapping[str, Any]) -> Path:
     """What rank 0 adds, and the moment at which the checkpoint is there."""
     part = folder.part_path(root, said["step"])
-    index = merge(pickle.loads(rank.pieces) for rank in told)
+    index = merge(pickle.loads(zlib.decompress(rank.pieces)) for rank in told)
+    assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:SHOWN]}"
     added = {
         INDEX: folder.write(part / INDEX, [json.dumps(index.to_json(), separators=(",", ":")).encode()]),
         folder.STATE: folder.write(part / folder.STATE, [_saved(moving.values_of(engine))]),
     }
+    folder.set_aside(root, said["step"])
     final = folder.publish(root, said, {name: file for rank in told for name, file in rank.files.items()} | added)
     folder.prune(root, engine.job.spec.checkpoint.keep, said["step"])
     return final

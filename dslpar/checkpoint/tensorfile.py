@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ _LENGTH_BYTES = 8
 _ALIGNED_BYTES = 64
 """Where the tensors begin: the widest vector loads want it."""
 _CHUNK_BYTES = 1 << 23
+_MOST_FILES = 1 << 15
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Without a reserve for copies that nobody makes: a file may be larger than memory. Linux's; named since 3.13."""
 
@@ -226,10 +228,12 @@ class Reader:
     """Pieces of a checkpoint's tensors, in boxes of the asking layout; what is memory here is one target and views.
 
     A view of a file's map is returned where one stored fragment holds all that is asked; never write to the result.
+    Of a tensor in a thousand shards each is asked for, tensor after tensor: all files stay open, if the system has it.
     """
 
-    def __init__(self, folder: Path, index: Index, max_open: int = 256) -> None:
-        self.folder, self.index, self._max_open = folder, index, max_open
+    def __init__(self, folder: Path, index: Index, max_open: int | None = None) -> None:
+        self.folder, self.index = folder, index
+        self._max_open = _most_open() if max_open is None else max_open
         self._open: OrderedDict[int, TensorFile] = OrderedDict()
         self._by_box: dict[str, dict[Box, list[Piece]]] = {}
 
@@ -318,6 +322,15 @@ class Reader:
                 self._open.popitem(last=False)
         self._open.move_to_end(file)
         return self._open[file]
+
+
+def _most_open() -> int:
+    """Half of what the process may have open: a map holds its file open, and the usual 1,024 are a default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(1, wanted // 2)
 
 
 def _bits(tensor: Tensor) -> Tensor:

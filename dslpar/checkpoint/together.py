@@ -28,7 +28,33 @@ def demand_seen(seen: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
         raise manifest.error("CKP203", "checkpoint-not-everywhere", said, help_, job, "train.output_dir")
 
 
-def by_rank_0(act: Callable[[], Value], world: Axis, job: Job, place: str = "rank 0") -> Value:
+Failing = Callable[[str, Job], DslparError]
+"""The finding of what has failed."""
+
+
+def not_written(failed: str, job: Job) -> DslparError:
+    """The finding of a save that did not come to its end."""
+    help_ = "make room there, or name another folder, train.output_dir=..."
+    return _failed(f"cannot write checkpoints to {_root(job)!r}: {failed}", help_, job)
+
+
+def not_read(failed: str, job: Job) -> DslparError:
+    """The finding of a folder of checkpoints that cannot be looked at: whether there are any, nobody knows."""
+    help_ = "let this user read that folder; or name another one, train.output_dir=..."
+    return _failed(f"cannot read the checkpoints in {_root(job)!r}: {failed}", help_, job)
+
+
+def _root(job: Job) -> str:
+    return os.path.join(job.output_dir, CHECKPOINTS)
+
+
+def _failed(said: str, help_: str, job: Job) -> DslparError:
+    return manifest.error("CKP205", "no-checkpoint", said, help_, job, "train.output_dir")
+
+
+def by_rank_0(
+    act: Callable[[], Value], world: Axis, job: Job, place: str = "rank 0", failing: Failing = not_written
+) -> Value:
     """What `act` returned on rank 0, on every rank; if it failed there, each rank raises. `place`: this rank's."""
     value, failed = None, ""
     if world.index == 0:
@@ -38,13 +64,5 @@ def by_rank_0(act: Callable[[], Value], world: Axis, job: Job, place: str = "ran
             failed = f"{place}: {error}"
     value, failed = comm.broadcast_object((value, failed), world)
     if failed:
-        raise not_written(failed, job)
+        raise failing(failed, job)
     return value  # type: ignore[return-value]
-
-
-def not_written(failed: str, job: Job) -> DslparError:
-    """The finding of a save that did not come to its end."""
-    where = os.path.join(job.output_dir, CHECKPOINTS)
-    help_ = "make room there, or name another folder, train.output_dir=..."
-    said = f"cannot write checkpoints to {where!r}: {failed}"
-    return manifest.error("CKP205", "no-checkpoint", said, help_, job, "train.output_dir")

@@ -50,10 +50,10 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
     """
     from dslpar.checkpoint import folder
 
-    found = [place for place in _folders(Path(path), parser) if (place / folder.MANIFEST).exists()]
+    found = _folders(Path(path), parser)
     if not found:
         parser.error(f"there is no checkpoint in {path}")
-    stored = _read(max(found))
+    stored = _read(found[-1])
     if stored.manifest["format"] != folder.FORMAT:
         said = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
         code, name = ("CKP220", "an-earlier") if stored.manifest["format"] < folder.FORMAT else ("CKP204", "a-later")
@@ -68,26 +68,19 @@ def _read(place: Path) -> Stored:
     try:
         return folder.read(place)
     except (OSError, ValueError) as error:
-        raise _refused(_damaged(place, [f"{folder.MANIFEST}: {error}"])) from error
+        raise _refused(_damaged(place, [f"{folder.MANIFEST}: {folder.why(error)}"])) from error
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
-    """A checkpoint itself, or those of a run's folder, oldest first; also what is left of them."""
+    """A checkpoint itself, or those that a resume of a run's folder would choose from, oldest first, damaged or not."""
     from dslpar.checkpoint import folder
 
     if not path.is_dir():
         parser.error(f"{path} is no folder")
-    if _is_one(path):
-        return [path]
-    roots = [path / record.CHECKPOINTS, path]
-    named = (place for root in roots for place in root.glob("step_*") if place.suffix != folder.PART)
-    return sorted((place for place in named if place.is_dir()), key=lambda place: place.name)
-
-
-def _is_one(path: Path) -> bool:
-    from dslpar.checkpoint import folder
-
-    return (path / folder.MANIFEST).exists() or path.name.removeprefix("step_").isdecimal()
+    try:
+        return [path] if folder.is_one(path) else folder.numbered(path / record.CHECKPOINTS) or folder.numbered(path)
+    except OSError as error:
+        parser.error(str(error))
 
 
 def _demand_whole(stored: Stored) -> None:
@@ -149,17 +142,23 @@ def _row(place: Path) -> dict[str, Any]:
     try:
         stored = folder.read(place)
     except (OSError, ValueError) as error:
-        return {"name": place.name, "samples": None, "bytes": None, "state": f"damaged: {error}", "layout": None}
-    damaged = folder.damaged_files(stored)
-    state = f"damaged: {damaged[0]}" if damaged else "whole"
-    layout = stored.manifest.get("layout")
+        state = f"damaged: {folder.MANIFEST}: {folder.why(error)}"
+        return {"name": place.name, "samples": None, "bytes": None, "state": state, "layout": None}
+    known = stored.manifest["format"] == folder.FORMAT
     return {
         "name": place.name,
         "samples": stored.manifest.get("consumed_samples"),
         "bytes": sum(folder.sizes(place).values()),
-        "state": state if stored.manifest["format"] == folder.FORMAT else f"format {stored.manifest['format']}",
-        "layout": manifest.words_of(layout) if layout else None,
+        "state": _state(stored) if known else f"format {stored.manifest['format']}",
+        "layout": manifest.words_of(stored.manifest["layout"]) if known else None,
     }
+
+
+def _state(stored: Stored) -> str:
+    from dslpar.checkpoint import folder
+
+    damaged = folder.damaged_files(stored)
+    return f"damaged: {damaged[0]}" if damaged else "whole"
 
 
 def _cell(value: Any) -> str:
@@ -249,7 +248,7 @@ def _damages(place: Path) -> Iterator[str]:
     try:
         stored = folder.read(place)
     except (OSError, ValueError) as error:
-        yield f"{folder.MANIFEST}: {'missing' if isinstance(error, FileNotFoundError) else error}"
+        yield f"{folder.MANIFEST}: {folder.why(error)}"
         return
     if stored.manifest["format"] != folder.FORMAT:
         yield f"{folder.MANIFEST}: format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"

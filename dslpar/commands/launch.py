@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dslpar import launcher, network, nodelist, reach, record, supervise
+from dslpar import launched, launcher, network, nodelist, reach, record, supervise
 from dslpar.commands import words
 from dslpar.config.load import Config
 from dslpar.errors import WORLD, DslparError, Finding, Location, has_errors
@@ -25,11 +25,13 @@ from dslpar.linter import formats
 EPILOG = """\
 Without a hostfile all ranks are on this host, one an accelerator unless N says otherwise. With one,
 they start on its hosts over ssh (deepspeed: pdsh) or srun; this folder and this Python are at the
-same path on all of them. --hostfile slurm and pbs, and --launcher slurm, follow the manuals, and
-are untested on a cluster. docs/hosts.md has what each launcher is told, and why.
+same path on all of them. --hostfile slurm and pbs, and --launcher slurm, which takes the hosts of
+its job by itself, follow the manuals, and are untested on a cluster. docs/hosts.md has what
+each launcher is told, and why.
 
 Before anything starts, all hosts are visited at once: ssh, versions, config, output folder,
-accelerators, port. The launcher's command line goes to stderr, with --print to stdout.
+accelerators, port; then they try to meet there. The launcher's command line goes to stderr,
+with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 usage, 75
 (train.requeue_status) told to stop, and saved: start it again with --resume, 128 + n ended by
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if asked is None:
         return 1
     try:
+        _demand_one_start(args)
         launcher.plan_of(asked.request, asked.facts)  # before anybody is asked over the network
         asked = _visited(args, asked)
         plan = launcher.plan_of(asked.request, asked.facts)
@@ -105,9 +108,24 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0 if args.print or args.check else supervise.run(plan, asked.job)
 
 
+def _demand_one_start(args: argparse.Namespace) -> None:
+    """`srun dslpar launch` and `mpirun dslpar launch` would start the whole job once a rank.
+
+    Raises:
+        DslparError: this is one of several processes that a launcher has started, and is not for its host alone.
+    """
+    around = launched.around(os.environ)
+    if around and not (args.no_ssh or args.print or args.check):
+        said = f"{around} has started this as one of several processes, and each of them would start the whole job"
+        help_ = "dslpar launch by itself, once; or python -m dslpar.train --config CFG in its place, as it is"
+        raise DslparError([Finding("HST228", "launched-twice", "error", said, help_, Location(WORLD))])
+
+
 def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked | None:
     """None where lint finds an error; findings go to stderr."""
     sources: dict[str, str] = {}
+    if args.hostfile is None and args.launcher == "slurm" and nodelist.slurm_source(os.environ):
+        args.hostfile = "slurm"  # srun starts ranks on the hosts of its job: those are meant
     cluster = words.cluster(args, parser, sources)
     config = words.one_config(args, parser)
     facts = launcher.look_around(cluster, os.environ)
@@ -116,10 +134,13 @@ def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked 
         parser.error("this host has no accelerators to count: --world-size N, or --hostfile FILE")
     if args.no_ssh and cluster is None:
         parser.error("--no-ssh needs the hosts: --hostfile FILE")
+    if args.no_ssh and args.check and not facts.here:
+        parser.error("--no-ssh --check looks at this host, and it is none of those of --hostfile")
     job = words.job_or_findings(config, world_size, cluster, sources)
     if job is None:
         return None
-    if notes := [*_unused_hosts(args), *_unused_checkpoint(args, config, job)]:
+    notes = [*_unused_hosts(args), *_idle_accelerators(cluster, facts), *_unused_checkpoint(args, config, job)]
+    if notes:
         sys.stderr.write(formats.text(notes, dict(config.sources)))
     program = ("--config", config.path, *args.passed, *words.overrides(args))
     name = args.launcher or launcher.default_launcher(facts)
@@ -127,9 +148,19 @@ def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked 
     return _Asked(job, config, request, facts, sources)
 
 
+def _idle_accelerators(cluster: Cluster | None, facts: Facts) -> Iterator[Finding]:
+    """An allocation with fewer ranks a host than accelerators: schedulers give a task a host unless asked for more."""
+    here = [host for host in cluster.hosts if host.name in facts.here] if cluster and not cluster.a_file else []
+    for host in here:
+        if host.devices is None and host.slots < facts.accelerators:
+            said = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
+            help_ = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"
+            yield Finding("HST225", "idle-accelerators", "warning", said, help_, host.location)
+
+
 def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
-    """Inside an allocation of which nothing was said: all ranks start here. srun takes it by itself."""
-    found = nodelist.around(os.environ) if args.hostfile is None and args.launcher != "slurm" else None
+    """Inside an allocation of which nothing was said: all ranks start here."""
+    found = nodelist.around(os.environ) if args.hostfile is None else None
     hosts = [host for host, _ in found[1].hosts] if found else []
     if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
         said = f"all ranks start on this host, and not on those of {found[1].source}: {nodelist.compress(hosts)}"
@@ -153,7 +184,8 @@ def _visited(args: argparse.Namespace, asked: _Asked) -> _Asked:
     """
     cluster, facts = asked.request.cluster, asked.facts
     if cluster is None or not _wanted(args, asked):
-        return _with_interface(asked, _own_interface(cluster, facts))
+        _demand_own_port(args, asked)
+        return _with_interface(asked, _own_interface(args, cluster, facts))
     hosts = cluster.hosts if not args.no_ssh else tuple(host for host in cluster.hosts if host.name in facts.here)
     checked = reach.check(hosts, _look(asked))
     if args.check:
@@ -164,7 +196,24 @@ def _visited(args: argparse.Namespace, asked: _Asked) -> _Asked:
         raise DslparError(checked.findings)
     sys.stderr.write(formats.text(checked.findings, asked.sources) if checked.findings else "")
     port = facts.port if args.no_ssh else checked.port or facts.port
-    return _with_interface(asked._replace(facts=facts._replace(port=port)), checked.interface)
+    cores = min((one.sight.cores for one in checked.visited if one.sight), default=facts.cores)
+    return _with_interface(asked._replace(facts=facts._replace(port=port, cores=cores)), checked.interface)
+
+
+def _demand_own_port(args: argparse.Namespace, asked: _Asked) -> None:
+    """Where rank 0 is to listen, if that is on this host and a port was asked for, or agreed on without a word.
+
+    Raises:
+        DslparError: somebody listens there.
+    """
+    request, facts = asked.request, asked.facts
+    port = request.port or (launcher.DEFAULT_PORT if request.no_ssh else 0)
+    is_here = request.cluster is None or request.cluster.hosts[0].name in facts.here
+    starts = is_here and not (args.print or request.node) and request.launcher != "slurm"
+    if port and starts and not network.is_free(port):
+        found = reach.port_taken("this host", port, facts.port)
+        agreed = f"--master-port {facts.port}, on every host"
+        raise DslparError([found._replace(help=agreed) if request.no_ssh else found])
 
 
 def _wanted(args: argparse.Namespace, asked: _Asked) -> bool:
@@ -184,12 +233,12 @@ def _look(asked: _Asked) -> reach.Look:
     )
 
 
-def _own_interface(cluster: Cluster | None, facts: Facts) -> str:
-    """By which this host meets the first; of the first itself, by which it meets the second. As good as none where
-    nobody was asked.
+def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: Facts) -> str:
+    """Where this host's ranks alone are started, that by which it meets the first, or as the first the second. What
+    other hosts call theirs nobody has asked: their ranks look for themselves (bootstrap).
     """
-    others = [host.name for host in cluster.hosts if host.name not in facts.here] if cluster else []
-    return reach.interface_to(others[0]) if others else ""
+    others = [host.address for host in cluster.hosts if host.name not in facts.here] if cluster else []
+    return reach.interface_to(others[0]) if others and args.node_rank is not None else ""
 
 
 def _with_interface(asked: _Asked, interface: str) -> _Asked:

@@ -133,7 +133,8 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     if asked is not None and cluster.hosts and cluster.world_size != asked:
         said = f"{cluster.world_size} slots in all, and the world size is {asked}"
         place = cluster.hosts[-1].slots_location
-        yield Problem(place, said, f"{asked} slots in all, or --world-size {cluster.world_size}")
+        more = f"{asked} slots in all" if cluster.a_file else f"ask for {asked} tasks (sbatch --ntasks-per-node)"
+        yield Problem(place, said, f"{more}, or --world-size {cluster.world_size}")
 
 
 @rule("HST110", "no-such-host")

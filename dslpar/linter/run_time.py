@@ -371,7 +371,8 @@ Use instead:
 The environment says a part of where this process stands, and not the rest.
 
 What it does:
-    Checks that RANK and LOCAL_RANK are set where WORLD_SIZE is over 1.
+    Checks that RANK and LOCAL_RANK are set where WORLD_SIZE is over 1, and the same of OpenMPI's, MPICH's and Slurm's
+    own variables.
 
 Why:
     Ranks that guess would guess alike, and wait for each other.

@@ -78,7 +78,7 @@ Use instead:
         "CKP205",
         "no-checkpoint",
         """
-A checkpoint cannot be written, or all that are there are damaged.
+A checkpoint cannot be written, the folder of checkpoints cannot be read, or all that are there are damaged.
 
 What it does:
     Writes under a name that ends in .part, and renames the folder when every rank's files are on disk; what one rank

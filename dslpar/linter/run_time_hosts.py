@@ -195,8 +195,8 @@ Use instead:
 This is a job of Slurm or PBS, and all ranks start on one host.
 
 What it does:
-    Looks for SLURM_JOB_NODELIST and PBS_NODEFILE where neither --hostfile nor --launcher slurm is given. An allocation
-    of this one host is no matter.
+    Looks for SLURM_JOB_NODELIST and PBS_NODEFILE where no --hostfile is given. An allocation of this one host is no
+    matter, and --launcher slurm takes its job's hosts by itself.
 
 Why:
     Nothing is taken from an allocation unless asked for: the other hosts would stand idle.
@@ -205,5 +205,89 @@ Use instead:
     dslpar launch CFG --hostfile slurm  # or pbs
 """,
         "info",
+    ),
+    RunTimePage(
+        "HST224",
+        "cannot-meet",
+        """
+A host cannot connect to the first one, where rank 0 will listen.
+
+What it does:
+    Has the first host listen at rank 0's port for a moment, and every other one connect to it, by the name that ranks
+    will use. This comes last, where all else is well.
+
+Why:
+    ssh gets through where other ports are closed, and a name that is known here may be unknown there; ranks would wait
+    for rank 0 until a time-out of many minutes.
+
+Use instead:
+    dslpar launch CFG --hostfile FILE --master-port 29500  # a port that the firewall leaves open
+""",
+    ),
+    RunTimePage(
+        "HST225",
+        "idle-accelerators",
+        """
+A scheduler's allocation has fewer ranks for this host than it has accelerators.
+
+What it does:
+    Compares SLURM_TASKS_PER_NODE, or the lines of PBS's file, with the accelerators of this host, if it is one of them.
+
+Why:
+    Unless asked for more, Slurm and PBS give a host one task; a rank drives one accelerator, and the others are idle.
+
+Use instead:
+    sbatch --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 job.sh
+""",
+        "warning",
+    ),
+    RunTimePage(
+        "HST226",
+        "one-machine-twice",
+        """
+Two hosts of the hostfile are this machine.
+
+What it does:
+    Looks which names and addresses are this machine's own.
+
+Why:
+    It would start the ranks of one of them, and fewer than the world has.
+
+Use instead:
+    node1 slots=8
+""",
+    ),
+    RunTimePage(
+        "HST227",
+        "colons-in-an-address",
+        """
+An IPv6 address, for a launcher that reads its colons as something else.
+
+What it does:
+    Looks for colons in names, under deepspeed (pdsh: TYPE:HOST), openmpi and mpich (HOST:RANKS), and slurm.
+
+Why:
+    They would look for a host of another name.
+
+Use instead:
+    dslpar launch CFG --hostfile FILE --launcher torchrun
+""",
+    ),
+    RunTimePage(
+        "HST228",
+        "launched-twice",
+        """
+`dslpar launch` runs as one of several processes of another launcher.
+
+What it does:
+    Looks for the variables by which torchrun, mpirun and srun tell a process its rank, where there are several.
+    --no-ssh, which starts one host's ranks, may be run so, once a host.
+
+Why:
+    `srun dslpar launch` starts the whole job once a task: jobs that take each other's ports and output folder.
+
+Use instead:
+    dslpar launch CFG --launcher slurm  # in the batch script, without srun
+""",
     ),
 )

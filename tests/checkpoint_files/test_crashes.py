@@ -32,6 +32,7 @@ def save(root: Path, step: int, keep: int | None = 2) -> Path:
     written = {name: tensorfile.write(part / name, tensors) for name, tensors in files.items()}
     for name in ("ranks/00000.pt", "ranks/00001.pt", "index.json", folder.STATE):
         written[name] = folder.write(part / name, [f"{name} at {step}".encode()])
+    folder.set_aside(root, step)
     final = folder.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
     folder.prune(root, keep, step)
     return final
@@ -130,11 +131,21 @@ def left_by_kills(root: Path) -> list[int]:
     """A save of step 6 that was cut short, and a removal."""
     save(root, 5)
     save(root, 6).rename(root / "step_000006.part")
-    save(root, 4, None).rename(root / "step_000004.old.part")
+    shutil.copytree(root / "step_000005", root / "step_000004.old.part")
     return [5]
 
 
-@pytest.mark.parametrize("prepare", [nothing_before, two_before, one_of_the_same_step, left_by_kills])
+def one_of_a_later_step(root: Path) -> list[int]:
+    """The run was resumed from the one before it."""
+    save(root, 5)
+    save(root, 9)
+    return [5]
+
+
+PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one_of_a_later_step]
+
+
+@pytest.mark.parametrize("prepare", PREPARED)
 def test_a_kill_before_any_operation_leaves_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:
@@ -152,9 +163,10 @@ def test_a_kill_before_any_operation_leaves_what_is_whole(
         assert set(stay) <= set(steps) <= before | {6}, f"killed at {last}"
         assert damaged <= ({6} if prepare is one_of_the_same_step and 6 not in steps else set()), f"killed at {last}"
         assert not folder.unreadable(root), f"killed at {last}"
+        assert not {6, 9} <= set(steps), f"killed at {last}: the newest is not of this run"
         if ended or at % 3 == 0:
             save(root, 7)
-            assert whole_steps(root) == ([6, 7] if 6 in steps else [*before - {4}, 7] if before else [7])
+            assert whole_steps(root) == ([6, 7] if 6 in steps else [*before - {4, 9}, 7] if before else [7])
             assert not list(root.glob("*.part")), f"killed at {last}"
     assert at > 30, "operations are seen"
 
