@@ -25,11 +25,12 @@ from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
-from dslpar import faults, network, nodelist, pmix
 from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.faults import Life
-from dslpar.launched import LAUNCHERS, Launcher
-from dslpar.reports import Rank
+from dslpar.failures import faults
+from dslpar.failures.faults import Life
+from dslpar.failures.reports import Rank
+from dslpar.hosts import network, nodelist, pmix
+from dslpar.hosts.launched import LAUNCHERS, Launcher
 
 LOCALHOST = "127.0.0.1"
 _LOOPBACKS = (LOCALHOST, "localhost", "::1")

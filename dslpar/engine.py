@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from dslpar import comm, passes, pipeline
-from dslpar.board import placed, rank_words
 from dslpar.errors import DslparError, Finding, Location
+from dslpar.failures.board import placed, rank_words
 from dslpar.groups import Groups
 from dslpar.job import Job
 from dslpar.layers.loss import IGNORE_INDEX

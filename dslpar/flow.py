@@ -15,7 +15,7 @@ from dslpar.config.load import NO_TEXTS, Config
 from dslpar.config.load import load as evaluate_file
 from dslpar.config.load import load_text as evaluate_text
 from dslpar.errors import DslparError, Finding, has_errors
-from dslpar.hostfile import Cluster
+from dslpar.hosts.hostfile import Cluster
 from dslpar.job import Job, resolve
 from dslpar.linter import book
 from dslpar.reading import Registered

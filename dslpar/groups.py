@@ -18,8 +18,8 @@ from itertools import combinations
 
 import torch.distributed as dist
 
-from dslpar.board import stage_words
 from dslpar.comm import Axis
+from dslpar.failures.board import stage_words
 from dslpar.mesh import TENSOR_AXES, Mesh, Tensor, expand
 
 _MODEL = ("pipe", "tensor")

@@ -22,7 +22,7 @@ from dslpar.data.text import Text
 from dslpar.ds_config import ds_config
 from dslpar.engine import Engine
 from dslpar.errors import DslparError, Finding, Location
-from dslpar.faults import Life
+from dslpar.failures.faults import Life
 from dslpar.job import Job
 from dslpar.record import METRICS, cut_rows, write_line
 from dslpar.voice import log

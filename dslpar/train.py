@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dslpar.config.load import Config
     from dslpar.data.corpus import Corpus
     from dslpar.engine import Engine
-    from dslpar.faults import Life
+    from dslpar.failures.faults import Life
 
 _PATIENCE_S = 10
 """How long a rank that has nothing to say waits to be ended by the launcher, after rank 0 has said why."""

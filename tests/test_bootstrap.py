@@ -11,7 +11,7 @@ import pytest
 
 from dslpar.bootstrap import Place, device_of, find
 from dslpar.errors import DslparError
-from dslpar.launched import around
+from dslpar.hosts.launched import around
 from tests.runs import mpirun, start
 
 LAUNCHED = {
@@ -149,7 +149,7 @@ def test_several_hosts_need_an_address() -> None:
 
 
 def test_openmpi_knows_rank_0_s_host() -> None:
-    code = "import os; from dslpar import pmix; print(pmix.host_of_rank_0(os.environ))"
+    code = "import os; from dslpar.hosts import pmix; print(pmix.host_of_rank_0(os.environ))"
     done = start([*mpirun(2), sys.executable, "-c", code], 60)
     assert (done.status, done.output.split()) == (0, [socket.gethostname()] * 2)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # ZeRO imports it, and torch's compiler with it: once
 import pytest
 
-from dslpar import cli, flow, hostfile, train
+from dslpar import cli, flow, train
+from dslpar.hosts import hostfile
 from dslpar.plan.divisors import least_micro_size
 from tests.ranks import on_ranks
 

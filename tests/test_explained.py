@@ -24,7 +24,7 @@ from dslpar.explain.asked import Answers
 from dslpar.explain.case import Case
 from dslpar.explain.deepspeed import deepspeed_values, flat
 from dslpar.explain.values import Value, values_of
-from dslpar.hostfile import parse
+from dslpar.hosts.hostfile import parse
 from dslpar.job import Job
 from dslpar.linter.book import RULES
 from dslpar.linter.hosts import RULES as HOST_RULES

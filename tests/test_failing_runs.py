@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dslpar import bootstrap, flow, loop, reports
+from dslpar import bootstrap, flow, loop
+from dslpar.failures import reports
 from tests.forked import train_alone
 from tests.ranks import on_ranks
 from tests.runs import CONFIG, ROOT, metrics, write_config

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
-from dslpar import deaths, faults, processes, reports
+from dslpar.failures import deaths, faults, processes, reports
 from tests.runs import CONFIG, ROOT, free_port, write_config
 
 PYTHON = sys.executable
@@ -141,8 +141,8 @@ def test_torch_s_own_errors_of_a_lost_peer() -> None:
 RANK = """\
 import faulthandler, os, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar import faults
-from dslpar.reports import Rank
+from dslpar.failures import faults
+from dslpar.failures.reports import Rank
 faults.end_at_errors(Rank({rank}, 2, "node", os.getpid()), os.environ)
 {then}
 """
@@ -372,8 +372,9 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
 SUPERVISED = """\
 import sys
 sys.path.insert(0, {root!r})
-from dslpar import flow, launcher, supervise
-from dslpar.launcher import Command, Request
+from dslpar import flow
+from dslpar.launching import launcher, supervise
+from dslpar.launching.launcher import Command, Request
 job = flow.job_of({config!r}, 1, ["train.output_dir=" + {folder!r}])
 facts = launcher.look_around(None, {{}})
 plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)

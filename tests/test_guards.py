@@ -21,17 +21,18 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import processes_with
-from dslpar import faults, guard, processes, supervise
-from dslpar.board import TOO_LATE, Board
-from dslpar.guard import _Shown, all_stacks, culprit
-from dslpar.receiver import Receiver
+from dslpar.failures import faults, guard, processes
+from dslpar.failures.board import TOO_LATE, Board
+from dslpar.failures.guard import _Shown, all_stacks, culprit
+from dslpar.failures.receiver import Receiver
+from dslpar.launching import supervise
 from tests.runs import ROOT
 
 RANK = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar import faults
-from dslpar.reports import Rank
+from dslpar.failures import faults
+from dslpar.failures.reports import Rank
 rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
 life = faults.end_at_errors(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
 if rank == 0 and world > 1:
@@ -256,8 +257,8 @@ import json, os, resource, socket, sys
 sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
-from dslpar import faults
-from dslpar.reports import Rank
+from dslpar.failures import faults
+from dslpar.failures.reports import Rank
 life = faults.end_at_errors(Rank(0, 80, "host0", os.getpid()), os.environ)
 port = life.guard_port()
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
@@ -281,8 +282,8 @@ def test_a_guard_has_room_for_more_ranks_than_a_process_may_have_files(tmp_path:
 EARLY = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar import faults
-from dslpar.reports import Rank
+from dslpar.failures import faults
+from dslpar.failures.reports import Rank
 life = faults.end_at_errors(Rank(0, 2, "host0", os.getpid()), os.environ)
 (guard,) = pathlib.Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()
 assert life.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"

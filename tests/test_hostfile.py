@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslpar.chosen import as_deepspeed, choose
-from dslpar.hostfile import parse, written
+from dslpar.hosts.chosen import as_deepspeed, choose
+from dslpar.hosts.hostfile import parse, written
 from tests.lint.helpers import MODEL, findings
 
 FILES = sorted((Path(__file__).parents[1] / "hostfiles").iterdir())

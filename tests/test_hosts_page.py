@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dslpar import launcher, ssh
 from dslpar.cli import main
+from dslpar.launching import launcher, ssh
 from dslpar.linter.book import page_of
 from tests.runs import ROOT
 

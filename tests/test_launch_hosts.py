@@ -28,7 +28,8 @@ sys.stdout.write("PROBE " + json.dumps(said) + chr(10))
 STARTER = """\
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
-from dslpar import chosen, hostfile, launcher
+from dslpar.hosts import chosen, hostfile
+from dslpar.launching import launcher
 name, path, include, words, value = json.loads(sys.argv[1])
 launcher.MODULE = "probe"
 cluster = hostfile.parse(Path(path).read_text(), path)

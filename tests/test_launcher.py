@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dslpar import supervise
-from dslpar.chosen import choose
 from dslpar.errors import DslparError
-from dslpar.hostfile import Cluster, parse
-from dslpar.launcher import LAUNCHERS, Facts, Plan, Request, carrying, default_launcher, look_around, plan_of
+from dslpar.hosts.chosen import choose
+from dslpar.hosts.hostfile import Cluster, parse
+from dslpar.launching import supervise
+from dslpar.launching.launcher import LAUNCHERS, Facts, Plan, Request, carrying, default_launcher, look_around, plan_of
 
 HERE = Facts(
     programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslpar.cli import main
-from dslpar.nodelist import MAX_HOSTS, compress, expand, first, pbs, slurm, tasks
+from dslpar.hosts.nodelist import MAX_HOSTS, compress, expand, first, pbs, slurm, tasks
 from tests.lint.helpers import MODEL
 
 
@@ -216,7 +216,7 @@ def test_an_allocation_that_leaves_accelerators_idle(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `sbatch --nodes 1 --gpus-per-node 8` makes it."""
-    from dslpar import launcher
+    from dslpar.launching import launcher
 
     monkeypatch.setattr(launcher, "num_accelerators", lambda: 8)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from dslpar import network, reach, ssh, visit
 from dslpar.errors import Finding
-from dslpar.hostfile import parse
-from dslpar.reach import Look, Visited
-from dslpar.visit import Sight
+from dslpar.hosts import network
+from dslpar.hosts.hostfile import parse
+from dslpar.launching import reach, ssh, visit
+from dslpar.launching.reach import Look, Visited
+from dslpar.launching.visit import Sight
 from tests.runs import ROOT, write_config
 from tests.two_hosts.hosts import Hosts, missing, two_hosts
 
@@ -232,7 +233,9 @@ def test_an_output_folder_that_this_host_cannot_write_to() -> None:
 
 
 def test_a_visit_imports_no_torch() -> None:
-    code = "import sys, dslpar.visit; sys.exit(any(n in sys.modules for n in ('torch', 'deepspeed', 'numpy')))"
+    code = (
+        "import sys, dslpar.launching.visit; sys.exit(any(n in sys.modules for n in ('torch', 'deepspeed', 'numpy')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -306,7 +309,7 @@ def test_hosts_that_do_not_meet(hosts: Hosts, tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_binds_to_any_address_does_not_make_all_hosts_this_one(hosts: Hosts) -> None:
-    code = "open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); from dslpar import network; "
+    code = "open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); from dslpar.hosts import network; "
     code += "print([network.is_here(name) for name in ('host0', '10.77.0.10', 'host1', '10.77.0.11')])"
     done = hosts.run(0, [sys.executable, "-c", code], timeout_s=20)
     assert done.output == "[True, True, False, False]\n"
@@ -341,7 +344,7 @@ def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Pa
 def test_what_is_left_of_a_job_elsewhere_is_ended(hosts: Hosts, tmp_path: Path) -> None:
     mine = hosts.start(1, ["sleep", "60"], tmp_path / "mine", environ={visit.JOB: "mine"})
     other = hosts.start(1, ["sleep", "61"], tmp_path / "other", environ={visit.JOB: "other"})
-    code = "from dslpar import reach; reach.signal_job(['host1', 'host7'], 'mine', 9, timeout_s=20)"
+    code = "from dslpar.launching import reach; reach.signal_job(['host1', 'host7'], 'mine', 9, timeout_s=20)"
     assert hosts.run(0, [sys.executable, "-c", code], timeout_s=60).status == 0
     assert mine.process.wait(10) in (-9, 137)
     assert other.process.poll() is None

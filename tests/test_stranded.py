@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dslpar import processes, stranded
-from dslpar.stranded import Process
+from dslpar.failures import processes, stranded
+from dslpar.failures.stranded import Process
 
 LAUNCHER = """\
 import signal, subprocess, sys, time

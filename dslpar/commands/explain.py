@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dslpar.linter import book
 from dslpar.linter.rule import Rule
-from dslpar.linter.run_time import RunTimePage
+from dslpar.linter.run_time.page import RunTimePage
 from dslpar.reading import did_you_mean
 
 Page = Rule | RunTimePage

@@ -13,13 +13,15 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dslpar import launched, launcher, network, nodelist, reach, record, supervise
+from dslpar import record
 from dslpar.commands import words
 from dslpar.config.load import Config
 from dslpar.errors import WORLD, DslparError, Finding, Location, has_errors
-from dslpar.hostfile import Cluster
+from dslpar.hosts import launched, network, nodelist
+from dslpar.hosts.hostfile import Cluster
 from dslpar.job import Job
-from dslpar.launcher import LAUNCHERS, Facts, Plan, Request
+from dslpar.launching import launcher, reach, supervise
+from dslpar.launching.launcher import LAUNCHERS, Facts, Plan, Request
 from dslpar.linter import formats
 
 EPILOG = """\

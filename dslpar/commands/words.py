@@ -7,15 +7,16 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dslpar import flow, hostfile
+from dslpar import flow
 from dslpar.config.load import Config
 from dslpar.errors import DslparError, Location
-from dslpar.hostfile import Cluster, Host
+from dslpar.hosts import hostfile
+from dslpar.hosts.hostfile import Cluster, Host
 from dslpar.job import Job
 from dslpar.linter import book, formats
 
 if TYPE_CHECKING:
-    from dslpar.chosen import Flag
+    from dslpar.hosts.chosen import Flag
 
 ALLOCATIONS = ("slurm", "pbs")
 """What --hostfile may name instead of a file."""
@@ -116,7 +117,7 @@ def cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sources: 
     hosts = _hosts(args.hostfile, parser, sources)
     if not flag:
         return hosts
-    from dslpar import chosen
+    from dslpar.hosts import chosen
 
     sources[flag] = text
     return chosen.choose(hosts, text, flag)
@@ -138,7 +139,7 @@ def _hosts(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) 
 
 def _allocation(name: str, sources: dict[str, str]) -> Cluster:
     """Its place is the variable, or the file, that says it."""
-    from dslpar import nodelist
+    from dslpar.hosts import nodelist
 
     source, text, hosts = nodelist.ALLOCATIONS[name](os.environ)
     sources[source] = text

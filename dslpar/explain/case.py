@@ -7,7 +7,7 @@ from functools import cached_property
 from dslpar import flow
 from dslpar.config.load import Config
 from dslpar.errors import COMMAND_LINE, Finding, has_errors
-from dslpar.hostfile import Cluster
+from dslpar.hosts.hostfile import Cluster
 from dslpar.job import Job, resolve
 from dslpar.linter import book
 from dslpar.linter.context import Context

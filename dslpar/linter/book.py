@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dslpar.config.load import Config
 from dslpar.errors import Finding
-from dslpar.hostfile import Cluster
+from dslpar.hosts.hostfile import Cluster
 from dslpar.linter import (
     comments,
     dead,
@@ -29,7 +29,7 @@ from dslpar.linter.rule import Rule
 from dslpar.reading import Registered
 
 if TYPE_CHECKING:
-    from dslpar.linter.run_time import RunTimePage
+    from dslpar.linter.run_time.page import RunTimePage
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -77,6 +77,6 @@ def codes() -> list[str]:
 
 def pages() -> list[Rule | RunTimePage]:
     """The rules, and the pages of what only a run can find; to lint needs none of those."""
-    from dslpar.linter import run_time, run_time_checkpoints, run_time_faults, run_time_hosts
+    from dslpar.linter.run_time import PAGES
 
-    return [*RULES, *run_time.PAGES, *run_time_checkpoints.PAGES, *run_time_faults.PAGES, *run_time_hosts.PAGES]
+    return [*RULES, *PAGES]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dslpar import mesh, spec
 from dslpar.config.load import Config
 from dslpar.errors import Finding, Location
-from dslpar.hostfile import Cluster
+from dslpar.hosts.hostfile import Cluster
 from dslpar.job import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
 from dslpar.linter.rule import Problem, UnknownValueError
 from dslpar.plan.divisors import least_micro_size

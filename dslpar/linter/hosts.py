@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.errors import Location
-from dslpar.hostfile import Cluster
+from dslpar.hosts.hostfile import Cluster
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
 from dslpar.plan.divisors import divisors

@@ -26,10 +26,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dslpar import flow, hostfile
+from dslpar import flow
 from dslpar.config.codes import MistakeError
 from dslpar.config.source import quiet_parse
 from dslpar.errors import COMMAND_LINE, WORLD, Finding, Location
+from dslpar.hosts import hostfile
 from dslpar.importing import write
 from dslpar.importing.convert import convert
 from dslpar.importing.sources import NAMES, read_text

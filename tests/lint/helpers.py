@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.chosen import choose
 from dslpar.errors import Finding
 from dslpar.flow import load_text
-from dslpar.hostfile import parse
+from dslpar.hosts.chosen import choose
+from dslpar.hosts.hostfile import parse
 from dslpar.linter.book import lint
 
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"

@@ -35,7 +35,7 @@ ELSEWHERE = """\
 import importlib.abc, importlib.machinery, sys
 class Inject(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "dslpar.supervise":
+        if name != "dslpar.launching.supervise":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module

@@ -1,10 +1,8 @@
-"""Pages of what `dslpar launch` finds before it starts a job on several hosts; dslpar/reach.py and dslpar/launcher.py
-raise them.
-"""
+"""Pages of what `dslpar launch` (dslpar/launching) finds before it starts a job on several hosts."""
 
 from __future__ import annotations
 
-from dslpar.linter.run_time import RunTimePage
+from dslpar.linter.run_time.page import RunTimePage
 
 PAGES = (
     RunTimePage(

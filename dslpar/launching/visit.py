@@ -1,9 +1,9 @@
 """What `dslpar launch` runs on each host, without torch: looks around before a job, and ends what is left of one.
 
-    python -m dslpar.visit look '{"files": ["cfg.py"], ...}'     # prints a line of JSON, a Sight
-    python -m dslpar.visit listen 29500                          # at that port, until its own input ends
-    python -m dslpar.visit meet node1 29500                      # connects there; or prints why it cannot
-    python -m dslpar.visit signal JOB 9                          # to the processes of that job, by their number
+    python -m dslpar.launching.visit look '{"files": ["cfg.py"], ...}'     # prints a line of JSON, a Sight
+    python -m dslpar.launching.visit listen 29500                          # at that port, until its own input ends
+    python -m dslpar.launching.visit meet node1 29500                      # connects there; or prints why it cannot
+    python -m dslpar.launching.visit signal JOB 9                          # to that job's processes, by their number
 
 A job's processes are those whose environment says DSLPAR_JOB=JOB, so nothing else is ever met; DeepSpeed's own launcher
 would end every DeepSpeed job of the host (`pkill -f`).
@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar import network
+from dslpar.hosts import network
 
 JOB = "DSLPAR_JOB"
 """The variable that tells a job's processes from all others."""
@@ -101,7 +101,7 @@ def _own_version() -> str:
     """Of this package: its number, and a digest of its sources, since a checkout may differ at one number."""
     from dslpar import __version__
 
-    package, total = Path(__file__).parent, hashlib.sha256()
+    package, total = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(path for folder in (package, package / "layers") for path in folder.rglob("*.py")):
         total.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return f"{__version__}+{total.hexdigest()[:8]}"

@@ -2,15 +2,15 @@
 
 A rank (`end_at_errors`, called by `bootstrap`) ends at once at an exception that nobody catches. When the launcher that
 started it is gone it ends too: in order, with a checkpoint, where it has promised to stop so. It tells causes from
-consequences (dslpar/reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the
-first rank's traceback stays in sight. Beside it runs its guard (dslpar/guard.py), for all that a rank cannot do or say
+consequences (reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the
+first rank's traceback stays in sight. Beside it runs its guard (guard.py), for all that a rank cannot do or say
 when it hangs or is killed.
 
 Each rank leaves its marks in a folder: the one that DSLPAR_REPORTS names (`dslpar launch` sets it, for a job on its own
 host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says: tcp://addresses:port/token.
 
     3.born     JSON: rank, world_size, host, pid
-    3.board    where the rank is (dslpar/board.py)
+    3.board    where the rank is (board.py)
     3.stack    what the C level of Python wrote at a deadly signal: empty after SIGKILL, which nothing can catch
     3.stacks   those of all threads, when its guard asks for them
     3.error    JSON of a Report
@@ -18,7 +18,7 @@ host), or one of its own, from which its guard takes them to where DSLPAR_REPORT
     3.stopped  JSON of Stopped: it ended since it was told to
     3.ended    the rank came to its end in order
 
-dslpar/deaths.py reads them. torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in torchrun's own
+deaths.py reads them. torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in torchrun's own
 JSON format.
 """
 
@@ -41,10 +41,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
-from dslpar import guard, reports
-from dslpar.board import OVERDUE, TOLD, Board, placed
-from dslpar.processes import launchers_above, parent
-from dslpar.reports import Kind, Rank, Report, Stopped
+from dslpar.failures import guard, reports
+from dslpar.failures.board import OVERDUE, TOLD, Board, placed
+from dslpar.failures.processes import launchers_above, parent
+from dslpar.failures.reports import Kind, Rank, Report, Stopped
 
 REPORTS = "DSLPAR_REPORTS"
 TCP = "tcp://"
@@ -114,7 +114,7 @@ class Life:
         settings = guard.Settings(
             *self.who, str(self.folder), not self.is_asked, self._boss, self.token, theirs, loopback, supervised
         )
-        code = f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); from dslpar import guard; "
+        code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from dslpar.failures import guard; "
         code += "guard.main()"
         with _blocked(guard.IGNORED):  # what the guard ignores must not end it before it says so
             subprocess.Popen(

@@ -1,6 +1,6 @@
 """The guard of a rank: a small process beside it, which sees what a rank that hangs or is gone cannot say.
 
-A rank starts it (dslpar/faults.py) before torch is there; it is a child of the rank, holds no memory to speak of, and
+A rank starts it (faults.py) before torch is there; it is a child of the rank, holds no memory to speak of, and
 leaves with it. What a thread of the rank could not do, it does: beat while the rank holds Python's lock for minutes,
 ask for the rank's stacks while it hangs in C, tell that it was killed and by which signal, and end it in any case.
 
@@ -8,7 +8,7 @@ Rank 0's guard is the hub of the job: the others connect to it once the ranks ha
 
     a rank failed, or is gone       its guard tells the hub, the hub all others: each ends its rank at once
     a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub;
-                                    launchers that wait for it are ended too (dslpar/stranded.py)
+                                    launchers that wait for it are ended too (stranded.py)
     no step within the time-out     the hub asks all guards for the stacks of their ranks, and says who holds them up
     SIGTERM                         is seen here at once (`signal.set_wakeup_fd`); past the grace the rank is ended
 
@@ -34,10 +34,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dslpar import stranded, wire
-from dslpar.board import ORPHAN, OVERDUE, TOLD, TOO_LATE, Board, Moment, placed, rank_words
-from dslpar.processes import stat
-from dslpar.wire import Line, Message
+from dslpar.failures import stranded, wire
+from dslpar.failures.board import ORPHAN, OVERDUE, TOLD, TOO_LATE, Board, Moment, placed, rank_words
+from dslpar.failures.processes import stat
+from dslpar.failures.wire import Line, Message
 
 SETTINGS = "DSLPAR_GUARD"
 """The variable that tells a guard what it guards: command lines are for all to see, and tokens are not."""

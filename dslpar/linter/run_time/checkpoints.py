@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dslpar.linter.run_time import RunTimePage
+from dslpar.linter.run_time.page import RunTimePage
 
 PAGES = (
     RunTimePage(

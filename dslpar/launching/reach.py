@@ -3,10 +3,10 @@ once.
 
     checked = reach.check(hosts, look)     # findings, a table for people, and what was learnt for the launch
 
-Each host runs `python -m dslpar.visit` over ssh, and this one without; nothing there imports torch, so it takes about
-as long as one ssh. What it finds would else be found by ranks, one at a time, or by a time-out. Where all is well so
-far, the first host listens at rank 0's port and the others connect to it: that ssh gets through says nothing of a
-firewall between them, nor of the names by which they know each other.
+Each host runs `python -m dslpar.launching.visit` over ssh, and this one without; nothing there imports torch, so it
+takes about as long as one ssh. What it finds would else be found by ranks, one at a time, or by a time-out. Where all
+is well so far, the first host listens at rank 0's port and the others connect to it: that ssh gets through says nothing
+of a firewall between them, nor of the names by which they know each other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from pathlib import Path
 from threading import Timer
 from typing import NamedTuple, TypeVar
 
-from dslpar import network, ssh, visit
 from dslpar.errors import WORLD, Finding, Location, Severity, has_errors
-from dslpar.hostfile import Host
-from dslpar.visit import Sight
+from dslpar.hosts import network
+from dslpar.hosts.hostfile import Host
+from dslpar.launching import ssh, visit
+from dslpar.launching.visit import Sight
 
 T = TypeVar("T")
 AT_ONCE = 64
@@ -123,7 +124,7 @@ def interface_to(host: str) -> str:
 
 def signal_job(hosts: Sequence[str], job: str, number: int, timeout_s: float = 5) -> None:
     """Sends a signal to a job's processes on these hosts, by their number; hosts that do not answer are passed over."""
-    words = (sys.executable, "-m", "dslpar.visit", "signal", job, str(int(number)))
+    words = (sys.executable, "-m", "dslpar.launching.visit", "signal", job, str(int(number)))
     travels = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
 
     def send(index: int) -> None:
@@ -163,8 +164,8 @@ def _question(hosts: Sequence[Host], number: int, look: Look, mark: str) -> visi
 
 
 def _words(host: Host, look: Look, *words: str) -> tuple[str, ...]:
-    """What runs dslpar.visit on a host; on this one without ssh."""
-    command = (sys.executable, "-m", "dslpar.visit", *words)
+    """What runs dslpar.launching.visit on a host; on this one without ssh."""
+    command = (sys.executable, "-m", "dslpar.launching.visit", *words)
     return command if host.name in look.here else ssh.words(host.name, command, look.environ, os.getcwd(), _SETTINGS)
 
 

@@ -29,11 +29,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from dslpar import deaths, faults, launcher, network, processes, reach, record
+from dslpar import record
+from dslpar.failures import deaths, faults, processes
+from dslpar.failures.receiver import Receiver
+from dslpar.failures.reports import Stopped
+from dslpar.hosts import network
 from dslpar.job import Job
-from dslpar.launcher import Plan
-from dslpar.receiver import Receiver
-from dslpar.reports import Stopped
+from dslpar.launching import launcher, reach
+from dslpar.launching.launcher import Plan
 
 _LOOK_S = 0.05
 _PATIENCE_S = 5.0

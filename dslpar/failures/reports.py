@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from dslpar.board import TOO_LATE, placed, rank_words
+from dslpar.failures.board import TOO_LATE, placed, rank_words
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
 

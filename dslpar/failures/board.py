@@ -1,4 +1,4 @@
-"""What a rank shows while it works: a page of memory that it shares with its guard (dslpar/guard.py), and reads too.
+"""What a rank shows while it works: a page of memory that it shares with its guard (guard.py), and reads too.
 
     board = Board(path, make=True)                          # in the rank
     board.move("step", step=12, allowed_s=600.0)            # two stores; no system call, no lock

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from dslpar import wire
-from dslpar.wire import Line
+from dslpar.failures import wire
+from dslpar.failures.wire import Line
 
 _SILENCE_S = 4.0
 """After which a guard counts no more; they beat once a second."""

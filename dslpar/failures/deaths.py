@@ -1,4 +1,4 @@
-"""Who died first: reads the marks that ranks and their guards leave (dslpar/faults.py), and looks at their processes.
+"""Who died first: reads the marks that ranks and their guards leave (faults.py), and looks at their processes.
 
 watch = Watch(folder)        # the folder that DSLPAR_REPORTS names, or that a Receiver fills
 watch.look()                 # often, while the launcher runs: whether a rank has died
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.board import Board, placed
-from dslpar.guard import FATAL
-from dslpar.processes import stat
-from dslpar.reports import Rank, Report, Stopped, Verdict
+from dslpar.failures.board import Board, placed
+from dslpar.failures.guard import FATAL
+from dslpar.failures.processes import stat
+from dslpar.failures.reports import Rank, Report, Stopped, Verdict
 
 
 class Death(NamedTuple):

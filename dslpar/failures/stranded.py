@@ -1,4 +1,4 @@
-"""Launchers that wait for a host that is gone. Nobody else ends them, so the guard of a rank does (dslpar/guard.py).
+"""Launchers that wait for a host that is gone. Nobody else ends them, so the guard of a rank does (guard.py).
 
     above = launchers_of(pid)           # while the rank lives: nobody knows later whose child it was
     end(above, patience_s=2.5)          # when it is gone: they may end by themselves until then
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.processes import launchers_above, parent, program, stat, words_of
+from dslpar.failures.processes import launchers_above, parent, program, stat, words_of
 
 _OF_ONE_JOB = frozenset(
     (

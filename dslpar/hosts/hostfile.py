@@ -135,7 +135,7 @@ def _checked(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine
 
 
 def _listed(host: Host, line: str) -> Iterator[Host | BadLine]:
-    from dslpar import nodelist  # few hostfiles hold a list
+    from dslpar.hosts import nodelist  # few hostfiles hold a list
 
     try:
         names = nodelist.expand(host.name)

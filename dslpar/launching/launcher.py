@@ -6,7 +6,7 @@
 
 The flags are those that DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun were measured to need, on one host and on two
 (FACTS 1.1 to 1.5). Slurm's line follows its manual: it was not here to run. Over several hosts each launcher is told
-the hosts in its own words, takes along the variables that ranks need, and ends when a host is gone (dslpar/ssh.py).
+the hosts in its own words, takes along the variables that ranks need, and ends when a host is gone (ssh.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from dslpar import chosen, hostfile, network, nodelist, ssh
 from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.hostfile import Cluster, Host
-from dslpar.visit import JOB, num_accelerators, num_cores
+from dslpar.hosts import chosen, hostfile, network, nodelist
+from dslpar.hosts.hostfile import Cluster, Host
+from dslpar.launching import ssh
+from dslpar.launching.visit import JOB, num_accelerators, num_cores
 
 MODULE = "dslpar.train"
 LOCALHOST = "127.0.0.1"

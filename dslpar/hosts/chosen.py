@@ -4,7 +4,7 @@
 
 What is left keeps the hostfile's order. Unlike DeepSpeed's launcher, this one says all that is wrong at once.
 
->>> from dslpar.hostfile import parse
+>>> from dslpar.hosts.hostfile import parse
 >>> hosts = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
 >>> [(host.name, host.devices) for host in choose(hosts, "node1@node2:0,2", "--include").hosts]
 [('node1', None), ('node2', (0, 2))]
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from dslpar.errors import Location
-from dslpar.hostfile import Cluster, Host, WrongChoice
+from dslpar.hosts.hostfile import Cluster, Host, WrongChoice
 from dslpar.spelling import meant as meant_by
 
 MAX_SLOTS = 65_536
