@@ -218,10 +218,17 @@ class Steps:
         """A checkpoint, and before it on disk the lines of the steps that it holds."""
         self._move("saving", self.engine.steps_done, SLOW)
         if metrics is not None:
-            os.fsync(metrics.fileno())
+            self._flush(metrics)
+        self._agree()
         saved = checkpoint.save(self.engine, text_identity(self.corpus.train))
         self.saved = str(saved)
         log.info("checkpoint of step %d in %s", self.engine.steps_done, saved)
+
+    def _flush(self, metrics: TextIO) -> None:
+        try:
+            os.fsync(metrics.fileno())
+        except OSError as error:
+            self._unwritten = error
 
     # ---- samples ----
 

@@ -1,16 +1,20 @@
 """What a run leaves in its output_dir: `config.yaml` with the sources beside it, `metrics.jsonl`, `log.txt`,
 `checkpoints/`, `eval.jsonl`, and what monitors write.
 
-Only rank 0 writes. A folder that holds steps of a run is set aside under a new name, never written over; a run that is
+Only rank 0 writes, and of one run at a time: it holds a lock of the file system (`.lock`), which goes with its process
+whatever ends that. A folder that holds steps of a run is set aside under a new name, never written over; a run that is
 resumed goes on in its folder, behind the last step that its checkpoint knows of.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import version
@@ -27,7 +31,63 @@ from dslpar.job import Job
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
+_LOCK = ".lock"
+_LOCK_PATIENCE_S = 100.0
+"""A run that is being ended may hold it a while; that of a host that is gone, NFS's server keeps for 90 s."""
+_LOCK_LOOK_S = 0.2
+_IS_HELD = (errno.EACCES, errno.EAGAIN)
+_HAS_NONE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tensorboard", "wandb")
+
+
+def hold(job: Job, config: Config) -> None:
+    """Makes the output_dir this process's own to write to, for as long as the process lives.
+
+    Two runs in one folder would each move, prune and remove what the other writes: a job that is queued again while its
+    ranks are still being ended, or the same line typed twice. Where the file system has no locks, that is said.
+
+    Raises:
+        DslparError: it cannot be written to, or another run holds it and does not end.
+    """
+    try:
+        Path(job.output_dir).mkdir(parents=True, exist_ok=True)
+        file = os.open(Path(job.output_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # never closed
+        if not _lock(file, job.output_dir):
+            return
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    except BlockingIOError as error:
+        said = f"another run writes to {job.output_dir!r}: {error.strerror}"
+        help_ = "wait until it has ended, or name another folder, train.output_dir=..."
+        raise _no_folder("CKP211", "output-dir-in-use", said, help_, config) from None
+    except OSError as error:
+        raise _unwritable(job, config, error) from None
+
+
+def _lock(file: int, folder: str) -> bool:
+    """Whether the lock is ours; no: there are none here.
+
+    Raises:
+        BlockingIOError: it is another's, and stayed so. The words are who that is.
+    """
+    ends, told = time.monotonic() + _LOCK_PATIENCE_S, False
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno in _HAS_NONE:
+                print(f"{folder}: no locks on this file system ({error.strerror}): run one at a time there", flush=True)
+                return False
+            if error.errno not in _IS_HELD:
+                raise
+        holder = os.pread(file, 200, 0).decode(errors="replace") or "a process that has not said which"
+        if time.monotonic() > ends:
+            raise BlockingIOError(errno.EAGAIN, holder)
+        if not told:
+            print(f"{folder} is in use, by {holder}: waiting for up to {_LOCK_PATIENCE_S:.0f} s", flush=True)
+        told = True
+        time.sleep(_LOCK_LOOK_S)
 
 
 def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
@@ -44,10 +104,18 @@ def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
         write_whole(folder / CONFIG, config_yaml(job, config))
         _copy_sources(config, folder / SOURCES)
     except OSError as error:
-        key, said = "train.output_dir", f"cannot write to {str(folder)!r}: {error}"
-        help_ = f"name another folder, {key}=..."
-        raise DslparError([Finding("CKP201", "no-output-dir", "error", said, help_, config.at(key), key)]) from None
+        raise _unwritable(job, config, error) from None
     return folder
+
+
+def _unwritable(job: Job, config: Config, error: OSError) -> DslparError:
+    said = f"cannot write to {job.output_dir!r}: {error}"
+    return _no_folder("CKP201", "no-output-dir", said, "name another folder, train.output_dir=...", config)
+
+
+def _no_folder(code: str, name: str, said: str, help_: str, config: Config) -> DslparError:
+    key = "train.output_dir"
+    return DslparError([Finding(code, name, "error", said, help_, config.at(key), key)])
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:

@@ -89,6 +89,8 @@ def _run(place: Place, ready: Ready, life: Life) -> int:
     _outwait(ready.job)
     try:
         _agree(place, ready)  # so from here on, every rank has read the config
+        if place.rank == 0 and ready.trains:
+            record.hold(ready.job, ready.config)  # before it is looked what is there
         stored = _stored(place, ready) if ready.loads else None
         folder = _claim(place, ready, stored)
     except DslparError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -83,6 +84,26 @@ def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
     last = (tmp_path / "out" / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()[-1]
     place = f"rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0)"
     assert f"{place}, step {json.loads(last)['step'] + 1}: " in said, "in the step whose line is not there"
+
+
+def test_a_disk_that_breaks_as_a_checkpoint_is_due_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the operating system says of the one file is false; the forked run is as it is."""
+    real = os.fsync
+
+    def broken(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("metrics.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    words = ("--config", str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}")
+    status, said = train_alone(*words)
+    assert status == 1, said
+    assert "CKP230 disk-full: cannot write to " in said
+    assert "[Errno 5] Input/output error" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.prove)])

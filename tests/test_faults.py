@@ -379,18 +379,17 @@ job = flow.job_of({config!r}, 1, ["train.output_dir=" + {folder!r}])
 facts = launcher.look_around(None, {{}})
 plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)
 launcher.carrying = lambda plan, more: plan._replace(
-    commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})),)
+    commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})), *{others})
 )
 sys.exit(supervise.run(plan, job))
 """
 
 
-def supervised(tmp_path: Path, launcher: str, config: str = CONFIG) -> subprocess.Popen[str]:
-    """`dslpar launch` over a program that launches badly; all of its processes have SUPERVISED=tmp_path."""
+def supervised(tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()") -> subprocess.Popen[str]:
+    """`dslpar launch` over a program that launches badly, and `others`; its processes have SUPERVISED=tmp_path."""
     path = str(write_config(tmp_path, config))
-    code = SUPERVISED.format(
-        root=str(ROOT), mark=str(tmp_path), python=PYTHON, launcher=launcher, folder=str(tmp_path), config=path
-    )
+    paths = {"root": str(ROOT), "mark": str(tmp_path), "folder": str(tmp_path), "config": path}
+    code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others)
     return subprocess.Popen([PYTHON, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
@@ -403,6 +402,13 @@ def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
         assert process.returncode == 1
         assert said == "dslpar launch: the launcher ended with status 0, and not every rank had ended\n"
         assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+def test_one_launcher_of_several_that_does_not_start_leaves_none_behind(tmp_path: Path) -> None:
+    process = supervised(tmp_path, "import time; time.sleep(600)", others="[Command({}, ('/no/such/launcher',))]")
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/launcher'" in process.communicate()[1]
+    assert process.returncode == 1
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
 
 
 def test_a_second_signal_ends_what_is_deaf(tmp_path: Path) -> None:

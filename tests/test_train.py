@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import itertools
 import json
 import math
+import os
 import sys
+import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -128,6 +133,59 @@ def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
     assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
     assert not [finding for finding in flow.lint(again, 2) if not finding.code.startswith("PERF")]
     assert flow.job_of(again, 4).mesh.data == 2, "not bound to the world that it ran in"
+
+
+# ---- one run at a time ----
+
+
+def _one_step(folder: Path) -> list[str]:
+    words = ["train.steps=1", f"train.output_dir={folder / 'out'}"]
+    return ["--config", str(write_config(folder)), *words]
+
+
+@pytest.fixture
+def in_use(tmp_path: Path) -> Iterator[IO[str]]:
+    """A run's folder, which this process holds as a run would."""
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "out" / ".lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.write("process 7 on node1")
+        file.flush()
+        yield file
+
+
+def test_a_folder_that_another_run_writes_to_is_left_alone(
+    tmp_path: Path, in_use: IO[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "_LOCK_PATIENCE_S", 0.5)
+    done = train_alone(*_one_step(tmp_path))
+    assert done.status == 1, done.output
+    assert f"CKP211 output-dir-in-use: another run writes to '{tmp_path / 'out'}': process 7 on node1" in done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "checkpoints"]
+
+
+def test_a_run_waits_until_the_one_before_it_has_ended(tmp_path: Path, in_use: IO[str]) -> None:
+    said = tmp_path / "said"
+    with start_job(1, _one_step(tmp_path), said) as job:
+        while "is in use, by process 7 on node1: waiting" not in (said.read_text() if said.exists() else ""):
+            assert job.runs
+            time.sleep(0.01)
+        fcntl.lockf(in_use, fcntl.LOCK_UN)
+        assert job.wait(60) == [0], said.read_text()
+    assert (tmp_path / "out" / "earlier" / "1" / "checkpoints").is_dir()
+    assert len(metrics(tmp_path / "out")) == 1
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    config = flow.load(str(write_config(tmp_path)), [f"train.output_dir={tmp_path / 'out'}"])
+    record.hold(flow.job_of(config, 1), config)
+    assert "no locks on this file system (No locks available): run one at a time there" in capsys.readouterr().out
 
 
 # ---- two layouts, one curve ----

@@ -228,7 +228,8 @@ def export(stored: Stored, output: Path, dtype: str | None = None, max_shard_byt
     that is larger than a shard may be has a shard of its own.
 
     Raises:
-        DslparError: something is there already, or a file cannot be read or written.
+        DslparError: something is there already, a file cannot be read or written, or `dtype` does not reach as far as
+            a weight.
     """
     index = load_index(Path(stored.path))
     reader = Reader(Path(stored.path), index)
@@ -249,7 +250,17 @@ def export(stored: Stored, output: Path, dtype: str | None = None, max_shard_byt
 def _exported(reader: Reader, name: str, entry: Entry, dtype: str | None) -> Lazy:
     stored = DTYPES[entry.dtype]
     wanted = DTYPES[dtype] if dtype and stored.is_floating_point else stored
-    return Lazy(name, wanted, entry.shape, lambda: reader.whole(name).to(wanted))
+    return Lazy(name, wanted, entry.shape, lambda: _converted(name, reader.whole(name), wanted))
+
+
+def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Raises DslparError where a number would become infinite."""
+    converted = tensor.to(dtype)
+    lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
+    if lost:
+        said = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
+        raise _error("CKP217", "weight-out-of-range", said, "--dtype bf16 or fp32, which reach further", name)
+    return converted
 
 
 def _shards(tensors: Sequence[Lazy], max_bytes: int) -> Iterator[list[Lazy]]:

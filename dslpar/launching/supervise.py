@@ -67,8 +67,12 @@ def run(plan: Plan, job: Job) -> int:
     stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
     """
     with tempfile.TemporaryDirectory(prefix="dslpar_reports_") as folder, _signals() as received:
-        supervised = _Supervised(plan, job, Path(folder), received)
-        supervised.wait()
+        try:
+            supervised = _Supervised(plan, job, Path(folder), received)
+            supervised.wait()
+        except BaseException:  # of ours: the job would go on, and nobody look after it
+            _kill(descendants(os.getpid()))
+            raise
         said, status = supervised.verdict()
         sys.stderr.write(said)
         return status

@@ -22,6 +22,41 @@ Use instead:
 """,
     ),
     RunTimePage(
+        "CKP211",
+        "output-dir-in-use",
+        """
+Another run writes to the output_dir.
+
+What it does:
+    Rank 0 of a run that trains locks the folder (its file .lock) until its process is gone, however that ends. Where
+    another one has the lock it says whose, waits for 100 s, and then ends the job.
+
+Why:
+    Two runs in one folder move, prune and remove what the other writes. It happens where a job is queued again while
+    its ranks are still being ended, and where a line is typed twice. On a file system without locks nobody can tell,
+    and the run says so as it starts.
+
+Use instead:
+    train = dict(output_dir='outputs/second')  # or train.output_dir=... on the command line
+""",
+    ),
+    RunTimePage(
+        "CKP217",
+        "weight-out-of-range",
+        """
+A weight is too large for the type that it is to be exported in.
+
+What it does:
+    `dslpar checkpoint export --dtype fp16` looks at each tensor as it is written, and leaves no folder behind.
+
+Why:
+    fp16 ends at 65,504: what is larger becomes infinite, and the model gives no number.
+
+Use instead:
+    dslpar checkpoint export outputs/gpt --output weights --dtype bf16
+""",
+    ),
+    RunTimePage(
         "CKP202",
         "checkpoint-of-another-run",
         """
