@@ -374,9 +374,10 @@ import sys
 sys.path.insert(0, {root!r})
 from dslpar import flow
 from dslpar.launching import launcher, supervise
-from dslpar.launching.launcher import Command, Request
+from dslpar.launching.here import look_around
+from dslpar.launching.plan import Command, Request
 job = flow.job_of({config!r}, 1, ["train.output_dir=" + {folder!r}])
-facts = launcher.look_around(None, {{}})
+facts = look_around(None, {{}})
 plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)
 launcher.carrying = lambda plan, more: plan._replace(
     commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})), *{others})

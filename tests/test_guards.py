@@ -23,7 +23,7 @@ import pytest
 from benchmarks.faults import processes_with
 from dslpar.failures import faults, guard, processes
 from dslpar.failures.board import TOO_LATE, Board
-from dslpar.failures.guard import _Shown, all_stacks, culprit
+from dslpar.failures.culprit import NO_STACK, Shown, all_stacks, culprit
 from dslpar.failures.receiver import Receiver
 from dslpar.launching import supervise
 from tests.runs import ROOT
@@ -365,7 +365,7 @@ def test_a_stopped_rank_has_no_stack(tmp_path: Path) -> None:
         assert ranks.statuses(20) == [1, -signal.SIGKILL]
         text = "\n".join(ranks.all_said())
         assert "it is stopped, or deep in the kernel, while 1 of 2 ranks wait in a collective" in text
-        assert guard.NO_STACK in text
+        assert NO_STACK in text
 
 
 ENDS = "; life.board.move('ending')"
@@ -538,9 +538,7 @@ READS = 'Thread 0x01 (most recent call first):\n  File "engine.py", line 5 in no
     ],
 )
 def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int, why: str) -> None:
-    shown = [
-        _Shown(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))
-    ]
+    shown = [Shown(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))]
     who, words = culprit(shown)
     assert who.rank == rank
     assert words.startswith(why)
@@ -550,13 +548,13 @@ def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
     """Those of 1,000 ranks would else be too long for a terminal, and for a line to `dslpar launch`."""
     other = IN.replace("0x01", "0x7f02")
     shown = [
-        _Shown(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
+        Shown(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
     ]
     text = all_stacks(shown[500], shown)
     assert text.startswith(f"---- rank 500 ----\n{OUT}\n---- rank 0 ----\n---- rank 1 ----\n")
     assert text.endswith(f"---- rank 999 ----\n{IN.rstrip()}")
     assert text.count("most recent call first") == 2
-    many = [_Shown(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
+    many = [Shown(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
     assert len(all_stacks(many[0], many)) < 2**20 + 100
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli import main
-from dslpar.launching import launcher, ssh
+from dslpar.launching import here, launcher, ssh
 from dslpar.linter.book import page_of
 from tests.runs import ROOT
 
@@ -49,5 +49,5 @@ def test_codes_and_settings_of_the_page_are_real() -> None:
     text = PAGES[0].read_text()
     assert [code for code in set(re.findall(r"HST\d{3}", text)) if page_of(code) is None] == []
     assert all(setting in text for setting in ssh.ALIVE)
-    assert all(f"`{start}`" in text for start in launcher.TRAVELS)
+    assert all(f"`{start}`" in text for start in here.TRAVELS)
     assert all(f"| `{name}` |" in text for name in launcher.LAUNCHERS)

@@ -29,16 +29,16 @@ STARTER = """\
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
 from dslpar.hosts import chosen, hostfile
-from dslpar.launching import launcher
+from dslpar.launching import here, launcher, plan
 name, path, include, words, value = json.loads(sys.argv[1])
-launcher.MODULE = "probe"
+plan.MODULE = "probe"
 cluster = hostfile.parse(Path(path).read_text(), path)
 cluster = chosen.choose(cluster, include, "--include") if include else cluster
-request = launcher.Request(name, cluster.world_size, tuple(words), cluster)
-plan = launcher.plan_of(request, launcher.look_around(cluster, os.environ))
-plan = launcher.carrying(plan, {"DSLPAR_X": value})
+request = plan.Request(name, cluster.world_size, tuple(words), cluster)
+made = launcher.plan_of(request, here.look_around(cluster, os.environ))
+made = launcher.carrying(made, {"DSLPAR_X": value})
 with tempfile.TemporaryDirectory() as folder:
-    placed = [command.placed(Path(folder)) for command in plan.commands]
+    placed = [command.placed(Path(folder)) for command in made.commands]
     running = [subprocess.Popen(one.words, env={**os.environ, **one.environ}, stdin=-3) for one in placed]
     sys.exit(max(abs(process.wait()) for process in running))
 """

@@ -16,7 +16,9 @@ from dslpar.errors import DslparError
 from dslpar.hosts.chosen import choose
 from dslpar.hosts.hostfile import Cluster, parse
 from dslpar.launching import supervise
-from dslpar.launching.launcher import LAUNCHERS, Facts, Plan, Request, carrying, default_launcher, look_around, plan_of
+from dslpar.launching.here import look_around
+from dslpar.launching.launcher import LAUNCHERS, carrying, default_launcher, plan_of
+from dslpar.launching.plan import Facts, Plan, Request
 
 HERE = Facts(
     programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},

@@ -216,9 +216,9 @@ def test_an_allocation_that_leaves_accelerators_idle(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `sbatch --nodes 1 --gpus-per-node 8` makes it."""
-    from dslpar.launching import launcher
+    from dslpar.launching import here
 
-    monkeypatch.setattr(launcher, "num_accelerators", lambda: 8)
+    monkeypatch.setattr(here, "num_accelerators", lambda: 8)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")

@@ -21,7 +21,9 @@ from dslpar.hosts import launched, network, nodelist
 from dslpar.hosts.hostfile import Cluster
 from dslpar.job import Job
 from dslpar.launching import launcher, reach, supervise
-from dslpar.launching.launcher import LAUNCHERS, Facts, Plan, Request
+from dslpar.launching.here import look_around
+from dslpar.launching.launcher import LAUNCHERS
+from dslpar.launching.plan import DEFAULT_PORT, Facts, Plan, Request
 from dslpar.linter import formats
 
 EPILOG = """\
@@ -130,7 +132,7 @@ def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked 
         args.hostfile = "slurm"  # srun starts ranks on the hosts of its job: those are meant
     cluster = words.cluster(args, parser, sources)
     config = words.one_config(args, parser)
-    facts = launcher.look_around(cluster, os.environ)
+    facts = look_around(cluster, os.environ)
     world_size = args.world_size or (cluster.world_size if cluster else None) or facts.accelerators
     if not world_size:
         parser.error("this host has no accelerators to count: --world-size N, or --hostfile FILE")
@@ -209,7 +211,7 @@ def _demand_own_port(args: argparse.Namespace, asked: _Asked) -> None:
         DslparError: somebody listens there.
     """
     request, facts = asked.request, asked.facts
-    port = request.port or (launcher.DEFAULT_PORT if request.no_ssh else 0)
+    port = request.port or (DEFAULT_PORT if request.no_ssh else 0)
     is_here = request.cluster is None or request.cluster.hosts[0].name in facts.here
     starts = is_here and not (args.print or request.node) and request.launcher != "slurm"
     if port and starts and not network.is_free(port):

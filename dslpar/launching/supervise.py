@@ -36,7 +36,7 @@ from dslpar.failures.reports import Stopped
 from dslpar.hosts import network
 from dslpar.job import Job
 from dslpar.launching import launcher, reach
-from dslpar.launching.launcher import Plan
+from dslpar.launching.plan import Plan
 
 _LOOK_S = 0.05
 _PATIENCE_S = 5.0
