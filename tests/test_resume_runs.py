@@ -93,7 +93,6 @@ def checkpoint_of(out: Path, step: int) -> dict[str, torch.Tensor]:
 LAYOUTS = {
     "one process": ("", 1),
     "pipe 2, data 2, tensor 2, zero 0": ("parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n", 8),
-    "pipe 2, data 2, tensor 2, zero 1": ("parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\nzero = 1\n", 8),
     "zero 1": ("zero = 1\n", 2),
     "zero 2": ("zero = 2\n", 2),
     "zero 3": ("zero = 3\n", 2),
