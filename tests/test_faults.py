@@ -26,7 +26,6 @@ QUICK = (
     ("dslpar launch", "exception"),
     ("dslpar launch, openmpi", "SIGKILL"),
     ("torchrun", "exception"),
-    ("deepspeed", "SIGINT"),
 )
 CELLS = [
     pytest.param(launcher, fault, marks=() if (launcher, fault) in QUICK else pytest.mark.prove)

@@ -140,12 +140,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(folder: Path, *words: str) -> tuple[Finished, set[Path]]:
-    """Another start in a run's folder, and the files that it changed or made there."""
+    """Another start in a run's folder, and the files that it changed or made there; but for its lock."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / "cfg.py").write_text(CONFIG)
-    words_ = [PYTHON, "train.py", "--config", str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}", *words]
-    done = start(words_)
-    after = {path for path in (folder / "out").rglob("*") if path.is_file()}
+    done = train_alone("--config", str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}", *words)
+    after = {path for path in (folder / "out").rglob("*") if path.is_file() and path.name != ".lock"}
     return done, {path for path in after if path.stat().st_mtime_ns != before.get(path)}
 
 
