@@ -56,7 +56,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy dslpar
-	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/lint-imports
 
 test: lint
 	$(IN) pytest $(PYTEST)

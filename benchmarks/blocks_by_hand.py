@@ -171,7 +171,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         grad = grads[0].contiguous()
-        dist.all_reduce(grad)  # noqa: TID251 - a reference owes nothing to dslpar.comm
+        dist.all_reduce(grad)  # noqa: TID251 - a reference owes nothing to dslpar.distributed.collectives
         return grad
 
 
@@ -180,7 +180,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        dist.all_reduce(x)  # noqa: TID251 - a reference owes nothing to dslpar.comm
+        dist.all_reduce(x)  # noqa: TID251 - a reference owes nothing to dslpar.distributed.collectives
         return x
 
     @staticmethod

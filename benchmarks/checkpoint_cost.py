@@ -27,11 +27,12 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.measure import Costs, Ratio, in_turns, ratio
 from benchmarks.overhead import start_deepspeed
 from benchmarks.sides import on_ranks
-from dslpar import checkpoint, flow
-from dslpar.build import build
-from dslpar.checkpoint import state
-from dslpar.engine import Engine
-from dslpar.groups import Groups
+from dslpar import checkpoint
+from dslpar.checkpoint import save_load
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import build
+from dslpar.engine.engine import Engine
+from dslpar.linter import check
 
 TARGET = 1.1
 PAIRS = 15
@@ -76,7 +77,7 @@ def trained(output_dir: Path, world: int, tensor: int) -> Engine:
     """An engine after one step: Adam has its states."""
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, tensor=tensor, output_dir=str(output_dir))
-    job = flow.job_of(flow.load_text(text, "checkpoint_cost.py"), world)
+    job = check.job_of(check.load_text(text, "checkpoint_cost.py"), world)
     engine = build(job, Groups(job.mesh), all_counted=True)
     ids = torch.zeros(job.batch.micro_size, SEQUENCE, dtype=torch.int64)
     engine.train_batch([(ids, ids)])
@@ -88,7 +89,7 @@ Tensors = dict[str, torch.Tensor]
 
 def tensors_of(engine: Engine) -> Tensors:
     """What our save writes on this rank, under names of its own on each: so torch saves each of them, too."""
-    _, tensors = state._to_write(engine, engine.groups.rank)
+    _, tensors = save_load._to_write(engine, engine.groups.rank)
     return {f"{key}@{engine.groups.rank}": tensor for key, tensor in tensors.items()}
 
 
@@ -138,7 +139,7 @@ def load(engine: Engine) -> Costs:
     """Ours: the newest, once all of it is known to be whole."""
 
     def newest() -> None:
-        stored = checkpoint.newest(engine.job, state.world_of(engine))
+        stored = checkpoint.newest(engine.job, save_load.world_of(engine))
         assert stored is not None
         checkpoint.load(engine, stored)
 

@@ -38,9 +38,18 @@ train = dict(steps=100000, log_interval=1000)
 data = dict(files=['text.txt'])
 """
 
-PROGRAM = ("-m", "dslpar.train", "--config")
+PROGRAM = ("-m", "dslpar.training", "--config")
 LAUNCHERS: Mapping[str, tuple[str, ...]] = {
-    "deepspeed": ("deepspeed", "--num_gpus", "{n}", "--master_port", "{port}", "--module", "dslpar.train", "--config"),
+    "deepspeed": (
+        "deepspeed",
+        "--num_gpus",
+        "{n}",
+        "--master_port",
+        "{port}",
+        "--module",
+        "dslpar.training",
+        "--config",
+    ),
     "mpirun": (
         *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "{n}"),
         *("python", *PROGRAM),

@@ -4,7 +4,8 @@ exit status, and how much the job itself has said of who (rank), where (host, st
     python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
-Four ranks, two on each of two hosts that are namespaces of this machine (tests/two_hosts/hosts.py), a pipeline of two
+Four ranks, two on each of two hosts that are namespaces of this machine (tests/system/two_hosts/hosts.py), a pipeline
+of two
 stages with data parallelism 2. The fault befalls rank 2: the first on host1, of stage 1. It comes from outside of
 dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
 launcher; links are cut, disks are small, signals are sent. Exit status 1 if a job misses what is asked of it.
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import injected
-from tests.two_hosts.hosts import ROOT, Hosts, Job, missing, two_hosts
+from tests.system.two_hosts.hosts import ROOT, Hosts, Job, missing, two_hosts
 
 SLOTS, RANK, STEP = 2, 2, 3
 """Ranks of a host; the rank that fails; the step in which it does."""
@@ -96,7 +97,7 @@ def _terminate_ranks(hosts: Hosts, job: Job) -> None:
     """Every rank, as schedulers do."""
     for host in (0, 1):
         for pid, words in hosts.processes(host).items():
-            if any(word in ("train.py", "dslpar.train") for word in words) and "--config" in words and is_rank(pid):
+            if any(word in ("train.py", "dslpar.training") for word in words) and "--config" in words and is_rank(pid):
                 os.kill(pid, signal.SIGTERM)
 
 

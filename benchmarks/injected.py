@@ -15,7 +15,7 @@ ASKED = json.loads(pathlib.Path(__file__).with_name("asked.json").read_text())
 
 class Inject(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "dslpar.engine":
+        if name != "dslpar.engine.engine":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module

@@ -13,8 +13,8 @@ from math import log
 from statistics import mean, stdev
 
 from benchmarks.measure import Ratio, ratio
-from dslpar import flow
-from dslpar.linter import book, formats
+from dslpar.linter import check, engine
+from dslpar.linter.report import text as report_text
 
 FILES = 1000
 MOST_MS = 5.0
@@ -41,8 +41,8 @@ def ratios() -> Iterator[Ratio]:
 def cost_s(text: str, world: int, path: str = "cfg.py") -> float:
     """Seconds of CPU to read, lint and print one file."""
     began = time.process_time()
-    config = flow.load_text(text, path)
-    formats.text(book.lint(config, world), config.sources)
+    config = check.load_text(text, path)
+    report_text.text(engine.lint(config, world), config.sources)
     return time.process_time() - began
 
 

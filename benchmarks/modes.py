@@ -10,7 +10,7 @@ weights    bytes of the parameters that a rank holds
 saved      bytes that its forward keeps for the backward, weights and the input excluded
 peak       the most that torch's allocator holds at once within a step: weights, what is saved, gradients, temporaries;
            the median of three steps, within some 10 %: gloo's threads let go of what they sent when they come to it
-sent       elements that a rank sends, by ring counts (dslpar.counter)
+sent       elements that a rank sends, by ring counts (tests.support.traffic_counter)
 
 Megabytes are 10^6 bytes; of ranks that differ, the most. Ranks share the cores of this machine: CPU time says what the
 work is, not how long a cluster takes for it.
@@ -32,11 +32,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.sides import on_ranks
-from dslpar import mesh
-from dslpar.counter import counting
-from dslpar.groups import Groups
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, initialize, placement
-from dslpar.mesh import Mesh
+from tests.support.traffic_counter import counting
 
 LAYERS, HIDDEN, HEADS, MICRO, SEQUENCE = 2, 256, 8, 8, 128
 WARM_UP, STEPS = 1, 5

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from benchmarks.blocks_by_hand import MLP
 from benchmarks.measure import HEADER, Costs, Ratio, in_turns, ratio
-from dslpar.groups import Groups
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, initialize
-from dslpar.mesh import Mesh
 
 TARGET = 1.03
 WARM_UP = 3

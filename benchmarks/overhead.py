@@ -16,11 +16,11 @@ from benchmarks import by_hand
 from benchmarks.by_hand import MicroBatch, Sizes
 from benchmarks.measure import Ratio, in_turns, ratio
 from benchmarks.sides import FORK, Step, side
-from dslpar import flow
-from dslpar.build import build
-from dslpar.groups import Groups
-from dslpar.job import Job
-from dslpar.mesh import Mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.engine.build import build
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
 from dslpar.models import GPT, build_module
 
 TARGET = 1.05
@@ -73,7 +73,7 @@ def job_for(world: int) -> Job:
     """dslpar's Job of SIZES, cut into equal stages."""
     half = SIZES.layers // 2
     cut = f"parallel = dict(pipeline=dict(size=2, counts=[{half}, {half}]))" if world == 2 else ""
-    return flow.job_of(flow.load_text(CONFIG.format(s=SIZES) + cut, "overhead.py"), world)
+    return check.job_of(check.load_text(CONFIG.format(s=SIZES) + cut, "overhead.py"), world)
 
 
 def check_same_model() -> None:

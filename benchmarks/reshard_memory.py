@@ -28,7 +28,7 @@ from benchmarks.measure import Ratio
 if TYPE_CHECKING:
     from dslpar.checkpoint.folder import Written
     from dslpar.checkpoint.index import Index
-    from dslpar.job import Job
+    from dslpar.layout.resolve import Job
 
 LAYERS = (4, 16)
 VOCAB_SIZE = 16384
@@ -111,11 +111,16 @@ def _line(output: Iterable[str]) -> str:
 
 def main(folder: Path, num_layers: int, vocab_size: int) -> None:
     """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back."""
-    from dslpar import spec
     from dslpar.checkpoint import folder as files
     from dslpar.checkpoint import offline
+    from dslpar.schema import sections as schema_sections
 
-    cut = job_of(num_layers, vocab_size, 4, parallel=spec.Parallel(tensor=spec.TensorParallel(size=4, mode="2d")))
+    cut = job_of(
+        num_layers,
+        vocab_size,
+        4,
+        parallel=schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=4, mode="2d")),
+    )
     whole = job_of(num_layers, vocab_size, 1)
     largest, stored = write_checkpoint(folder / "from", cut, whole)
     found = files.read(folder / "from" / "step_000001")
@@ -127,10 +132,15 @@ def main(folder: Path, num_layers: int, vocab_size: int) -> None:
 
 def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
     """A GPT whose token table is larger than any other of its weights."""
-    from dslpar import job, spec
+    from dslpar.layout import resolve as layout_resolve
+    from dslpar.schema import sections as schema_sections
 
-    gpt = spec.GPT(num_layers=num_layers, hidden_size=256, num_heads=4, vocab_size=vocab_size, max_seq_len=64)
-    return job.resolve(spec.Spec(model=gpt, batch=spec.Batch(global_size=4), **sections), world, "cfg.py")
+    gpt = schema_sections.GPT(
+        num_layers=num_layers, hidden_size=256, num_heads=4, vocab_size=vocab_size, max_seq_len=64
+    )
+    return layout_resolve.resolve(
+        schema_sections.Spec(model=gpt, batch=schema_sections.Batch(global_size=4), **sections), world, "cfg.py"
+    )
 
 
 def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
@@ -161,7 +171,7 @@ def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Written:
     import torch
 
     from dslpar.checkpoint.index import file_key
-    from dslpar.checkpoint.tensorfile import Lazy, write_lazily
+    from dslpar.checkpoint.tensor_file import Lazy, write_lazily
 
     counts = {file_key(name, key): math.prod(shape) for name, shape in shapes.items() for key in _KEYS}
     tensors = [Lazy(name, torch.float32, (count,), partial(torch.rand, count)) for name, count in counts.items()]
@@ -170,7 +180,7 @@ def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Written:
 
 def _index(shapes: Mapping[str, tuple[int, ...]]) -> Index:
     from dslpar.checkpoint.index import Entry, Index
-    from dslpar.checkpoint.pieces import Piece, whole_box
+    from dslpar.checkpoint.slices import Piece, whole_box
 
     states = dict.fromkeys(_KEYS[1:], "F32")
     pieces = {name: [Piece(0, whole_box(shape), 0, math.prod(shape))] for name, shape in shapes.items()}

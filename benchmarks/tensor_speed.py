@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from benchmarks import blocks_by_hand as others
 from benchmarks.measure import Ratio, in_turns, ratio
 from benchmarks.sides import side
-from dslpar import mesh
-from dslpar.groups import Groups
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, gather, initialize, placement
-from dslpar.mesh import Mesh
 
 LAYERS, HEADS, MICRO, SEQUENCE = 4, 4, 4, 64
 STEPS = 3

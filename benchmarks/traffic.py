@@ -2,7 +2,8 @@
 
     python -m benchmarks.traffic
 
-Elements of one micro-batch by ring counts (dslpar.counter); `formula` is dslpar.plan.traffic's, and exit status 1 says
+Elements of one micro-batch by ring counts (tests.support.traffic_counter); `formula` is dslpar.forecast.traffic's, and
+exit status 1 says
 that the two differ somewhere, or that a target is missed. `papers` counts the linear layers alone, by the scheme of the
 mode's paper:
 
@@ -40,21 +41,24 @@ from torch.nn import functional
 
 from benchmarks.measure import HEADER, Ratio
 from benchmarks.sides import on_ranks
-from dslpar import mesh, spec
-from dslpar.counter import counting
-from dslpar.groups import Groups
-from dslpar.job import cuboid_of
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.forecast import traffic
+from dslpar.forecast.traffic import Passes, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
-from dslpar.mesh import Mesh
-from dslpar.plan import traffic
-from dslpar.plan.traffic import Passes, Traffic
+from dslpar.layout.resolve import cuboid_of
+from dslpar.schema import sections
+from tests.support.traffic_counter import counting
 
 TARGET = 0.58
 """Ours in 1d against AutoTP: 4 all-reduces against 7 are 0.571."""
 BATCH, SEQUENCE, HIDDEN, HEADS, FFN = 8, 16, 64, 8, 256
 TOKENS = BATCH * SEQUENCE
 KEEPS: tuple[mesh.Keep, ...] = ("x", "w", "both", "none")
-MODEL = spec.GPT(num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1)
+MODEL = sections.GPT(
+    num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1
+)
 
 MODES: dict[int, tuple[dict[str, Any], ...]] = {
     4: (
@@ -184,8 +188,8 @@ def sent_by(groups: Groups, build: Callable[[Groups], nn.Module]) -> Traffic:
     return sent.elements
 
 
-def _asked(world: int, mode: dict[str, Any]) -> spec.TensorParallel:
-    return spec.TensorParallel(size=world, **mode)
+def _asked(world: int, mode: dict[str, Any]) -> sections.TensorParallel:
+    return sections.TensorParallel(size=world, **mode)
 
 
 def _keeps(tensor: mesh.Tensor) -> list[mesh.Tensor]:

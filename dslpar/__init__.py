@@ -11,41 +11,41 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dslpar.config.lazy import L, LazyCall, get_config, instantiate
-    from dslpar.errors import DslparError, Finding, Location
-    from dslpar.flow import job_of as resolve
-    from dslpar.flow import lint, load
-    from dslpar.foreign import build_pipeline_model, build_pipeline_model_from_cfg
-    from dslpar.gradient import BaseGradientHandler
+    from dslpar.api import Run, initialize, start
+    from dslpar.compat.colossalai import NonPipelineSchedule, PipelineSchedule
+    from dslpar.core.errors import DslparError, Finding, Location
+    from dslpar.engine.gradient_handlers import BaseGradientHandler
+    from dslpar.language.lazy import L, LazyCall, get_config, instantiate
+    from dslpar.linter.check import job_of as resolve
+    from dslpar.linter.check import lint, load
+    from dslpar.models.build import build_pipeline_model, build_pipeline_model_from_cfg
     from dslpar.models.sequential import ModelFromConfig, Stage
-    from dslpar.program import Run, initialize, start
-    from dslpar.registry import GRADIENT_HANDLER, LAYERS, MODELS
-    from dslpar.schedules import NonPipelineSchedule, PipelineSchedule
+    from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
 
 _HOMES = {
-    "load": ("dslpar.flow", "load"),
-    "lint": ("dslpar.flow", "lint"),
-    "resolve": ("dslpar.flow", "job_of"),
-    "LazyCall": ("dslpar.config.lazy", "LazyCall"),
-    "L": ("dslpar.config.lazy", "L"),
-    "get_config": ("dslpar.config.lazy", "get_config"),
-    "instantiate": ("dslpar.config.lazy", "instantiate"),
-    "DslparError": ("dslpar.errors", "DslparError"),
-    "Finding": ("dslpar.errors", "Finding"),
-    "Location": ("dslpar.errors", "Location"),
-    "start": ("dslpar.program", "start"),
-    "Run": ("dslpar.program", "Run"),
-    "initialize": ("dslpar.program", "initialize"),
+    "load": ("dslpar.linter.check", "load"),
+    "lint": ("dslpar.linter.check", "lint"),
+    "resolve": ("dslpar.linter.check", "job_of"),
+    "LazyCall": ("dslpar.language.lazy", "LazyCall"),
+    "L": ("dslpar.language.lazy", "L"),
+    "get_config": ("dslpar.language.lazy", "get_config"),
+    "instantiate": ("dslpar.language.lazy", "instantiate"),
+    "DslparError": ("dslpar.core.errors", "DslparError"),
+    "Finding": ("dslpar.core.errors", "Finding"),
+    "Location": ("dslpar.core.errors", "Location"),
+    "start": ("dslpar.api", "start"),
+    "Run": ("dslpar.api", "Run"),
+    "initialize": ("dslpar.api", "initialize"),
     "Stage": ("dslpar.models.sequential", "Stage"),
     "ModelFromConfig": ("dslpar.models.sequential", "ModelFromConfig"),
-    "build_pipeline_model": ("dslpar.foreign", "build_pipeline_model"),
-    "build_pipeline_model_from_cfg": ("dslpar.foreign", "build_pipeline_model_from_cfg"),
-    "MODELS": ("dslpar.registry", "MODELS"),
-    "LAYERS": ("dslpar.registry", "LAYERS"),
-    "GRADIENT_HANDLER": ("dslpar.registry", "GRADIENT_HANDLER"),
-    "BaseGradientHandler": ("dslpar.gradient", "BaseGradientHandler"),
-    "PipelineSchedule": ("dslpar.schedules", "PipelineSchedule"),
-    "NonPipelineSchedule": ("dslpar.schedules", "NonPipelineSchedule"),
+    "build_pipeline_model": ("dslpar.models.build", "build_pipeline_model"),
+    "build_pipeline_model_from_cfg": ("dslpar.models.build", "build_pipeline_model_from_cfg"),
+    "MODELS": ("dslpar.schema.registry", "MODELS"),
+    "LAYERS": ("dslpar.schema.registry", "LAYERS"),
+    "GRADIENT_HANDLER": ("dslpar.schema.registry", "GRADIENT_HANDLER"),
+    "BaseGradientHandler": ("dslpar.engine.gradient_handlers", "BaseGradientHandler"),
+    "PipelineSchedule": ("dslpar.compat.colossalai", "PipelineSchedule"),
+    "NonPipelineSchedule": ("dslpar.compat.colossalai", "NonPipelineSchedule"),
 }
 
 __all__ = [

@@ -17,7 +17,7 @@ if __name__ != "dslpar.layers":
 from dslpar.layers.attention import Attention
 from dslpar.layers.block import MLP, Block, Form
 from dslpar.layers.boundary import from_inner, from_residual, to_inner, to_residual
-from dslpar.layers.colossal import Linear1D, Linear2D, Linear2p5D, Linear3D
+from dslpar.layers.colossalai import Linear1D, Linear2D, Linear2p5D, Linear3D
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.embedding import Embedding, Head, PositionEmbedding
 from dslpar.layers.linear import Linear

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar.groups import Groups
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.boundary import wrong_shape
 from dslpar.layers.dropout import random_of_piece, seed_of_piece

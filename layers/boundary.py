@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dslpar import comm
-from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.groups import Groups
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_cuts
 
 
@@ -58,7 +58,7 @@ def joined(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
     """Pieces to the whole: dim i of `x` is cut by dims[i], slowest first, so the fastest is joined first."""
     for dim, letters in enumerate(dims):
         for letter in reversed(letters):
-            x = comm.joined(x, groups.axis(letter), dim)
+            x = collectives.joined(x, groups.axis(letter), dim)
     return x
 
 
@@ -71,7 +71,7 @@ def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
     check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
         for letter in letters:
-            x = comm.sliced(x, groups.axis(letter), dim)
+            x = collectives.sliced(x, groups.axis(letter), dim)
     return x
 
 

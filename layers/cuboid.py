@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dslpar import comm
-from dslpar.comm import Axis, Pending
-from dslpar.groups import Groups
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Letters
 
 
@@ -31,11 +31,11 @@ class Kept:
 
     def gather(self, stored: Tensor) -> Tensor:
         """Stored, to the whole panel."""
-        return self._gather(stored, comm.all_gather)
+        return self._gather(stored, collectives.all_gather)
 
     def join(self, stored: Tensor) -> Tensor:
         """As `gather`, differentiable, where all ranks go on with the same panel: backward takes this rank's pieces."""
-        return self._gather(stored, comm.joined)
+        return self._gather(stored, collectives.joined)
 
     def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
@@ -51,13 +51,13 @@ class Kept:
         if self.axis.size == 1:
             return Pending(partial)
         if self.dim is None:
-            return comm.start_all_reduce_(partial, self.axis)
+            return collectives.start_all_reduce_(partial, self.axis)
         if not self.blocks:
-            return comm.start_reduce_scatter(partial, self.axis, self.dim)
+            return collectives.start_reduce_scatter(partial, self.axis, self.dim)
         dim = self.dim % partial.dim()
-        blocks = [comm.in_blocks(block, dim, self.axis.size) for block in self._split(partial, dim)]
+        blocks = [collectives.in_blocks(block, dim, self.axis.size) for block in self._split(partial, dim)]
         pieces = torch.cat([block.movedim(dim, 0) for block in blocks], dim + 1)
-        return comm.start_reduce_scatter(pieces.flatten(0, 1), self.axis)
+        return collectives.start_reduce_scatter(pieces.flatten(0, 1), self.axis)
 
     def reduce(self, partial: Tensor) -> Tensor:
         """As `start_reduce`, waited for."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dslpar.groups import Groups
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import stable_hash
 

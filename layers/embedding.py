@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar import comm
-from dslpar.groups import Groups
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.boundary import wrong_shape
 from dslpar.layers.ids import check_range, check_shape, own_tokens, row_of
@@ -157,5 +157,5 @@ class _LookUp(torch.autograd.Function):
         ids, outside = ctx.saved_tensors
         y_grad = how.y.gather(grads[0]).masked_fill(outside.unsqueeze(-1), 0)
         panel_grad = torch.ops.aten.embedding_dense_backward(y_grad, ids, ctx.num_rows, ctx.padding, False)
-        w_grad = comm.start_all_reduce_(how.w.reduce(panel_grad), how.depth).wait()
+        w_grad = collectives.start_all_reduce_(how.w.reduce(panel_grad), how.depth).wait()
         return None, w_grad, None, None

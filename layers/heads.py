@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.groups import Groups
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import inner_cuts, piece, residual_cuts
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.groups import Groups
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.boundary import check_divides, wrong_shape
 from dslpar.layers.placement import Cuts

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar import comm
-from dslpar.comm import Axis
-from dslpar.groups import Groups
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.cuboid import Kept, features_of, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.options import one_of
@@ -113,7 +113,7 @@ class _Multiply(torch.autograd.Function):
         if needs_w:
             x_panel = x if how.keeps_x else how.x.gather(x)
             w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
-            w_grad = comm.start_all_reduce_(how.w.reduce(w_panel_grad), how.depth).wait()
+            w_grad = collectives.start_all_reduce_(how.w.reduce(w_panel_grad), how.depth).wait()
         if needs_b:
             b_grad = grads[0].flatten(0, -2).sum(0)
         return x_grad and x_grad.wait(), w_grad, b_grad, None

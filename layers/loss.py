@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar import comm
-from dslpar.comm import Axis
-from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.groups import Groups
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.groups import Groups
 from dslpar.layers.boundary import joined, wrong_shape
 from dslpar.layers.ids import check_range, own_tokens
 from dslpar.layers.placement import inner_cuts, piece
@@ -78,7 +78,7 @@ def cross_entropy(
     if reduction == "none":
         result = joined(groups, losses.view(own.shape), cuts.of(logits.dim())[:-1])
     else:
-        result = comm.summed(losses.sum(), groups.axis(*cuts.tokens))
+        result = collectives.summed(losses.sum(), groups.axis(*cuts.tokens))
     return result if denominator is None else result / denominator
 
 
@@ -126,10 +126,10 @@ def accuracy(
     first = piece(groups.tensor, groups.coord, cuts.features)[0] * logits.shape[-1]
     own = own_tokens(groups, labels, cuts)
     value, index = _largest(logits[..., : max(vocab_size - first, 0)])
-    largest = comm.all_reduce(value, axis, "max")
+    largest = collectives.all_reduce(value, axis, "max")
     nowhere = torch.full_like(index, vocab_size)
-    index = comm.all_reduce(torch.where(value == largest, index + first, nowhere), axis, "min")
-    right = comm.all_reduce(((index == own) & (own != ignore_index)).sum(), groups.axis(*cuts.tokens))
+    index = collectives.all_reduce(torch.where(value == largest, index + first, nowhere), axis, "min")
+    right = collectives.all_reduce(((index == own) & (own != ignore_index)).sum(), groups.axis(*cuts.tokens))
     return right / (labels != ignore_index).sum().clamp(min=1)
 
 
@@ -174,14 +174,16 @@ class _TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         own = logits[:, :columns]
         largest = own.amax(-1, keepdim=True) if columns else logits.new_full((len(logits), 1), -torch.inf)
-        shifted = logits - comm.start_all_reduce_(largest, axis, "max").wait()
+        shifted = logits - collectives.start_all_reduce_(largest, axis, "max").wait()
         outside = (targets < 0) | (targets >= columns)
         targets = targets.masked_fill(outside, 0).unsqueeze(-1)
         wanted = shifted.gather(-1, targets).squeeze(-1).masked_fill_(outside, 0)
         label_mean = wanted if smoothing == 0 else wanted * (1 - smoothing) + even * shifted[:, :columns].sum(-1)
         exponents = shifted.exp_()
         exponents[:, columns:] = 0
-        exponent_sum, label_mean = comm.start_all_reduce_(torch.stack([exponents.sum(-1), label_mean]), axis).wait()
+        exponent_sum, label_mean = collectives.start_all_reduce_(
+            torch.stack([exponents.sum(-1), label_mean]), axis
+        ).wait()
         ctx.save_for_backward(exponents.div_(exponent_sum.unsqueeze(-1)), targets, outside)
         ctx.columns, ctx.smoothing, ctx.even = columns, smoothing, even
         losses: Tensor = exponent_sum.log() - label_mean

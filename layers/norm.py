@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar import comm
-from dslpar.comm import Axis
-from dslpar.groups import Groups
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
 from dslpar.layers.precision import widened
@@ -119,7 +119,9 @@ def _normed(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
 def _through_statistics(normed_grad: Tensor, normed: Tensor, axis: Axis, *, centred: bool) -> Tensor:
     """The gradient, less what every feature owes to the spread, and to the mean if that was subtracted."""
     sums = [(normed_grad * normed).sum(-1), *([normed_grad.sum(-1)] if centred else [])]
-    means = comm.start_all_reduce_(torch.stack(sums), axis).wait().div_(normed.shape[-1] * axis.size).unsqueeze(-1)
+    means = (
+        collectives.start_all_reduce_(torch.stack(sums), axis).wait().div_(normed.shape[-1] * axis.size).unsqueeze(-1)
+    )
     x_grad = normed_grad - normed * means[0]
     return x_grad.sub_(means[1]) if centred else x_grad
 
@@ -127,7 +129,7 @@ def _through_statistics(normed_grad: Tensor, normed: Tensor, axis: Axis, *, cent
 def _moments(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and 1 / standard deviation [..., 1] of features in pieces of one length."""
     variance, mean = torch.var_mean(x, -1, correction=0)
-    means, variances = comm.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
+    means, variances = collectives.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
     mean = means.mean(0)
     variance = variances.mean(0) + (means - mean).square().mean(0)
     return mean.unsqueeze(-1), (variance + eps).rsqrt().unsqueeze(-1)
@@ -135,5 +137,5 @@ def _moments(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
 
 def _root(x: Tensor, axis: Axis, eps: float) -> Tensor:
     """1 / root of the mean square [..., 1]."""
-    squares = comm.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
+    squares = collectives.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
     return (squares / (x.shape[-1] * axis.size) + eps).rsqrt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from dslpar.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
 
 T = TypeVar("T")
 

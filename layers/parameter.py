@@ -13,8 +13,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from dslpar import comm
-from dslpar.groups import Groups
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
@@ -102,7 +102,7 @@ def mark_owners(module: nn.Module, groups: Groups) -> None:
 
 def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
     """The full, unpadded tensor on every rank of the tensor group, from each one's piece. For tests and export."""
-    pieces = comm.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
+    pieces = collectives.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
     return placement.merge(list(pieces))
 
 
@@ -164,7 +164,9 @@ class Layer(Placed):
             # By attribute each time: that is how ZeRO-3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in places]
             parameters = [p for p in parameters if p.requires_grad]
-            shared.update(zip(parameters, comm.shared_together(parameters, self.groups.axis(*letters)), strict=True))
+            shared.update(
+                zip(parameters, collectives.shared_together(parameters, self.groups.axis(*letters)), strict=True)
+            )
         return shared
 
     def borrowed(self) -> Iterator[nn.Parameter]:

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import torch
 
-from dslpar.errors import WORLD, DslparError, Finding, Location
-from dslpar.mesh import TENSOR_AXES, Mesh, Tensor
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 
 Letters = tuple[str, ...]
 

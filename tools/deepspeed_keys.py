@@ -1,4 +1,4 @@
-"""Writes dslpar/known/deepspeed.py: every key that the installed DeepSpeed reads, with its type and default.
+"""Writes dslpar/schema/deepspeed_keys.py: every key that the installed DeepSpeed reads, with its type and default.
 
 python tools/deepspeed_keys.py            # writes the module anew
 python tools/deepspeed_keys.py --check    # compares; exits 1, with the difference, where they differ
@@ -35,8 +35,8 @@ import deepspeed
 from deepspeed.runtime import config as ds_config
 from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
-from dslpar.known.optimizers import OPTIMIZERS
-from dslpar.known.schedules import SCHEDULES
+from dslpar.schema.torch_optimizers import OPTIMIZERS
+from dslpar.schema.torch_schedulers import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "dslpar" / "known" / "deepspeed.py"
@@ -392,7 +392,8 @@ HEAD = '''"""Every key that DeepSpeed {version} reads, with type and default. Ge
 
 Not to be edited. `KEYS[section][key]` is (type, default): a section is a dotted path, "" the top level; the type is
 "bool", "int", "list[str]", "int | str", "section" (the path of which is another entry of KEYS), or "" where DeepSpeed's
-source names none; a default of None is none. `dslpar.ds_keys.known("zero_optimization.stage")` looks a key up.
+source names none; a default of None is none. `dslpar.schema.deepspeed_policy.known("zero_optimization.stage")` looks a
+key up.
 """
 
 from __future__ import annotations

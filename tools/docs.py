@@ -22,13 +22,13 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dslpar.commands.explain import Page, every_page, headline  # noqa: E402
-from dslpar.errors import Finding  # noqa: E402
-from dslpar.explain import reference, tables  # noqa: E402
-from dslpar.flow import load_text  # noqa: E402
-from dslpar.linter.book import lint  # noqa: E402
-from dslpar.linter.hosts import RULES as HOST_RULES  # noqa: E402
+from dslpar.cli.explain import Page, every_page, headline  # noqa: E402
+from dslpar.core.errors import Finding  # noqa: E402
+from dslpar.linter.check import load_text  # noqa: E402
+from dslpar.linter.engine import lint  # noqa: E402
 from dslpar.linter.rule import Rule  # noqa: E402
+from dslpar.linter.rules.hosts import RULES as HOST_RULES  # noqa: E402
+from dslpar.provenance import reference, reference_formats  # noqa: E402
 
 COMMAND = "python tools/docs.py"
 DOCS = ROOT / "docs"
@@ -74,7 +74,7 @@ model's keys may also stand under `cfg`, as LiBai has them, and those of `parall
 has them. `None` is as left out.
 
 """
-    return head + tables.as_markdown(reference.rows())
+    return head + reference_formats.as_markdown(reference.rows())
 
 
 # Rules ------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def index(every: list[Page]) -> str:
 def _row(page: Page) -> str:
     link = f"[{page.code}]({page.code[:-3]}.md#{_anchor(page)})"
     fix = "yes" if fixable(page) else ""
-    return f"| {link} | {page.name} | {page.severity} | {fix} | {tables.cell(headline(page))} |"
+    return f"| {link} | {page.name} | {page.severity} | {fix} | {reference_formats.cell(headline(page))} |"
 
 
 def _anchor(page: Page) -> str:
@@ -116,7 +116,9 @@ def fixable(page: Page) -> bool:
 
 
 def example_findings(page: Page) -> list[Finding]:
-    """What lint says of a rule's example, as tests/lint/test_pages.py lints it; a hostfile has nothing to fix."""
+    """What lint says of a rule's example, as tests/unit/linter/test_rule_pages.py lints it; a hostfile has nothing to
+    fix.
+    """
     if not isinstance(page, Rule) or page in HOST_RULES:
         return []
     example = dict(_sections(page.text())).get("Example", "")
@@ -134,14 +136,14 @@ def family_page(family: str, members: list[Page]) -> str:
 def _page(page: Page) -> str:
     where = "" if isinstance(page, Rule) else ", found by a run"
     fix = ", fixable" if fixable(page) else ""
-    kind, summary = f"*{page.severity}{where}{fix}*", tables.escaped(_summary(page))
+    kind, summary = f"*{page.severity}{where}{fix}*", reference_formats.escaped(_summary(page))
     lines = [f"## {page.code} {page.name}", "", kind, "", summary, ""]
     for heading, body in _sections(page.text()):
         if heading in ("Example", "Use instead"):
             language = "" if page in HOST_RULES else "python"
             lines += [f"**{heading}**", "", f"```{language}", body.rstrip("\n"), "```", ""]
         else:
-            lines += [f"**{heading}.** {tables.escaped(' '.join(body.split()))}", ""]
+            lines += [f"**{heading}.** {reference_formats.escaped(' '.join(body.split()))}", ""]
     return "\n".join(lines)
 
 

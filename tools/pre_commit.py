@@ -16,10 +16,10 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 the machine has
         return _refuse("needs Python 3.10 or newer")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from dslpar import cli
+    from dslpar.cli import main as cli_main
 
     try:
-        cli.run()
+        cli_main.run()
     except ModuleNotFoundError as missing:
         if missing.name != "yaml":
             raise

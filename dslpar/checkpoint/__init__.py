@@ -20,22 +20,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dslpar.checkpoint.choice import newest
     from dslpar.checkpoint.compare import changes, check
     from dslpar.checkpoint.folder import Stored
+    from dslpar.checkpoint.full_state import full_state, load_full_state
     from dslpar.checkpoint.manifest import text_identity
-    from dslpar.checkpoint.state import load, save
-    from dslpar.checkpoint.weights import full_state, load_full_state
+    from dslpar.checkpoint.save_load import load, save
+    from dslpar.checkpoint.select import newest
 
 _HOMES = {
     "Stored": "folder",
     "changes": "compare",
     "check": "compare",
-    "full_state": "weights",
-    "load": "state",
-    "load_full_state": "weights",
-    "newest": "choice",
-    "save": "state",
+    "full_state": "full_state",
+    "load": "save_load",
+    "load_full_state": "full_state",
+    "newest": "select",
+    "save": "save_load",
     "text_identity": "manifest",
 }
 """Loaded at first use: `dslpar checkpoint verify` needs no torch."""

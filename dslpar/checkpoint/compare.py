@@ -15,12 +15,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from dslpar import flow, read, record, spec
 from dslpar.checkpoint import manifest
-from dslpar.checkpoint.classes import SAME, TOLD, class_of
 from dslpar.checkpoint.folder import FORMAT, Stored
-from dslpar.config import yaml_io
-from dslpar.job import Job
+from dslpar.checkpoint.resume_policy import SAME, TOLD, class_of
+from dslpar.language import yaml_io
+from dslpar.layout.resolve import Job
+from dslpar.linter import check as linter_check
+from dslpar.reporting import run_dir
+from dslpar.schema import sections, sections_reader
 
 _SHOWN = 12
 """Differing keys that a finding lists; of another model there may be dozens."""
@@ -63,7 +65,7 @@ def changes(stored: Stored, job: Job) -> list[str]:
 
 def _other_versions(stored: Stored) -> Iterator[str]:
     """Not refused: but the bits of a step are those of the torch that took it."""
-    before, now = stored.manifest["versions"], record.versions()
+    before, now = stored.manifest["versions"], run_dir.versions()
     return (
         f"version of {name}: {before[name]} -> {now[name]}" for name in now if before.get(name) not in (None, now[name])
     )
@@ -124,7 +126,7 @@ def _class_of(change: Change, stored: Stored, job: Job) -> str:
 def _moves_by_itself(stored: Stored, job: Job) -> bool:
     """Whether a schedule of torch's or DeepSpeed's sets the optimizer's values, which are then restored."""
     before = stored.manifest["config"]["lr_scheduler"]["type"]
-    return before not in spec.SCHEDULES or not isinstance(job.spec.lr_scheduler, spec.LRScheduler)
+    return before not in sections.SCHEDULES or not isinstance(job.spec.lr_scheduler, sections.LRScheduler)
 
 
 def _keeps_states(change: Change) -> bool:
@@ -134,8 +136,8 @@ def _keeps_states(change: Change) -> bool:
 
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest's config with what its author must have said alone: as one would write it."""
-    spec_ = read.read(flow.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
-    bare = manifest.flat(manifest.plain_of(spec.Spec(model=spec_.model)))
+    spec_ = sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
+    bare = manifest.flat(manifest.plain_of(sections.Spec(model=spec_.model)))
     defaults = {
         key: value
         for key, value in manifest.flat(manifest.plain_of(_defaulted(spec_, required=_REQUIRED))).items()
@@ -161,7 +163,7 @@ def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str 
     return kept
 
 
-def _defaults(spec_: spec.Spec) -> dict[str, Any]:
+def _defaults(spec_: sections.Spec) -> dict[str, Any]:
     """What each key of these sections is if it is left out; of one that cannot be, what it is."""
     return manifest.flat(manifest.plain_of(_defaulted(spec_)))
 

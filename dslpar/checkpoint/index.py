@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from dslpar.checkpoint.folder import TENSORS
-from dslpar.checkpoint.pieces import Box, Piece, Segment, Shape, covers
-from dslpar.errors import DslparError, Finding, Location
+from dslpar.checkpoint.slices import Box, Piece, Segment, Shape, covers
+from dslpar.core.errors import DslparError, Finding, Location
 
 Value = TypeVar("Value")
 

@@ -20,14 +20,15 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dslpar import record, spec
-from dslpar.checkpoint.classes import SAME, class_of
 from dslpar.checkpoint.folder import FORMAT, Stored
-from dslpar.config import yaml_io
+from dslpar.checkpoint.resume_policy import SAME, class_of
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.data.corpus import Piece
-from dslpar.errors import DslparError, Finding, Location
-from dslpar.job import Job, offloads
-from dslpar.mesh import STANDARD_ORDER
+from dslpar.language import yaml_io
+from dslpar.layout.resolve import Job, offloads
+from dslpar.reporting import run_dir
+from dslpar.schema import sections
 
 Plain = dict[str, Any]
 """JSON values by key."""
@@ -45,7 +46,7 @@ def manifest_of(job: Job, data: str, step: int) -> Plain:
         "layout": layout_of(job),
         "fixed": fixed(job, data),
         "config": config_of(job),
-        "versions": record.versions(),
+        "versions": run_dir.versions(),
     }
 
 
@@ -109,7 +110,7 @@ def config_of(job: Job) -> Plain:
     return config
 
 
-def plain_of(spec_: spec.Spec) -> Plain:
+def plain_of(spec_: sections.Spec) -> Plain:
     """A spec as JSON has it."""
     plain: Plain = json.loads(json.dumps(_section(spec_), default=str))
     return plain
@@ -123,7 +124,7 @@ def flat(config: Mapping[str, Any], above: str = "") -> Plain:
     return found
 
 
-_OWN = (*spec.MODELS.values(), *spec.OPTIMIZERS.values())
+_OWN = (*sections.MODELS.values(), *sections.OPTIMIZERS.values())
 _OPEN = ("args", "extra")
 """Fields that hold further keys of their section, which stand beside its others."""
 _NOTHING: tuple[Any, ...] = (None, {}, [])

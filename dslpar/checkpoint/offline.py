@@ -27,23 +27,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dslpar import cut, record
-from dslpar.checkpoint import compare, folder, manifest, own
+from dslpar.checkpoint import compare, folder, manifest, rank_state
 from dslpar.checkpoint.folder import Stored, Written
 from dslpar.checkpoint.index import INDEX, Entry, Index, file_key, load_index, tensor_path
-from dslpar.checkpoint.pieces import Box, Piece, box_of, num_elements, whole_box
-from dslpar.checkpoint.tensorfile import DTYPES, Lazy, Reader, write_lazily
-from dslpar.config import yaml_io
-from dslpar.config.codes import did_you_mean
-from dslpar.errors import DslparError, Finding, Location
-from dslpar.foreign import model_of
-from dslpar.groups import Groups
-from dslpar.job import Job
+from dslpar.checkpoint.slices import Box, Piece, box_of, num_elements, whole_box
+from dslpar.checkpoint.tensor_file import DTYPES, Lazy, Reader, write_lazily
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.distributed.groups import Groups
+from dslpar.engine import partition
+from dslpar.engine.pipeline_module import parts_of
+from dslpar.language import yaml_io
+from dslpar.language.codes import did_you_mean
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
-from dslpar.mesh import TENSOR_AXES
+from dslpar.layout.resolve import Job
 from dslpar.models import LayerSpec
-from dslpar.pipeline import parts_of
+from dslpar.models.build import model_of
+from dslpar.reporting import run_dir
 
 
 class Whole(NamedTuple):
@@ -75,7 +76,7 @@ def reshard(stored: Stored, job: Job, output: Path) -> Path:
     index = load_index(Path(stored.path))
     job, stages = stages_of(job, index)
     _check_fits(stored, stages, index)
-    root = output / record.CHECKPOINTS
+    root = output / run_dir.CHECKPOINTS
     with _new(root) as unready:
         written = _write_all(stored, index, job, stages, folder.begin(unready, stored.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
@@ -154,8 +155,8 @@ def _buffers(stored: Stored, job: Job) -> Iterator[tuple[int, dict[str, Tensor]]
     """What each rank of the target would find of buffers in the source: its own replica's, or the first one's."""
     for rank in range(job.mesh.world_size):
         found: dict[str, Tensor] = {}
-        for other in reversed(list(own.had_them(stored.manifest["layout"], job.mesh.coord(rank)))):
-            found |= own.read(Path(stored.path), other).get("buffers", {})
+        for other in reversed(list(rank_state.had_them(stored.manifest["layout"], job.mesh.coord(rank)))):
+            found |= rank_state.read(Path(stored.path), other).get("buffers", {})
         if found:
             yield rank, found
 
@@ -182,7 +183,7 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
         return job, [{name: Whole(entry.shape, None) for name, entry in index.parameters.items()}]
     groups = Groups.picture(job.mesh)
     with torch.device("meta"):
-        job, layers = cut.decided(job, model_of(job), groups)
+        job, layers = partition.decided(job, model_of(job), groups)
         parts = [0, len(layers)]
         if job.mesh.pipe > 1:
             assert job.stages.counts is not None, "cut.decided has said"
@@ -243,7 +244,7 @@ def export(stored: Stored, output: Path, dtype: str | None = None, max_shard_byt
         for name, shard in zip(names, shards, strict=True):
             write_lazily(unready / name, shard, {"format": "pt"})
         folder.write(unready / "model.safetensors.index.json", [_json({"metadata": total, "weight_map": where})])
-        folder.write(unready / record.CONFIG, [yaml_io.dump_plain(config).encode()])
+        folder.write(unready / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
     return list(folder.files(output))
 
 

@@ -14,8 +14,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dslpar.errors import DslparError, Finding, Location
-from dslpar.job import Job
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.layout.resolve import Job
 
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 

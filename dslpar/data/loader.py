@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from torch.utils.data import default_collate
 
+from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.data.order import Samples, micro_batches
-from dslpar.errors import DslparError, Finding, Location
-from dslpar.job import Job
+from dslpar.layout.resolve import Job
 
 
 class Dataset(Protocol):

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dslpar.job import Batch
 from dslpar.layers.parameter import stable_hash
+from dslpar.layout.resolve import Batch
 
 
 class Samples(Protocol):

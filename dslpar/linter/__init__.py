@@ -1,1 +1,6 @@
-"""The linter: rules by family, one function a rule; each rule's docstring is its page (`dslpar explain CODE`)."""
+"""The linter: every rule over a config, without torch and without running the file.
+
+In: a `Config` (dslpar.language), the world size, the hosts. Out: findings with file, line, column and a fix. `check`
+has load, lint and resolve as functions, `engine` runs the rules, `rules` holds them, `catalog` the pages of findings
+that only a run can make, `report` the output formats.
+"""

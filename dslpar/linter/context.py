@@ -11,18 +11,19 @@ from dataclasses import is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dslpar import mesh, spec
-from dslpar.config.load import Config
-from dslpar.errors import Finding, Location
-from dslpar.hosts.hostfile import Cluster
-from dslpar.job import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
+from dslpar.cluster.hostfile import Cluster
+from dslpar.core import mesh
+from dslpar.core.errors import Finding, Location
+from dslpar.language.load import Config
+from dslpar.layout.divisors import least_micro_size
+from dslpar.layout.resolve import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
 from dslpar.linter.rule import Problem, UnknownValueError
-from dslpar.plan.divisors import least_micro_size
-from dslpar.read import Reading, read
-from dslpar.reading import Registered
+from dslpar.schema import sections
+from dslpar.schema.reader import Registered
+from dslpar.schema.sections_reader import Reading, read
 
 if TYPE_CHECKING:
-    from dslpar.linter.ignores import Ignores
+    from dslpar.linter.suppressions import Ignores
 
 
 class Guarded:
@@ -92,8 +93,8 @@ class Context:
         """The comments that silence findings; None where no file has any."""
         if not any("dslpar:" in text for text in self.sources.values()):
             return None
-        from dslpar.linter.book import RULES
-        from dslpar.linter.ignores import Ignores
+        from dslpar.linter.engine import RULES
+        from dslpar.linter.suppressions import Ignores
 
         return Ignores(self.config, RULES)
 
@@ -121,7 +122,7 @@ class Context:
     @property
     def gpt(self) -> Any:
         """The model, if it is one whose layers dslpar knows."""
-        if "model" in self.reading.invalid or not isinstance(self.reading.spec.model, spec.GPT):
+        if "model" in self.reading.invalid or not isinstance(self.reading.spec.model, sections.GPT):
             raise UnknownValueError("model")
         return self.spec.model
 
@@ -144,21 +145,25 @@ class Context:
     @property
     def own_schedule(self) -> Any:
         """The schedule, if it is dslpar's own."""
-        if "lr_scheduler" in self.reading.invalid or not isinstance(self.reading.spec.lr_scheduler, spec.LRScheduler):
+        if "lr_scheduler" in self.reading.invalid or not isinstance(
+            self.reading.spec.lr_scheduler, sections.LRScheduler
+        ):
             raise UnknownValueError("lr_scheduler")
         return self.spec.lr_scheduler
 
     @property
     def other_schedule(self) -> Any:
         """The schedule, if it is DeepSpeed's or torch's."""
-        if "lr_scheduler" in self.reading.invalid or not isinstance(self.reading.spec.lr_scheduler, spec.OtherSchedule):
+        if "lr_scheduler" in self.reading.invalid or not isinstance(
+            self.reading.spec.lr_scheduler, sections.OtherSchedule
+        ):
             raise UnknownValueError("lr_scheduler")
         return self.spec.lr_scheduler
 
     @property
     def other_optimizer(self) -> Any:
         """The optimizer, if it is not one of dslpar's own sections."""
-        if "optimizer" in self.reading.invalid or not isinstance(self.reading.spec.optimizer, spec.OtherOptimizer):
+        if "optimizer" in self.reading.invalid or not isinstance(self.reading.spec.optimizer, sections.OtherOptimizer):
             raise UnknownValueError("optimizer")
         return self.spec.optimizer
 
@@ -223,7 +228,7 @@ class Context:
         return batch_of(self.asked_batch, self.data_size, least_micro_size(self.cuboid))
 
     @property
-    def asked_batch(self) -> spec.Batch:
+    def asked_batch(self) -> sections.Batch:
         """What the config says of the batch."""
         return asked_batch(self.spec)
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from dslpar.errors import Finding, Fix
+from dslpar.core.errors import Finding, Fix
 
 Relint = Callable[[Mapping[str, str]], list[Finding]]
 """The findings of the configs that read a file, with these texts in place of files at real paths."""

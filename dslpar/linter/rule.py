@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslpar.errors import Finding, Fix, Location, Severity
+from dslpar.core.errors import Finding, Fix, Location, Severity
 
 if TYPE_CHECKING:
     from dslpar.linter.context import Context

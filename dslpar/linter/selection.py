@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dslpar.linter.book import RULES, page_of
+from dslpar.linter.engine import RULES, page_of
 
 NOT_LOOKED_AT = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
 """Files that could not be read to their end, and rules that were skipped."""
@@ -59,7 +59,7 @@ def _code(word: str) -> str:
 
 
 def _why(word: str, names: list[str]) -> str:
-    from dslpar.reading import did_you_mean
+    from dslpar.schema.reader import did_you_mean
 
     page = page_of(word)
     if page is not None:

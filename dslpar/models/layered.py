@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dslpar.groups import Groups
+from dslpar.distributed.groups import Groups
 from dslpar.layers import initialize, mark_owners
 from dslpar.layers.parameter import stable_hash
 from dslpar.models.recompute import Step, run_layers

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from dslpar.config.lazy import instantiate, locate
-from dslpar.config.tree import TARGET
-from dslpar.errors import DslparError, Finding, Location
-from dslpar.groups import Groups
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.distributed.groups import Groups
+from dslpar.language.lazy import instantiate, locate
+from dslpar.language.tree import TARGET
 from dslpar.models.criterion import cross_entropy
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
-from dslpar.registry import LAYERS
+from dslpar.schema.registry import LAYERS
 
 Entry = Mapping[str, Any]
 """A layer of a layers_cfg: its `type`, its keyword arguments, and perhaps a `layer_idx`."""

@@ -1,0 +1,162 @@
+"""Clusters: hosts and their slots, from a hostfile in any launcher's syntax, or from what a scheduler has given out.
+
+    node1 slots=4                  DeepSpeed; OpenMPI, which also reads `max_slots=M`
+    node1:4                        MPICH's Hydra
+    node1                          a slot a line, as in PBS's node file; OpenMPI takes one a core, MPICH one
+    gpu[07-12,31] slots=4          Slurm's list of nodes, each with as many slots
+
+Empty lines and comments (`#`) may stand between. What each launcher reads of these was measured with DeepSpeed 0.19,
+OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every launcher the hosts in that launcher's own words.
+
+>>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
+>>> cluster.world_size, cluster.hosts[1].name
+(8, 'node2')
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from dslpar.core.errors import Location
+
+Syntax = Literal["slots", "colon", "name", "list"]
+"""How a line says its host; "slots" is the one that DeepSpeed reads."""
+
+_SLOTS = re.compile(
+    r"\s*([^\s=,#\[\]]+|\S*\[\S*)\s+slots=(\d{1,9})(?:\s+max[_-]slots=(\d{1,9}))?\s*(?:#.*)?$", re.ASCII
+)
+_COLON = re.compile(r"\s*([\w.@-]+):(\d{1,9})\s*(?:#.*)?$", re.ASCII)
+_NAME = re.compile(r"\s*([A-Za-z0-9_][\w.@-]{0,254})()\s*(?:#.*)?$", re.ASCII)
+_GRAMMAR = "one host a line: NAME slots=N"
+
+
+class Host(NamedTuple):
+    """One machine and the ranks that it takes."""
+
+    name: str
+    slots: int
+    location: Location
+    """Of its line."""
+    slots_location: Location
+    """Of the number of slots."""
+    syntax: Syntax = "slots"
+    devices: tuple[int, ...] | None = None
+    """Those of its accelerators that `--include` or `--exclude` left; None: nobody chose."""
+
+    @property
+    def address(self) -> str:
+        """Its name in the network, without the user that ssh is told."""
+        return self.name.rpartition("@")[2]
+
+
+class BadLine(NamedTuple):
+    """A line that no launcher reads."""
+
+    location: Location
+    text: str
+    why: str = "is no host"
+    help: str = _GRAMMAR
+
+
+class WrongChoice(NamedTuple):
+    """A part of `--include` or `--exclude` that chooses nothing; the linter has a rule a kind."""
+
+    kind: Literal["host", "slot", "syntax"]
+    location: Location
+    said: str
+    help: str
+
+
+class Cluster(NamedTuple):
+    """The hosts of a hostfile, in order, and the lines that are none."""
+
+    path: str
+    hosts: tuple[Host, ...]
+    bad_lines: tuple[BadLine, ...]
+    wrong_choices: tuple[WrongChoice, ...] = ()
+    chosen: bool = False
+    """Whether `--include` or `--exclude` left only a part."""
+    a_file: bool = True
+    """False: a scheduler's allocation."""
+
+    @property
+    def world_size(self) -> int:
+        """Slots of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+    @property
+    def broken(self) -> bool:
+        """Whether its hosts are not to be relied on."""
+        return bool(self.bad_lines or self.wrong_choices)
+
+    @property
+    def as_deepspeed_reads_it(self) -> bool:
+        """Whether DeepSpeed reads the same hosts from the file itself."""
+        return self.a_file and all(host.syntax == "slots" for host in self.hosts)
+
+
+def parse(text: str, path: str) -> Cluster:
+    """Read a hostfile's text; never raises."""
+    hosts: list[Host] = []
+    bad: list[BadLine] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            for found in _hosts(line, Location(path, number, 1, number, len(line) + 1)):
+                (hosts if isinstance(found, Host) else bad).append(found)  # type: ignore[arg-type]
+    return Cluster(path, tuple(_merged(hosts)), tuple(bad))
+
+
+def written(hosts: Sequence[Host]) -> str:
+    """The hosts as DeepSpeed and OpenMPI read them."""
+    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+
+
+def _hosts(line: str, place: Location) -> Iterator[Host | BadLine]:
+    """Of one line: a host, several of a list, or what is wrong."""
+    kinds: tuple[tuple[Syntax, re.Pattern[str]], ...] = (("slots", _SLOTS), ("colon", _COLON), ("name", _NAME))
+    for syntax, pattern in kinds:
+        if match := pattern.match(line):
+            slots = place._replace(column=match.start(2) + 1, end_column=match.end(2) + 1) if match[2] else place
+            host = Host(match[1], int(match[2] or 1), place, slots, syntax)
+            yield from _checked(host, match[3] if syntax == "slots" else None, line)
+            return
+    yield BadLine(place, line.strip())
+
+
+def _checked(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine]:
+    if most is not None and int(most) < host.slots:
+        yield BadLine(host.location, line.strip(), "has more slots than max_slots", f"max_slots={host.slots}, or none")
+    elif "[" not in host.name:
+        yield host
+    else:
+        yield from _listed(host, line)
+
+
+def _listed(host: Host, line: str) -> Iterator[Host | BadLine]:
+    from dslpar.cluster import nodelist  # few hostfiles hold a list
+
+    try:
+        names = nodelist.expand(host.name)
+    except ValueError:
+        yield BadLine(
+            host.location, line.strip(), "holds no list of nodes", "as Slurm writes it: gpu[07-12,31] slots=8"
+        )
+        return
+    yield from (host._replace(name=name, syntax="list") for name in names)
+
+
+def _merged(hosts: Sequence[Host]) -> Iterator[Host]:
+    """Of a name that stands alone on several lines, each line is a slot; other repetitions stay, for the linter."""
+    bare: dict[str, int] = {}
+    for host in hosts:
+        if host.syntax == "name":
+            bare[host.name] = bare.get(host.name, 0) + 1
+    seen: set[str] = set()
+    for host in hosts:
+        if host.syntax != "name":
+            yield host
+        elif host.name not in seen:
+            seen.add(host.name)
+            yield host._replace(slots=bare[host.name])

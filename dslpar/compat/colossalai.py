@@ -1,0 +1,109 @@
+"""Schedules by ColossalAI's names: what runs the micro-batches of a step, and gives their output, label and loss.
+
+    schedule = PipelineSchedule(num_microbatches=4)
+    engine.zero_grad()
+    output, label, loss = schedule.forward_backward_step(engine, data_iter)
+    engine.step()
+
+Output, label and loss are there on the last stage, and None elsewhere; without a pipeline, on every rank. The loss is
+the mean over micro-batches and replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.engine.engine import Engine, Output, first_tensor
+
+Given = tuple[Any, Any, torch.Tensor | None]
+"""Output, label, loss."""
+
+
+class PipelineSchedule:
+    """A whole step's micro-batches, with a pipeline (1F1B) or without."""
+
+    def __init__(self, num_microbatches: int) -> None:
+        self.num_microbatches = num_microbatches
+
+    def forward_backward_step(
+        self,
+        engine: Engine,
+        data_iter: Iterator[Any] | None,
+        forward_only: bool = False,
+        return_loss: bool = True,
+        return_output_label: bool = True,
+    ) -> Given:
+        """One step without the optimizer's: `engine.step()` is to follow, unless `forward_only`.
+
+        `data_iter` gives micro-batches, or batches of num_microbatches * micro_size samples, which are split; it may be
+        None on stages between the first and the last. Forward alone is in evaluation mode.
+
+        Raises:
+            DslparError: num_microbatches is not the job's accumulation, or the data are of another size.
+            StopIteration: the data have ended.
+        """
+        self._check(engine)
+        micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
+        run = engine.forward if forward_only else engine.forward_backward
+        return _given(engine, run(micro_batches, keep=return_output_label), return_loss)
+
+    def _check(self, engine: Engine) -> None:
+        wanted = engine.job.batch.accumulation
+        if self.num_microbatches != wanted:
+            said = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
+            help_ = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
+            raise _error(engine, "PIP207", "other-num-microbatches", said, help_)
+
+    def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
+        first = tuple(next(data_iter))
+        if len(first_tensor(first[0])) == self.num_microbatches * engine.job.batch.micro_size:
+            parts = zip(*(_split(value, self.num_microbatches) for value in first), strict=True)
+            return [(inputs, labels) for inputs, labels in parts]
+        rest = [tuple(item) for _, item in zip(range(self.num_microbatches - 1), data_iter, strict=False)]
+        if len(rest) == self.num_microbatches - 1:
+            return [first, *rest]
+        said = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
+        raise _error(engine, "BAT208", "data-ended", said, "drop the last, incomplete step of your data")
+
+
+class NonPipelineSchedule:
+    """One micro-batch at a time, without a pipeline; `engine.step()` follows each, and steps at the last of a step."""
+
+    def forward_backward_step(
+        self,
+        engine: Engine,
+        data_iter: Iterator[Any],
+        forward_only: bool = False,
+        return_loss: bool = True,
+        return_output_label: bool = True,
+    ) -> Given:
+        """One micro-batch; the loss is over replicas too."""
+        inputs, label = next(data_iter)
+        with torch.set_grad_enabled(not forward_only):
+            output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)
+            loss = engine.criterion(output, label)
+        if not forward_only:
+            engine.backward(loss)
+        shown = (output, label) if return_output_label else (None, None)
+        return *shown, engine.mean_over_replicas(loss) if return_loss else None
+
+
+def _given(engine: Engine, got: Output, return_loss: bool) -> Given:
+    shown = return_loss and engine.is_last_stage
+    loss = torch.tensor(got.loss, device=engine.deepspeed.device) if shown else None
+    return got.output, got.label, loss
+
+
+def _split(value: Any, num: int) -> list[Any]:
+    """A tensor, or each of a tuple, in `num` equal parts along the first dim."""
+    if isinstance(value, tuple | list):
+        return list(zip(*(_split(item, num) for item in value), strict=True))
+    return list(value.chunk(num))
+
+
+def _error(engine: Engine, code: str, name: str, said: str, help_: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", said, help_, Location(engine.job.path), "schedule")])

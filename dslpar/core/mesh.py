@@ -1,0 +1,164 @@
+"""The mesh: named axes over ranks, as pure arithmetic; no torch, no processes.
+
+A job's ranks form a grid with the axes `pipe`, `data` and `tensor`; the tensor axis is itself a cuboid with the axes
+`d q y z` (DESIGN, sections 4 and 5). Slowest to fastest the standard order is::
+
+    pipe  data  d  q  y  z          rank = (pipe * D + data) * T + tensor
+
+as in DeepSpeed's PipeModelDataParallelTopology and LiBai's documentation. Two names stand for several axes:
+`tensor` for d q y z, and `x` for d q. That every group is a slice of one reshaped range of ranks was seen first in
+picotron and torch's DeviceMesh; here the slices are computed one at a time, so a mesh of a million ranks costs nothing.
+
+    >>> mesh = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
+    >>> list(mesh.groups("tensor"))
+    [(0, 1), (2, 3), (4, 5), (6, 7)]
+    >>> mesh.peers(5, "pipe")
+    (1, 5)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from dslpar.core.frozen import value
+
+Residual = Literal["replicated", "sequence", "hidden", "batch"]
+Inner = Literal["batch", "heads"]
+Keep = Literal["x", "w", "both", "none"]
+
+STANDARD_ORDER = ("pipe", "data", "tensor")
+LEGACY_ORDER = ("data", "pipe", "tensor")
+ORDERS = (STANDARD_ORDER, LEGACY_ORDER)
+
+TENSOR_AXES = ("d", "q", "y", "z")
+_COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
+
+
+@value
+class Tensor:
+    """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""
+
+    d: int = 1
+    """Depth: splits tokens; weights are replicated over it."""
+    q: int = 1
+    """Splits tokens; weights are cut over it too, and gathered for each product."""
+    y: int = 1
+    """Splits inner features: heads, MLP hidden, vocabulary."""
+    z: int = 1
+    """Splits the features of the residual stream."""
+    mode: str | None = None
+    """The mode that asked for this cuboid; None where there is no tensor parallelism."""
+    residual: Residual = "replicated"
+    """How the residual stream is kept over y."""
+    inner: Inner = "heads"
+    """How inner activations are kept over z."""
+    keep: Keep = "x"
+    """Which gathered panels live until the backward."""
+    split: Literal["batch", "sequence"] = "batch"
+    """What x splits."""
+    impl: Literal["ring", "ulysses"] = "ring"
+    """Attention over a split sequence."""
+
+    @property
+    def x(self) -> int:
+        """Ranks that split tokens."""
+        return self.d * self.q
+
+    @property
+    def size(self) -> int:
+        """Ranks of one tensor group."""
+        return self.d * self.q * self.y * self.z
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(x, y, z)."""
+        return self.x, self.y, self.z
+
+
+@value
+class Mesh:
+    """All ranks of a job; an immutable value. Sizes are at least 1; `order` is one of ORDERS."""
+
+    pipe: int = 1
+    """Pipeline stages."""
+    data: int = 1
+    """Data-parallel replicas."""
+    tensor: Tensor = field(default_factory=Tensor)
+    """The cuboid of each tensor group."""
+    order: tuple[str, str, str] = STANDARD_ORDER
+    """Axes from slow to fast."""
+
+    def __post_init__(self) -> None:
+        assert self.order in ORDERS, self.order
+        assert min(self.sizes.values()) >= 1, self.sizes
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Size of each axis, slowest axis first."""
+        tensor = {axis: getattr(self.tensor, axis) for axis in TENSOR_AXES}
+        outer = {axis: getattr(self, axis) for axis in self.order[:2]}
+        return outer | tensor
+
+    @cached_property
+    def strides(self) -> Mapping[str, int]:
+        """Ranks between neighbours on each axis."""
+        strides, stride = {}, 1
+        for axis, size in reversed(tuple(self.sizes.items())):
+            strides[axis] = stride
+            stride *= size
+        return strides
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes.values())
+
+    def coord(self, rank: int) -> dict[str, int]:
+        """The rank's index on each axis."""
+        return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
+
+    def rank(self, coord: Mapping[str, int]) -> int:
+        """The rank at `coord`; an axis that is left out counts as 0."""
+        return sum(index * self.strides[axis] for axis, index in coord.items())
+
+    def size(self, *names: str) -> int:
+        """Ranks in a group over the named axes (`tensor` and `x` name several)."""
+        return math.prod(self.sizes[axis] for axis in expand(names))
+
+    def index(self, rank: int, *names: str) -> int:
+        """The rank's position in its group over the named axes."""
+        coord, position = self.coord(rank), 0
+        for axis in self._in_order(names):
+            position = position * self.sizes[axis] + coord[axis]
+        return position
+
+    def peers(self, rank: int, *names: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` on the named axes alone, itself among them, in order."""
+        axes, coord = self._in_order(names), self.coord(rank)
+        origin = rank - sum(coord[axis] * self.strides[axis] for axis in axes)
+        return tuple(origin + offset for offset in self._offsets(axes))
+
+    def groups(self, *names: str) -> Iterator[tuple[int, ...]]:
+        """Every group over the named axes, by its first rank, one at a time."""
+        axes = self._in_order(names)
+        others = tuple(axis for axis in self.sizes if axis not in axes)
+        for origin in self._offsets(others):
+            yield tuple(origin + offset for offset in self._offsets(axes))
+
+    def _in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        wanted = expand(names)
+        return tuple(axis for axis in self.sizes if axis in wanted)
+
+    def _offsets(self, axes: tuple[str, ...]) -> Iterator[int]:
+        steps = [range(0, self.sizes[axis] * self.strides[axis], self.strides[axis]) for axis in axes]
+        return map(sum, product(*steps))
+
+
+def expand(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Axis names with `tensor` and `x` written out, each once."""
+    return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))

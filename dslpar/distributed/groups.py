@@ -1,0 +1,160 @@
+"""The mesh made real: process groups for the axes of a mesh, as `comm.Axis` handles; passed, never global.
+
+    groups = Groups(Mesh(data=2, tensor=Tensor(y=2, mode="1d")))
+    groups.axis("y")            # this rank's tensor group
+    groups.axis("d", "q")       # ranks that differ on d and q alone; also written axis("x")
+    groups.axis("model")        # pipe and tensor: all ranks of one replica of the model
+    Groups.picture(mesh, 5)     # rank 5's, in a process that is none of them
+
+Every process makes only the groups that it belongs to, all processes in the same order, so making them costs a few
+messages a rank in a job of any size. A process by itself (world 1) needs no `init_process_group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import combinations
+
+import torch.distributed as dist
+
+from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor, expand
+from dslpar.distributed.collectives import Axis
+from dslpar.watchdog.status_page import stage_words
+
+_MODEL = ("pipe", "tensor")
+
+
+class Groups:
+    """This rank's groups on `mesh`.
+
+    All ranks must construct it together, with equal arguments but for `rank` (default: torch.distributed's).
+    `timeout` bounds each collective; by default as torch.distributed has it.
+    """
+
+    mesh: Mesh
+    rank: int
+    coord: dict[str, int]
+    """This rank's index on each axis of the mesh."""
+
+    def __init__(self, mesh: Mesh, rank: int | None = None, timeout: timedelta | None = None) -> None:
+        running = dist.is_available() and dist.is_initialized()
+        world = dist.get_world_size() if running else 1
+        assert mesh.world_size == world, f"a mesh of {mesh.world_size} ranks in a world of {world}"
+        self.mesh = mesh
+        self.rank = (dist.get_rank() if running else 0) if rank is None else rank
+        self.coord = mesh.coord(self.rank)
+        alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
+        self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
+        for names in _wanted(mesh):
+            self._axes.setdefault(self._key(names), self._make(names, timeout))
+
+    @classmethod
+    def picture(cls, mesh: Mesh, rank: int = 0) -> Groups:
+        """The groups of any rank without processes: who belongs to them, and nothing to talk through.
+
+        Layers and models can be built on it, on any device, such as torch's "meta"; a forward needs the real one.
+        """
+        picture = cls.__new__(cls)
+        picture.mesh, picture.rank, picture.coord = mesh, rank, mesh.coord(rank)
+        picture._axes = {frozenset[str](): Axis(1, 0, (rank,))}
+        for key in map(picture._key, _wanted(mesh)):
+            peers = mesh.peers(rank, *key)
+            picture._axes[key] = Axis(len(peers), peers.index(rank), peers)
+        return picture
+
+    def __deepcopy__(self, memo: object) -> Groups:
+        """Itself: a copy of a layer talks to the same ranks."""
+        return self
+
+    @property
+    def tensor(self) -> Tensor:
+        """The cuboid of each tensor group."""
+        return self.mesh.tensor
+
+    @property
+    def stage_words(self) -> str:
+        """stage 1 (pipe 1, data 0, tensor 0): where this rank stands, for reports."""
+        return stage_words(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
+
+    def axis(self, *names: str) -> Axis:
+        """The group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", ("data", "d")."""
+        return self._axes[self._key(names)]
+
+    def _key(self, names: tuple[str, ...]) -> frozenset[str]:
+        """The named axes that have more than one rank: what the others add is nothing."""
+        return frozenset(axis for axis in _expand(names) if self.mesh.sizes[axis] > 1)
+
+    def _make(self, names: tuple[str, ...], timeout: timedelta | None) -> Axis:
+        key = self._key(names)
+        if key in self._axes:
+            return self._axes[key]
+        peers = self.mesh.peers(self.rank, *key)
+        if len(peers) == self.mesh.world_size:
+            group = dist.group.WORLD
+        else:
+            group = dist.new_group(list(peers), timeout, use_local_synchronization=True)
+        return Axis(len(peers), peers.index(self.rank), peers, group)
+
+
+def _expand(names: tuple[str, ...]) -> tuple[str, ...]:
+    return expand(tuple(axis for name in names for axis in (_MODEL if name == "model" else (name,))))
+
+
+def _wanted(mesh: Mesh) -> Iterator[tuple[str, ...]]:
+    """All groups that some layer or engine uses; no mode has more than three tensor axes, so 7 subsets at most."""
+    for length in range(1, len(TENSOR_AXES) + 1):
+        yield from combinations([axis for axis in TENSOR_AXES if mesh.sizes[axis] > 1], length)
+    yield from (("data",), ("pipe",), _MODEL, ("data", "d"), ("pipe", "data", "tensor"))
+
+
+class Mpu:
+    """DeepSpeed's `mpu` for an engine without pipeline: which ranks hold the model, and which its copies.
+
+    As DeepSpeed's own grid has it, "model parallel" means all ranks of one replica (pipe x tensor): norms and overflow
+    flags are reduced over them; so they must be every rank that steps together.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._model, self._tensor = groups.axis("model"), groups.axis("tensor")
+        self._data = groups.axis("data")
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup | None:
+        """All ranks of this replica."""
+        return self._model.group
+
+    def get_model_parallel_rank(self) -> int:
+        """Index among them."""
+        return self._model.index
+
+    def get_model_parallel_world_size(self) -> int:
+        """How many they are."""
+        return self._model.size
+
+    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
+        """The tensor group."""
+        return self._tensor.group
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """Index in the tensor group."""
+        return self._tensor.index
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        """Ranks in the tensor group."""
+        return self._tensor.size
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same shard of the model, for other samples."""
+        return self._data.group
+
+    def get_data_parallel_rank(self) -> int:
+        """Index among them."""
+        return self._data.index
+
+    def get_data_parallel_world_size(self) -> int:
+        """How many they are."""
+        return self._data.size
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        """Their global ranks."""
+        return list(self._data.peers)

@@ -1,0 +1,240 @@
+"""Where a model is cut whose layers are first known when it is there: an nn.Sequential, a class of one's own.
+
+    job, layers = decided(job, model, groups)        # job.stages says what is used; `layers` in order
+
+As the linter does for models that it knows, all mistakes are found before DeepSpeed is called: there, a stage without
+parameters fails on its own ranks, and the others wait for it (DeepSpeed's issue 1522).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.engine.pipeline_module import parts_of
+from dslpar.layers.parameter import placement_of
+from dslpar.layout import stages as plan
+from dslpar.layout.resolve import Job, Stages, pipeline_of
+from dslpar.layout.stages import contiguous
+from dslpar.models import LayeredModel, LayerSpec, Sequential
+from dslpar.models.build import Given
+
+log = logging.getLogger("dslpar")
+
+Counts = tuple[int, ...]
+
+
+def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
+    """The job with its cut, and the model's layers, each with its place in the cut where there is a pipeline.
+
+    Raises:
+        DslparError: the layers cannot be cut as the job asks.
+    """
+    layers = model.layers(groups)
+    if job.mesh.pipe == 1:
+        return job, layers
+    model, method = _given(job, model)
+    layers = _placed(job, layers)
+    if job.stages.counts is None or method is not None:
+        job = dataclasses.replace(job, stages=_stages(job, layers, method))
+    try:
+        assert job.stages.counts is not None
+        parts_of([layer.layer_idx for layer in layers], job.stages.counts)
+    except ValueError as error:
+        help_ = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
+        raise _error(job, "PIP202", "cut-does-not-fit", str(error), help_) from None
+    if isinstance(model, Sequential):
+        _refuse_shared(job, layers)
+    log.info("layers on each stage: %s", job.stages.counts)
+    return job, layers
+
+
+def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
+    """What can only be seen on the rank that holds a module, said on every rank; all ranks together.
+
+    Raises:
+        DslparError: a stage has nothing to train, a parameter is plain over tensor ranks or has no dims, or a layer
+            that runs twice keeps statistics of its inputs.
+    """
+    findings = [
+        *_untrainable(job, module, groups),
+        *_copied(job, module),
+        *_scalars(job, module),
+        *_counted_twice(job, module),
+    ]
+    gathered = collectives.gather_objects(findings, groups.axis("pipe", "data", "tensor"))
+    every = dict.fromkeys(finding for found in gathered for finding in found)
+    if every:
+        raise DslparError(every)
+
+
+# ---- the cut ----
+
+
+def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
+    """Layers without any layer_idx are cut one by one."""
+    if len(layers) == 1:
+        said = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
+        help_ = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
+        raise _error(job, "PIP204", "one-module", said, help_)
+    if any(layer.layer_idx is not None and layer.layer_idx < -1 for layer in layers):
+        raise _error(job, "PIP202", "cut-does-not-fit", "a layer_idx below -1", "from 0 on, or -1 for the last")
+    if any(layer.layer_idx is not None for layer in layers):
+        return layers
+    return [dataclasses.replace(layer, layer_idx=index) for index, layer in enumerate(layers)]
+
+
+def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
+    """What a program's model is made of, and how the program wants it cut."""
+    method: str | None = None
+    while isinstance(model, Given):
+        method = method or model.method
+        model = model.model
+    names = ("stage_ids", "counts", "method", "custom_pipeline_stage_id")
+    sections = (job.spec.parallel.pipeline, job.spec.train.dist)
+    written = [name for section in sections for name in names if getattr(section, name, None) is not None]
+    if method is not None and written:
+        said = f"partition_method and {written[0]} both say how layers are cut"
+        raise _error(job, "PIP202", "cut-does-not-fit", said, "leave one of them out")
+    return model, method
+
+
+def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages:
+    pipeline = pipeline_of(job.spec)
+    units = _units(layers)
+    if len(units) < pipeline.size:
+        said = f"{pipeline.size} stages, and the model has {len(units)} layers"
+        raise _error(job, "PIP201", "stages-exceed-layers", said, f"at most {len(units)} stages")
+    auto = _automatic(job, method or pipeline.method or "cost", units)
+    used = pipeline.counts or auto
+    if pipeline.stage_ids is not None:
+        used = _of_ids(job, pipeline.stage_ids, len(units))
+    if len(used) != pipeline.size or sum(used) != len(units) or 0 in used:
+        said = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
+        help_ = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
+        raise _error(job, "PIP202", "cut-does-not-fit", said, help_)
+    return Stages(plan.ids_of(auto), plan.ids_of(used), tuple(used))
+
+
+def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
+    if len(ids) == num_layers and list(ids) == sorted(ids):
+        return plan.counts_of(ids, job.mesh.pipe)
+    said = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
+    help_ = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
+    raise _error(job, "PIP202", "cut-does-not-fit", said, help_)
+
+
+def _units(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
+    """The layers of each index: one without goes with its neighbour, and -1 with the last."""
+    indices = [layer.layer_idx for layer in layers]
+    units: list[list[LayerSpec]] = [[] for _ in range(1 + max(index or 0 for index in indices))]
+    at = 0
+    for layer in layers:
+        at = at if layer.layer_idx is None else layer.layer_idx
+        units[at].append(layer)
+    return units
+
+
+def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
+    size = job.mesh.pipe
+    if len(units) == size:  # of a model that is split by hand, each rank has but its own
+        return (1,) * size
+    table: Mapping[str, Callable[[], Counts]] = {
+        "libai": partial(plan.libai, len(units), size),
+        "uniform": partial(plan.uniform, len(units), size),
+        "parameters": lambda: contiguous([_num_parameters(unit) for unit in units], size),
+        "cost": lambda: contiguous([_num_parameters(unit) for unit in units], size),
+    }
+    if method in table:
+        return table[method]()
+    pattern = method.removeprefix("type:")
+    weights = [sum(bool(re.search(pattern, name, re.IGNORECASE)) for name in _class_names(unit)) for unit in units]
+    if not any(weights):
+        names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
+        said = f"{method!r} matches no class of layers"
+        raise _error(job, "PIP202", "cut-does-not-fit", said, f"the classes are {names}")
+    return contiguous(weights, size)
+
+
+def _num_parameters(unit: Sequence[LayerSpec]) -> int:
+    return sum(p.numel() for module in _built(unit) for p in module.parameters() if p.requires_grad)
+
+
+def _class_names(unit: Sequence[LayerSpec]) -> list[str]:
+    return [type(module).__name__ for module in _built(unit)]
+
+
+def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
+    """Layers without memory, where they are not there already; a tied one weighs nothing."""
+    with torch.device("meta"):
+        return [layer.build() for layer in unit if layer.tied is None]
+
+
+# ---- what each rank holds ----
+
+
+def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
+    if any(p.requires_grad for p in module.parameters()):
+        return []
+    stage = f"stage {groups.coord['pipe']}" if job.mesh.pipe > 1 else "the model"
+    help_ = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
+    said = f"{stage} has no parameter that is trained"
+    return [Finding("PIP203", "nothing-to-train", "error", said, help_, Location(job.path), "parallel.pipeline")]
+
+
+def _copied(job: Job, module: nn.Module) -> list[Finding]:
+    """A module that knows nothing of tensor groups would stand on each of their ranks, whole."""
+    size = job.mesh.tensor.size
+    plain = [name for name, p in module.named_parameters() if placement_of(p) is None]
+    if size == 1 or not plain:
+        return []
+    said = f"{plain[0]!r} is a plain parameter: {size} tensor ranks would each hold all of it"
+    help_ = "tensor=1, or layers of dslpar.layers alone"
+    return [Finding("TEN111", "model-not-parallel", "error", said, help_, Location(job.path), "model")]
+
+
+def _scalars(job: Job, module: nn.Module) -> list[Finding]:
+    """DeepSpeed sends weights as bytes, which a tensor without dims has none of."""
+    names = [name for name, p in module.named_parameters() if p.dim() == 0]
+    said = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
+    help_ = "make it a vector of one element: nn.Parameter(torch.ones(1))"
+    return [Finding("CFG226", "scalar-parameter", "error", said, help_, Location(job.path), "model")] if names else []
+
+
+def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
+    """Activation checkpointing runs a layer twice; a norm that keeps running statistics would count them twice."""
+    names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
+    if job.spec.activation_checkpoint is None or not names:
+        return []
+    said = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
+    help_ = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
+    key = "activation_checkpoint"
+    return [Finding("CFG228", "statistics-recomputed", "error", said, help_, Location(job.path), key)]
+
+
+def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
+    """One weight of two built modules must stand on one stage: only LayerSpec.tied keeps copies equal."""
+    assert job.stages.counts is not None
+    parts = parts_of([layer.layer_idx for layer in layers], job.stages.counts)
+    home: dict[int, tuple[int, str]] = {}
+    for index, layer in enumerate(layers):
+        stage = sum(index >= begin for begin in parts[1:-1])
+        for name, p in layer.build().named_parameters():
+            other, first = home.setdefault(id(p), (stage, f"{layer.name}.{name}"))
+            if other != stage:
+                said = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
+                help_ = "cut so that both stand on one stage, or use weights of their own"
+                raise _error(job, "PIP205", "shared-over-stages", said, help_)
+
+
+def _error(job: Job, code: str, name: str, message: str, help_: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, help_, Location(job.path), "parallel.pipeline")])

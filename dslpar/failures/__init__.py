@@ -1,1 +1,0 @@
-"""How a job ends that fails: the guard beside each rank, what it hears and tells, and who was first."""

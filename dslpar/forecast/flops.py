@@ -1,0 +1,95 @@
+"""Floating-point operations of a step, by two conventions, and what devices can do at most: plain arithmetic, no torch.
+
+Both count multiplications and additions of matrix products alone, two a weight and token, and the backward as twice the
+forward; neither counts what activation checkpointing computes again (the "model FLOPs" of PaLM, arXiv 2204.02311,
+appendix B). Rotary positions, norms and activations are no matrix products; keys and values that several heads share
+are projected once, and multiplied with each of them.
+
+`mfu_6n`      6 N a token, N the weights that are multiplied: those of the blocks and of the head, not the tables that
+              are looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
+`mfu_causal`  the same, and the products of attention: of the s * s scores of a head and sequence one half, as in
+              FlashAttention (arXiv 2307.08691, section 4.1): what a causal mask leaves.
+
+    >>> from dslpar.schema.sections import GPT
+    >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+    >>> num_multiplied_weights(gpt2)
+    123532032
+    >>> round(flops_per_token(gpt2, 1024).mfu_causal / flops_per_token(gpt2, 1024).mfu_6n, 3)
+    1.076
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dslpar.layout.stages import block_weights
+from dslpar.schema import sections
+
+
+class Flops(NamedTuple):
+    """FLOPs of one token, forward and backward, by both conventions."""
+
+    mfu_causal: int
+    mfu_6n: int
+
+
+def num_multiplied_weights(model: sections.GPT) -> int:
+    """Weights that each token is multiplied with: attention's, the MLP's, and the head, tied or not."""
+    return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size
+
+
+def flops_per_token(model: sections.GPT, seq_len: int) -> Flops:
+    """FLOPs of a token in a sequence of `seq_len`, averaged over it."""
+    products = 6 * num_multiplied_weights(model)
+    scores = 6 * 2 * model.num_layers * model.hidden_size * seq_len  # q with k, and the weights with v
+    return Flops(mfu_causal=products + scores // 2, mfu_6n=products)
+
+
+def peak_flops_per_s(device: str, dtype: str) -> float | None:
+    """The most that a device computes in dense products of that type; None where it is not known, never a guess.
+
+    `device` is the name by which the driver knows it; fp32 is without TF32, which torch leaves off by default.
+
+        >>> peak_flops_per_s("NVIDIA A100-SXM4-80GB", "bf16")
+        312000000000000.0
+        >>> peak_flops_per_s("NVIDIA GeForce RTX 4090", "bf16") is None
+        True
+    """
+    if re.search(_A_SHARE, device):
+        return None
+    for pattern, peaks in PEAKS.items():
+        if re.search(pattern, device):
+            return peaks[dtype] * 1e12 if dtype in peaks else None
+    return None
+
+
+_A_SHARE = r"\bMIG\b|\bGRID\b|-\d+C$"
+"""In names of parts of a device: NVIDIA's MIG and virtual GPUs. What such a part can do at most is not the device's."""
+
+
+def _both(half: float, fp32: float) -> Mapping[str, float]:
+    return {"fp16": half, "bf16": half, "fp32": fp32}
+
+
+PEAKS: Mapping[str, Mapping[str, float]] = {
+    # NVIDIA's data sheets; where one shows rates "with sparsity", half of that. V100 (2017), V100S (2019):
+    r"\bV100S-PCIE\b": {"fp16": 130, "fp32": 16.4},
+    r"\bV100-PCIE\b": {"fp16": 112, "fp32": 14},
+    r"\bV100-SXM[23]\b": {"fp16": 125, "fp32": 15.7},
+    r"\bA10$": _both(125, 31.2),
+    r"\bA100\b": _both(312, 19.5),
+    r"\bL4$": _both(121, 30.3),
+    r"\bL40S$": _both(362.05, 91.6),
+    r"\bH100 NVL\b": _both(835.5, 60),
+    r"\bH100 PCIe\b": _both(756.5, 51),
+    r"\bH100 80GB HBM3\b": _both(989.5, 67),
+    r"\bH200 NVL\b": _both(835.5, 60),
+    r"\bH200\b": _both(989.5, 67),
+    r"\bB200\b": {"fp16": 2250, "bf16": 2250},
+    # AMD's data sheets; torch sees each half of an MI250X as a device of its own. "MI250X / MI250" may be either.
+    r"\bMI250X$": _both(191.5, 47.85),
+    r"\bMI300X\b": _both(1307.4, 163.4),
+}
+"""TFLOP/s of dense products by device and type: the first pattern that is found in the device's name."""

@@ -1,0 +1,160 @@
+"""What a rank holds of each layer: elements of its weights, and of what is saved for the backward; no torch.
+
+    >>> from dslpar.core.mesh import Tensor
+    >>> held = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward")
+    >>> int(held.weights), int(held.saved.elements)
+    (216, 512)
+
+Letters: M tokens of a micro-batch, h hidden size, F inner features; x = d q. A linear saves its input and its weight:
+the panels that `keep` names as panels, the others as they are stored; a weight that is not gathered is the parameter
+itself, and costs nothing. So in a micro-batch, where a panel of X is x z (inward) or x y (outward) of M K,
+
+=======  ============================  =====================================
+keep     input                         weight
+=======  ============================  =====================================
+x        its panel                     -
+w        as stored                     its panel, K N / (y z)
+both     its panel                     its panel
+none     as stored                     -
+=======  ============================  =====================================
+
+What two layers save of one tensor counts once. What is not of the model's type stands apart: `Saved.wide`, numbers of
+float32 or wider for each token, or for each token and head. That such a count is a sum over the block's activations,
+each of them once, and what tensor and sequence parallelism make of it, is Korthikanti et al.'s (2205.05198).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from dslpar.core.frozen import value
+from dslpar.core.mesh import Tensor
+from dslpar.forecast.traffic import (
+    Letters,
+    Number,
+    Role,
+    inner_features,
+    inner_tokens,
+    residual_features,
+    residual_tokens,
+)
+from dslpar.schema import sections
+
+
+@value
+class Saved:
+    """What lives until the backward."""
+
+    elements: Number = 0
+    """Of the model's type: activations, and panels of weights."""
+    wide: Number = 0
+    """Of float32 or wider: statistics of norms, the log-sum-exp of attention."""
+
+    def __add__(self, other: Saved) -> Saved:
+        return Saved(elements=self.elements + other.elements, wide=self.wide + other.wide)
+
+
+@value
+class Held:
+    """What a rank holds of a layer."""
+
+    weights: Number
+    """Elements of its parameters."""
+    saved: Saved
+    """By one micro-batch."""
+
+    def __add__(self, other: Held) -> Held:
+        return Held(weights=self.weights + other.weights, saved=self.saved + other.saved)
+
+
+def linear(
+    tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role, bias: bool = True
+) -> Held:
+    """A linear layer with its input; of several blocks of features `out_features` is the sum."""
+    matrix = Fraction(in_features * out_features, tensor.y * tensor.z)
+    panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
+    features = inner_features if role == "inward" else residual_features
+    vector = Fraction(out_features, _ranks(tensor, features(tensor))) if bias else 0
+    saved = Saved(elements=_input(tensor, tokens, in_features, role) + panel)
+    return Held(weights=matrix / tensor.q + vector, saved=saved)
+
+
+def norm(tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True) -> Held:
+    """A norm with its input, and one or two statistics a token.
+
+    Torch's own RMSNorm, for features that are whole, saves what it normalised as well where no kernel fuses it (CPU).
+    """
+    vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
+    rows = Fraction(tokens, _ranks(tensor, residual_tokens(tensor)))
+    pieces = _ranks(tensor, residual_features(tensor))
+    times = 2 if kind == "rmsnorm" and pieces == 1 else 1
+    saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
+    return Held(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
+
+
+def attention(
+    tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, bias: bool = True
+) -> Held:
+    """Fused attention without dropout and mask: q, k, v and its result once, its log-sum-exp, the result's panel.
+
+    Over a split sequence the result crosses ranks (ulysses) or is laid out anew (ring; grouped queries too), before the
+    projection back takes it: once more.
+    """
+    kv_size = hidden_size // num_heads * (kv_heads or num_heads)
+    inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias)
+    outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias)
+    result = _inner(tensor, tokens, hidden_size)
+    core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
+    split = tensor.split == "sequence" and tensor.x > 1
+    if split or (tensor.z > 1 and tensor.keep in ("x", "both")):
+        core += result
+    if split and tensor.impl == "ring" and kv_size < hidden_size:
+        core += result
+    wide = _inner(tensor, tokens, num_heads)
+    return inward + Held(weights=0, saved=Saved(elements=core, wide=wide)) + outward
+
+
+def mlp(
+    tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
+) -> Held:
+    """Up, what the activation needs (its input, of two blocks with 'swiglu'), and down."""
+    inner = (2 if activation == "swiglu" else 1) * ffn_size
+    up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias)
+    activated = Held(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
+    return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
+
+
+def block(tensor: Tensor, tokens: Number, model: sections.GPT) -> Held:
+    """A transformer block without dropout and rotary positions: 16 s b h elements with gelu, where all is whole."""
+    h, bias = model.hidden_size, model.bias
+    norms = norm(tensor, tokens, h, kind=model.norm, bias=bias)
+    return (
+        norms
+        + norms
+        + attention(tensor, tokens, h, model.num_heads, kv_heads=model.kv_heads, bias=bias)
+        + mlp(tensor, tokens, h, model.ffn_size, activation=model.activation, bias=bias)
+    )
+
+
+def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fraction:
+    """Of a linear: its panel, or as it is stored."""
+    stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
+    if tensor.keep not in ("x", "both"):
+        return stored
+    other = tensor.z if role == "inward" else tensor.y
+    return Fraction(tokens * features, tensor.x * other)
+
+
+def _residual(tensor: Tensor, tokens: Number, features: int) -> Fraction:
+    """Elements that a rank stores of the residual."""
+    return Fraction(tokens * features, _ranks(tensor, residual_tokens(tensor) + residual_features(tensor)))
+
+
+def _inner(tensor: Tensor, tokens: Number, features: int) -> Fraction:
+    """Elements that a rank stores of an inner activation."""
+    return Fraction(tokens * features, _ranks(tensor, inner_tokens(tensor) + inner_features(tensor)))
+
+
+def _ranks(tensor: Tensor, letters: Letters) -> int:
+    return math.prod(getattr(tensor, letter) for letter in letters)

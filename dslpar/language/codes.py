@@ -1,0 +1,79 @@
+"""Every code of the config language in one table, and the exceptions that become findings.
+
+A rule of the language that is broken raises `MistakeError` where it is noticed; the evaluator turns it into a `Finding`
+at the expression's place and goes on with `Unknown` (see values.py).
+
+    >>> from dslpar.core.errors import Location
+    >>> finding("CFG010", Location("a.py"), "name 'x' is not defined").name
+    'undefined-name'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dslpar.core.errors import Finding, Location, Severity
+
+
+class Code(NamedTuple):
+    """A code's kebab-case name, and the help that stands where nothing more precise is known."""
+
+    name: str
+    help: str
+    severity: Severity = "error"
+
+
+CODES = {
+    "CFG001": Code("syntax-error", "write Python syntax (or YAML in a .yaml file)"),
+    "CFG002": Code("unsupported-syntax", "write assignments of literals, dict(...), arithmetic, `if` and `for`"),
+    "CFG003": Code("unsupported-call", "write the value itself, or L(Class)(...) for what is built later"),
+    "CFG004": Code("evaluation-error", "correct the expression; Python itself would refuse it too"),
+    "CFG005": Code("limit-exceeded", "write the value shorter; a config is evaluated within fixed bounds"),
+    "CFG006": Code("import-not-found", "name a config file beside this one, as in `from .common import train`"),
+    "CFG007": Code("import-cycle", "move what both files need into a third file, and import it from both"),
+    "CFG008": Code("star-import", "name what you need: `from .common import train, optim`"),
+    "CFG009": Code("unreadable-file", "give the path of a UTF-8 text file that may be read"),
+    "CFG010": Code("undefined-name", "assign the name before it is used, or import it"),
+    "CFG011": Code("bad-override", "write `key.subkey=value`, `key[0]=value`, or `~key.subkey` to delete"),
+    "CFG012": Code("duplicate-key", "keep one of the two entries: the later one wins", "warning"),
+    "CFG120": Code(
+        "section-replaced", "change the keys one by one, as in `train.dist.tensor_parallel_size = 2`", "warning"
+    ),
+    "CFG013": Code("not-a-value", "assign None, a bool, a number, a string, a list, a tuple, a dict or L(Class)(...)"),
+}
+
+
+class MistakeError(Exception):
+    """A rule of the language is broken; `place` is None where the expression's own place is right."""
+
+    def __init__(self, code: str, message: str, help: str = "", place: Location | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.help, self.place = code, message, help, place
+
+
+class UnknownError(Exception):
+    """A value that could not be evaluated was used: what depends on it is unknown too, without a finding."""
+
+
+class BudgetError(Exception):
+    """The whole evaluation has used up its steps or its findings and ends here."""
+
+
+# What Python raises for a mistake in an expression; RecursionError, a RuntimeError, is handled before.
+PYTHON_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration)
+
+
+def finding(code: str, location: Location, message: str, help: str = "", severity: Severity | None = None) -> Finding:
+    """The finding of `code`, with the table's name, and its help unless a better one is given."""
+    row = CODES[code]
+    return Finding(code, row.name, severity or row.severity, message, help or row.help, location)
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """`; did you mean 'x'?` where one of the known words resembles the word, else nothing."""
+    from difflib import get_close_matches  # only needed for a mistake
+
+    words = [item for item in known if isinstance(item, str) and len(item) < 100]
+    close = get_close_matches(word, words[:100], 1) if isinstance(word, str) and len(word) < 100 else []
+    return f"; did you mean {close[0]!r}?" if close else ""

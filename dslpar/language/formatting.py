@@ -1,0 +1,149 @@
+"""Values to text: f-strings, `str.format`, `%`, `str()`; every width and precision is read before it is obeyed.
+
+`str.format` is written anew over `string.Formatter`: its fields may take items, never attributes, since Python's own
+walks from any value to `__class__` and from there to everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslpar.language.codes import MistakeError, UnknownError
+from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, too_much
+from dslpar.language.tree import Reference
+from dslpar.language.values import Unknown
+
+MAX_WIDTH = 1_000
+SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range, Reference)
+CONVERSIONS = {-1: None, 115: str, 114: repr, 97: ascii}
+"""What `ast.FormattedValue.conversion` stands for: nothing, `!s`, `!r`, `!a`."""
+
+
+def to_text(value: Any, budget: Budget, convert: Any = str) -> str:
+    """`str(value)`, `repr(value)` or `ascii(value)`."""
+    _check_shown(value, budget)
+    made: str = convert(value)
+    check_length(len(made))
+    return made
+
+
+def formatted(value: Any, spec: str, budget: Budget) -> str:
+    """`format(value, spec)`."""
+    _check_shown(value, budget)
+    _check_widths(spec)
+    made = format(value, spec)
+    check_length(len(made))
+    return made
+
+
+def percent(template: str, values: Any, budget: Budget) -> str:
+    """`template % values`."""
+    count = _check_conversions(template)
+    budget.spend(count * 2 + len(template) // 64)
+    items = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
+    longest = 0
+    for item in items:
+        budget.spend(2)
+        _check_shown(item, budget)
+        longest = max(longest, len(item) if isinstance(item, str) else len(to_text(item, budget)))
+    if isinstance(values, dict) and count * longest > 10 * MAX_TEXT:  # one item may be named many times
+        check_length(count * longest)
+    made: str = template % values
+    return made
+
+
+def _check_conversions(template: str) -> int:
+    """The number of conversions such as `%(name)-10.3f`; their widths are checked."""
+    count, at = 0, template.find("%")
+    while at >= 0:
+        count, at = count + 1, _after_key(template, at + 1)
+        end = at
+        while end < len(template) and template[end] in "-+ #.0123456789":
+            end += 1
+        if template[end : end + 1] == "*":
+            raise MistakeError("CFG003", "`*` as a width is not part of the config language", "write an f-string")
+        _check_widths(template[at:end])
+        at = template.find("%", end + 1)
+    return count
+
+
+def _after_key(template: str, at: int) -> int:
+    """The index behind a `(key)`, with Python's own counting of brackets."""
+    if template[at : at + 1] != "(":
+        return at
+    depth = 0
+    for index in range(at, len(template)):
+        depth += (template[index] == "(") - (template[index] == ")")
+        if depth == 0:
+            return index + 1
+    return len(template)
+
+
+def format_method(template: str, args: Sequence[Any], kwargs: Mapping[str, Any], budget: Budget) -> str:
+    """`template.format(*args, **kwargs)`."""
+    made: str = _formatter(budget).vformat(template, args, kwargs)
+    return made
+
+
+def _formatter(budget: Budget) -> Any:
+    import string
+
+    class Formatter(string.Formatter):
+        """`string.Formatter`, within bounds and without attributes."""
+
+        length = 0
+
+        def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+            budget.spend(10)
+            if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
+                raise MistakeError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
+            return super().get_field(field_name, args, kwargs)
+
+        def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+            if isinstance(key, int) and key >= len(args):
+                raise IndexError(f"Replacement index {key} out of range for positional args tuple")
+            return super().get_value(key, args, kwargs)
+
+        def format_field(self, value: Any, format_spec: str) -> str:
+            made = formatted(value, format_spec, budget)
+            self.length += len(made)
+            check_length(self.length)
+            return made
+
+        def convert_field(self, value: Any, conversion: Any) -> Any:
+            if conversion is None:
+                return value
+            if conversion not in ("s", "r", "a"):
+                raise ValueError(f"unknown conversion specifier {conversion!r}")
+            return to_text(value, budget, {"s": str, "r": repr, "a": ascii}[conversion])
+
+    return Formatter()
+
+
+def _check_shown(value: Any, budget: Budget) -> None:
+    if isinstance(value, Unknown):
+        raise UnknownError
+    if not isinstance(value, SHOWN):
+        raise MistakeError("CFG004", f"a {type(value).__name__} has no fixed text", "write list(...) around it")
+    budget.weigh(value)
+    budget.spend(len(value) // 64 if isinstance(value, str) else 0)
+    _check_sets(value)
+
+
+def _check_sets(value: Any) -> None:
+    in_fixed_order(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return
+    for item in value:
+        if isinstance(item, (list, tuple, dict, set)):
+            _check_sets(item)
+
+
+def _check_widths(spec: str) -> None:
+    for digits in re.findall(r"\d+", spec):
+        if len(digits) > 9 or int(digits) > MAX_WIDTH:
+            raise too_much(f"a width or precision of more than {MAX_WIDTH:,}")

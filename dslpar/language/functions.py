@@ -1,0 +1,322 @@
+"""The functions of the language, in one table by full name: builtins, math, os.path.join, LazyCall and its kin.
+
+That a name bound by an absolute import is a *reference* until it is called, and that a call is looked up by the
+reference's full name, makes `import math`, `from math import pi` and `import os.path as osp` one thing. LazyCall is
+detectron2's and LiBai's; as there, it copies the containers that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+import os.path
+from collections.abc import Callable
+from typing import Any
+
+from dslpar.language.arguments import Call
+from dslpar.language.codes import MistakeError, UnknownError, did_you_mean
+from dslpar.language.formatting import to_text
+from dslpar.language.limits import CONTAINERS, MAX_BITS, check_bits, check_items, check_size, in_fixed_order, too_much
+from dslpar.language.tree import TARGET, Reference
+from dslpar.language.values import Dict, LazyTarget, List, Unknown, adopt, copied, make_tuple, origins_of
+
+Function = Callable[[Call], Any]
+
+
+def call_function(target: Reference, call: Call) -> Any:
+    """Call a function of the language. Raises MistakeError for every other."""
+    function = FUNCTIONS.get(target.name)
+    if function is None:
+        raise _not_callable(target.name)
+    return check_size(adopt(function(call)))
+
+
+def _not_callable(name: str) -> MistakeError:
+    owner, _, last = name.rpartition(".")
+    if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
+        help = "write the value here, or give it on the command line as key=value"
+    elif owner in ("math", "os.path", "builtins"):
+        close = did_you_mean(name, FUNCTIONS)
+        help = f"use a function of the language{close}"
+    else:
+        help = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
+    return MistakeError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", help)
+
+
+def call_lazy(target: LazyTarget, call: Call) -> Dict:
+    """The second call of `LazyCall(target)(...)`."""
+    if call.args:
+        raise MistakeError(
+            "CFG003", "LazyCall takes keyword arguments only", f"name each: {target.target.name}(name=...)"
+        )
+    made = Dict()
+    made.put(TARGET, target.target, call.place)
+    call.budget.weigh(*call.kwargs.values())
+    known: dict[int, Any] = {}
+    for name, value in call.kwargs.items():
+        if name != TARGET:  # of a description spread with **: the outer target counts
+            made.put(name, copied(value, known), *call.keyword_places[name])
+    return made
+
+
+def _lazy(call: Call) -> LazyTarget:
+    call.refuse_unknown()
+    (target,) = call.positional(1)
+    if isinstance(target, str) and all(part.isidentifier() for part in target.split(".")) and "." in target:
+        target = Reference(target)
+    if not isinstance(target, Reference):
+        what = "a class or function, imported, or its full name as a string"
+        raise MistakeError("CFG004", f"LazyCall needs {what}", "write L(Class)(...) with `from module import Class`")
+    return LazyTarget(target)
+
+
+def _copying_dict(call: Call) -> Dict:
+    """`DictConfig(...)`, `OmegaConf.create(...)`: a dict that copies what it is given."""
+    (content,) = call.positional(0, 1, keywords=True)
+    content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
+    call.budget.weigh(content)
+    if isinstance(content, (Unknown, list)):
+        return copied(content) if isinstance(content, list) else _unknown()  # type: ignore[no-any-return]
+    if content is not None and not isinstance(content, dict):
+        raise TypeError(f"expected a dict, got {type(content).__name__}")
+    made: Dict = copied(content) if content is not None else Dict()
+    return made
+
+
+def _unknown() -> Any:
+    raise UnknownError
+
+
+def _dict(call: Call) -> Dict:
+    (source,) = call.positional(0, 1, keywords=True)
+    made = Dict()
+    if call.args:
+        if isinstance(source, Unknown):
+            made.spoiled = True
+        else:
+            pairs = source if isinstance(source, dict) else call.budget.dict_of(source)
+            call.budget.spend(len(pairs) // 4)
+            made.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
+            made.spoiled = getattr(pairs, "spoiled", False)
+    call.put_keywords(made)
+    return made
+
+
+def _fromkeys(call: Call) -> Dict:
+    keys, value = call.positional(1, 1)
+    made = Dict()
+    for key in readable(keys, call):
+        call.budget.weigh_keys(key)
+        made.put(key, value, call.places[-1], call.places[0])
+    return made
+
+
+def _list(call: Call) -> List:
+    (source,) = call.positional(0, 1)
+    if not call.args:
+        return List()
+    if isinstance(source, (list, tuple)):
+        call.budget.spend(len(source) // 4)
+        made = List(source, origins_of(source))
+        made.spoiled = getattr(source, "spoiled", False)
+        return made
+    return List(readable(source, call))
+
+
+def _tuple(call: Call) -> Any:
+    made = _list(call)
+    if made.spoiled:
+        raise UnknownError
+    return make_tuple(made, made.origins)
+
+
+def _set(call: Call) -> set[Any]:
+    (source,) = call.positional(0, 1)
+    if not call.args:
+        return set()
+    values = list(readable(source, call, any_order=True))
+    call.budget.weigh_keys(*values)
+    return set(values)
+
+
+def readable(value: Any, call: Call, any_order: bool = False) -> Any:
+    """An iterable that Python's own functions may read to its end: paid for, whole or item by item."""
+    if isinstance(value, Unknown) or getattr(value, "spoiled", False):
+        raise UnknownError
+    if not any_order:
+        in_fixed_order(value)
+    if isinstance(value, (str, *CONTAINERS)):
+        call.budget.spend(len(value) // 8)
+        return value
+    return call.budget.metered(value) if hasattr(value, "__iter__") and not isinstance(value, Reference) else value
+
+
+def _reader(function: Any, any_order: bool = False) -> Function:
+    """A function that reads its first arguments to their ends, comparing or adding the items."""
+
+    def run(call: Call) -> Any:
+        call.refuse_unknown()
+        key = call.key_function()
+        keywords = call.kwargs | ({"key": key} if key else {})
+        if len(call.args) == 1 or function is sum:
+            call.budget.weigh(*call.args)
+            return function(readable(call.args[0], call, any_order and key is None), *call.args[1:], **keywords)
+        call.budget.weigh(*call.args)
+        return function(*call.args, **keywords)
+
+    return run
+
+
+def _sum(call: Call) -> Any:
+    """`sum`, where each step makes a new container as long as all before it."""
+    call.refuse_unknown()
+    start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
+    if not isinstance(start, CONTAINERS):
+        return _reader(sum)(call)
+    items = list(readable(call.args[0], call))
+    check_items(sum(len(item) for item in items if isinstance(item, CONTAINERS)))
+    call.budget.spend(len(items) * sum(len(item) for item in items if isinstance(item, CONTAINERS)) // 64)
+    total: Any = start
+    for item in items:
+        total = total + item
+    return check_size(total)
+
+
+def _lazy_iterator(function: Callable[..., Any]) -> Function:
+    """`zip`, `enumerate`, `reversed`: nothing is read until the result is."""
+
+    def run(call: Call) -> Any:
+        call.refuse_unknown()
+        for value in call.args:
+            if getattr(value, "spoiled", False):
+                raise UnknownError
+            in_fixed_order(value)
+        return function(*call.args, **call.kwargs)
+
+    return run
+
+
+def _simple(function: Callable[..., Any]) -> Function:
+    def run(call: Call) -> Any:
+        call.refuse_unknown()
+        for value in call.args:
+            if isinstance(value, List) and value.spoiled:
+                raise UnknownError
+            call.budget.spend(len(value) // 64 if isinstance(value, str) else 0)
+        return function(*call.args, **call.kwargs)
+
+    return run
+
+
+def _str(call: Call) -> str:
+    call.refuse_unknown()
+    (value,) = call.positional(1) if call.args or call.kwargs else ("",)
+    return to_text(value, call.budget)
+
+
+def _round(call: Call) -> Any:
+    digits = call.args[1] if len(call.args) > 1 else call.kwargs.get("ndigits")
+    if isinstance(digits, int) and abs(digits) > 1000:
+        raise too_much("round() to more than 1,000 digits")
+    return _simple(round)(call)
+
+
+def _isinstance(call: Call) -> bool:
+    call.refuse_unknown()
+    value, kinds = call.positional(2)
+    call.budget.weigh(kinds)
+    return isinstance(value, _types(kinds))
+
+
+def _types(kinds: Any) -> tuple[type, ...]:
+    if isinstance(kinds, tuple):
+        return tuple(kind for item in kinds for kind in _types(item))
+    kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
+    if kind is None:
+        raise MistakeError(
+            "CFG004", "isinstance() needs one of the language's types", f"use one of: {', '.join(SHORT_TYPES)}"
+        )
+    return (kind,)
+
+
+def _join_path(call: Call) -> str:
+    call.refuse_unknown()
+    if call.kwargs or not all(isinstance(part, str) for part in call.args):
+        raise TypeError("os.path.join() takes strings")
+    joined: str = os.path.join(*call.args)
+    return joined
+
+
+def _bounded(function: Callable[..., Any], bits: Callable[..., int]) -> Function:
+    """An exact function of math whose result can be huge: `bits` bounds it from above."""
+
+    def run(call: Call) -> Any:
+        call.refuse_unknown()
+        if all(isinstance(value, int) for value in call.args):
+            check_bits(bits(*call.args))
+        return function(*call.args, **call.kwargs)
+
+    return run
+
+
+def _product(call: Call) -> Any:
+    call.refuse_unknown()
+    items = list(readable(call.args[0], call)) if len(call.args) == 1 else []
+    start = call.kwargs.get("start", 1)
+    check_bits(sum(item.bit_length() for item in (*items, start) if isinstance(item, int)))
+    if any(isinstance(item, (*CONTAINERS, str)) for item in (*items, start)):
+        raise TypeError("math.prod() takes numbers")
+    return math.prod(items, **call.kwargs)
+
+
+def _get_config(call: Call) -> Any:
+    call.refuse_unknown()
+    (name,) = call.positional(1)
+    if not isinstance(name, str):
+        raise TypeError("get_config() takes the path of a config file as a string")
+    return call.open_config(name, call.places[0])
+
+
+SHORT_TYPES = ("dict", "list", "tuple", "set", "int", "float", "str", "bool")
+TYPES: dict[str, type] = {
+    **{f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, int, float, str, bool, range)},
+    "omegaconf.DictConfig": dict,
+    "omegaconf.ListConfig": list,
+}
+FLOAT_MATH = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
+    floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lgamma log log10 log1p log2 modf nextafter pow
+    radians remainder sin sinh sqrt tan tanh trunc ulp"""
+FUNCTIONS: dict[str, Function] = {
+    **{f"builtins.{f.__name__}": _reader(f, any_order=True) for f in (all, any, max, min, sorted)},
+    **{f"builtins.{f.__name__}": _simple(f) for f in (abs, bool, divmod, float, int, len, range)},
+    **{f"builtins.{f.__name__}": _lazy_iterator(f) for f in (enumerate, reversed, zip)},
+    "builtins.dict": _dict,
+    "builtins.dict.fromkeys": _fromkeys,
+    "builtins.isinstance": _isinstance,
+    "builtins.list": _list,
+    "builtins.round": _round,
+    "builtins.set": _set,
+    "builtins.str": _str,
+    "builtins.sum": _sum,
+    "builtins.tuple": _tuple,
+    **{f"math.{name}": _simple(getattr(math, name)) for name in FLOAT_MATH.split() if hasattr(math, name)},
+    "math.comb": _bounded(math.comb, lambda n, k: min(abs(n), abs(k) * n.bit_length())),
+    "math.dist": _reader(math.dist),
+    "math.factorial": _bounded(math.factorial, lambda n: n * n.bit_length() if n < MAX_BITS else MAX_BITS + 1),
+    "math.fsum": _reader(math.fsum),
+    "math.lcm": _bounded(math.lcm, lambda *numbers: sum(number.bit_length() for number in numbers)),
+    "math.ldexp": _simple(math.ldexp),
+    "math.perm": _bounded(math.perm, lambda n, k=None: (n if k is None else abs(k)) * n.bit_length()),
+    "math.prod": _product,
+    "os.path.join": _join_path,
+    "omegaconf.DictConfig": _copying_dict,
+    "omegaconf.ListConfig": _copying_dict,
+    "omegaconf.OmegaConf.create": _copying_dict,
+}
+for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
+    FUNCTIONS |= {f"{_home}.LazyCall": _lazy, f"{_home}.L": _lazy, f"{_home}.get_config": _get_config}
+VALUES: dict[str, Any] = {
+    **{f"math.{name}": getattr(math, name) for name in ("e", "inf", "nan", "pi", "tau")},
+    "os.sep": "/",
+    "os.path.sep": "/",
+}
+BUILTINS = {name.split(".")[1] for name in (*FUNCTIONS, *TYPES) if name.startswith("builtins.")}

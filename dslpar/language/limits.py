@@ -1,0 +1,159 @@
+"""The bounds of the config language: steps, sizes and depth, so that no file can hang or fill memory.
+
+The idea of a step budget that every operation pays from is Starlark's and Lua's; that *sizes* are priced too (an
+operation pays for what it reads and makes, not only for being run) is what makes it hold for `'x' * 10**10`.
+
+`weigh` prices a value as if every shared part were written out, which is what comparing, hashing, printing and
+exporting it cost: a "billion laughs" of shared lists is small in memory and huge here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dslpar.language.codes import BudgetError, MistakeError
+
+MAX_SOURCE_BYTES = 256 * 1024
+MAX_TOKENS = 40_000
+"""Words and signs in one source: a parsed token takes up to a kilobyte."""
+MAX_TOTAL_BYTES = 1024 * 1024
+"""All files of one config together."""
+MAX_IMPORTS = 200
+MAX_IMPORT_DEPTH = 20
+MAX_NESTING = 150
+"""Levels of syntax, one inside the other."""
+MAX_STEPS = 200_000
+MAX_ITEMS = 50_000
+MAX_TEXT = 100_000
+MAX_BITS = 4_096
+MAX_KEY_BITS = 60
+MAX_DEPTH = 50
+"""Levels of containers, one inside the other."""
+MAX_WEIGHT = 200_000
+MAX_NODES = 50_000
+"""Values in the finished tree."""
+MAX_FINDINGS = 100
+
+
+def too_much(message: str, help: str = "") -> MistakeError:
+    """The failure of a bound."""
+    return MistakeError("CFG005", message, help)
+
+
+class Budget:
+    """Steps left to one evaluation, over all its files."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, steps: int = MAX_STEPS) -> None:
+        self.left = steps
+
+    def spend(self, steps: int) -> None:
+        """Pay for work that is about to be done."""
+        self.left -= steps
+        if self.left < 0:
+            raise BudgetError(f"the config needs more than {MAX_STEPS:,} steps to evaluate")
+
+    def metered(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """The same items, each paid for as it is taken: what lets C code consume `range(10**12)` safely."""
+        for count, item in enumerate(iterable):
+            self.spend(1)
+            if count >= MAX_ITEMS:
+                raise too_much(f"more than {MAX_ITEMS:,} items")
+            yield item
+
+    def weigh(self, *values: Any) -> None:
+        """Pay for reading all of the values, shared parts counted each time; refuse what is too big or too deep."""
+        for value in values:
+            if isinstance(value, CONTAINERS):
+                self.spend(_weight(value, {}, 0) // 8)
+            elif isinstance(value, str):
+                self.spend(len(value) // 256)
+
+    def weigh_keys(self, *keys: Any) -> None:
+        """Pay for hashing; refuse ints whose hashes an author could make collide (CPython's are modulo 2**61 - 1)."""
+        for key in keys:
+            self.weigh(key)
+            if isinstance(key, tuple):
+                self.weigh_keys(*key)
+            elif isinstance(key, int) and key.bit_length() > MAX_KEY_BITS:
+                raise too_much(f"an int of more than {MAX_KEY_BITS} bits as a key")
+
+    def take_all(self, iterable: Iterable[Any]) -> list[Any]:
+        """All items of an iterable in a fixed order, paid for."""
+        return list(self.metered(in_fixed_order(iterable)))
+
+    def dict_of(self, pairs: Iterable[Any]) -> dict[Any, Any]:
+        """`dict(pairs)`, paid for."""
+        made = dict(self.take_all(pairs))
+        self.weigh_keys(*made)
+        return made
+
+
+CONTAINERS = (list, tuple, dict, set)
+
+
+def _weight(value: Any, known: dict[int, int], depth: int) -> int:
+    if isinstance(value, str):
+        return 1 + len(value) // 16
+    if not isinstance(value, CONTAINERS):
+        return 1 + value.bit_length() // 64 if isinstance(value, int) else 1
+    if id(value) in known:
+        return known[id(value)]
+    if depth >= MAX_DEPTH:
+        raise too_much(f"a container that contains itself, or is nested more than {MAX_DEPTH} levels deep")
+    weight = 1 + sum(_weight(item, known, depth + 1) for item in value)
+    if isinstance(value, dict):
+        weight += sum(_weight(item, known, depth + 1) for item in value.values())
+    if weight > MAX_WEIGHT:
+        raise too_much("a value too big to read through", "share less: written out in full, it is too big")
+    known[id(value)] = weight
+    return weight
+
+
+def check_size(value: Any) -> Any:
+    """The value itself, if it is within the bounds of its type."""
+    if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            raise too_much(f"a string of {len(value):,} characters; at most {MAX_TEXT:,}")
+        if not value.isascii():
+            check_text(value)
+    elif isinstance(value, int):
+        check_bits(value.bit_length())
+    elif isinstance(value, CONTAINERS):
+        check_items(len(value))
+    return value
+
+
+def check_text(value: str) -> None:
+    """Refuse lone surrogates: they can be neither printed nor saved."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise MistakeError(
+            "CFG004", f"a string that is not text: {error.reason}", "write the character itself"
+        ) from None
+
+
+def check_bits(bits: int) -> None:
+    if bits > MAX_BITS:
+        raise too_much(f"an int of more than {MAX_BITS:,} bits")
+
+
+def check_items(count: int) -> None:
+    if count > MAX_ITEMS:
+        raise too_much(f"a container of {count:,} items; at most {MAX_ITEMS:,}")
+
+
+def check_length(count: int) -> None:
+    if count > MAX_TEXT:
+        raise too_much(f"a string of {count:,} characters; at most {MAX_TEXT:,}")
+
+
+def in_fixed_order(value: Any) -> Any:
+    """The value, unless it is a set whose order Python draws anew in each process: ranks must not differ."""
+    if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
+        help = "write sorted(...) around it"
+        raise MistakeError("CFG004", "the order of this set differs from process to process", help)
+    return value

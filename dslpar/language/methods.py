@@ -1,0 +1,311 @@
+"""The pure methods of str, list and dict, in three tables; a method in none of them is not in the language.
+
+List and dict methods are written out because they move the items' places along with the items. String methods are
+Python's own, behind guards where their result can outgrow what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dslpar.language.arguments import Call
+from dslpar.language.codes import MistakeError, UnknownError, did_you_mean
+from dslpar.language.formatting import format_method
+from dslpar.language.limits import check_items, check_length, check_size
+from dslpar.language.values import UNKNOWN, Dict, List, Unknown, adopt, origins_of
+
+Method = Callable[[Any, Call], Any]
+
+
+def call_method(owner: Any, name: str, call: Call) -> Any:
+    """`owner.name(...)`. Raises MistakeError if there is no such method in the language."""
+    method = find_method(owner, name)
+    if method is None:
+        kind = type(owner).__name__.lower()
+        known = METHODS.get(_kind(owner), {})
+        message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known)}"
+        raise MistakeError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
+    return check_size(adopt(method(owner, call)))
+
+
+def find_method(owner: Any, name: str) -> Method | None:
+    """The method of a str, list or dict by this name."""
+    return METHODS.get(_kind(owner), {}).get(name)
+
+
+def _kind(owner: Any) -> type:
+    return next((kind for kind in METHODS if isinstance(owner, kind)), object)
+
+
+def _plain_text(name: str) -> Method:
+    method = getattr(str, name)
+
+    def run(owner: str, call: Call) -> Any:
+        call.refuse_unknown()
+        call.budget.spend(len(owner) // 32 + sum(len(arg) // 32 for arg in call.args if isinstance(arg, str)))
+        return method(owner, *call.args, **call.kwargs)
+
+    return run
+
+
+def _searched(name: str) -> Method:
+    """Methods that take time in proportion to both strings: CPython's searches from the right, and stripping."""
+    run = _plain_text(name)
+
+    def searched(owner: str, call: Call) -> Any:
+        call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
+        return run(owner, call)
+
+    return searched
+
+
+def _padded(name: str) -> Method:
+    run = _plain_text(name)
+
+    def padded(owner: str, call: Call) -> Any:
+        if call.args and isinstance(call.args[0], int):
+            check_length(call.args[0])
+        return run(owner, call)
+
+    return padded
+
+
+def _expandtabs(owner: str, call: Call) -> Any:
+    size = call.args[0] if call.args else call.kwargs.get("tabsize", 8)
+    if isinstance(size, int):
+        check_length(len(owner) + owner.count("\t") * max(size, 0))
+    return _plain_text("expandtabs")(owner, call)
+
+
+def _replace(owner: str, call: Call) -> Any:
+    if len(call.args) > 1 and isinstance(call.args[0], str) and isinstance(call.args[1], str):
+        check_length(len(owner) + (owner.count(call.args[0]) * max(len(call.args[1]) - len(call.args[0]), 0)))
+    return _plain_text("replace")(owner, call)
+
+
+def _join(owner: str, call: Call) -> str:
+    call.refuse_unknown()
+    (items,) = call.args
+    parts = call.budget.take_all(items)
+    if any(isinstance(part, Unknown) for part in parts):
+        raise UnknownError
+    check_length(sum(len(part) for part in parts if isinstance(part, str)) + len(owner) * len(parts))
+    return owner.join(parts, **call.kwargs)
+
+
+def _translate(owner: str, call: Call) -> str:
+    (table,) = call.args
+    longest = max((len(item) for item in table.values() if isinstance(item, str)), default=1)
+    check_length(len(owner) * longest)
+    return owner.translate(table)
+
+
+def _format(owner: str, call: Call) -> str:
+    call.refuse_unknown()
+    return format_method(owner, call.args, call.kwargs, call.budget)
+
+
+def _format_map(owner: str, call: Call) -> str:
+    call.refuse_unknown()
+    (mapping,) = call.args
+    return format_method(owner, (), mapping, call.budget)
+
+
+def _list_append(owner: List, call: Call) -> None:
+    (item,) = call.positional(1)
+    owner.append(item)
+    owner.origins.append(call.places[0])
+    check_items(len(owner))
+
+
+def _list_extend(owner: List, call: Call) -> None:
+    (items,) = call.positional(1)
+    taken = call.budget.take_all(items)
+    known = isinstance(items, (list, tuple)) and len(items) == len(taken)
+    owner.origins.extend(list(origins_of(items)) if known else [None] * len(taken))
+    owner.extend(taken)
+    check_items(len(owner))
+
+
+def _list_insert(owner: List, call: Call) -> None:
+    index, item = call.positional(2)
+    owner.insert(index, item)
+    owner.origins.insert(index, call.places[1])
+    call.budget.spend(len(owner) // 64)
+    check_items(len(owner))
+
+
+def _list_pop(owner: List, call: Call) -> Any:
+    call.budget.spend(len(owner) // 64)
+    item = owner.pop(*call.args, **call.kwargs)
+    call.passed_on = owner.origins.pop(*call.args)
+    return item
+
+
+def _list_remove(owner: List, call: Call) -> None:
+    index = _search(list.index)(owner, call)
+    del owner[index]
+    del owner.origins[index]
+
+
+def _search(method: Callable[..., int]) -> Method:
+    def run(owner: List, call: Call) -> Any:
+        call.refuse_unknown()
+        call.budget.weigh(owner, *call.args)
+        return method(owner, *call.args, **call.kwargs)
+
+    return run
+
+
+def _list_clear(owner: List, call: Call) -> None:
+    call.positional(0)
+    owner.clear()
+    owner.origins.clear()
+    owner.spoiled = False
+
+
+def _list_copy(owner: List, call: Call) -> List:
+    call.positional(0)
+    call.budget.spend(len(owner) // 8)
+    made = List(owner, owner.origins)
+    made.spoiled = owner.spoiled
+    return made
+
+
+def _list_reverse(owner: List, call: Call) -> None:
+    call.positional(0)
+    call.budget.spend(len(owner) // 32)
+    owner.reverse()
+    owner.origins.reverse()
+
+
+def _list_sort(owner: List, call: Call) -> None:
+    call.budget.weigh(owner)
+    call.budget.spend(len(owner))
+    reverse = call.kwargs.pop("reverse", False)
+    key = call.key_function()
+    call.positional(0)
+    keys = [key(item) for item in owner] if key else owner
+    order = sorted(range(len(owner)), key=keys.__getitem__, reverse=reverse)
+    owner[:], owner.origins[:] = [owner[i] for i in order], [owner.origins[i] for i in order]
+
+
+def _dict_get(owner: Dict, call: Call) -> Any:
+    key, default = call.positional(1, 1)
+    call.budget.weigh(key)
+    if key in owner:
+        call.passed_on = owner.place_of(key)
+        return owner[key]
+    call.passed_on = call.places[1] if len(call.places) > 1 else None
+    return UNKNOWN if owner.spoiled else default
+
+
+def _dict_setdefault(owner: Dict, call: Call) -> Any:
+    key, default = call.positional(1, 1)
+    call.budget.weigh_keys(key)
+    if key not in owner:
+        owner.put(key, default, call.places[-1], call.places[0])
+    call.passed_on = owner.place_of(key)
+    return owner[key]
+
+
+def _dict_pop(owner: Dict, call: Call) -> Any:
+    key, default = call.positional(1, 1)
+    call.budget.weigh(key)
+    if key in owner:
+        call.passed_on = owner.place_of(key)
+        return owner.drop(key)
+    if owner.spoiled:
+        raise UnknownError
+    if len(call.args) == 1:
+        raise KeyError(key)
+    call.passed_on = call.places[1]
+    return default
+
+
+def _dict_popitem(owner: Dict, call: Call) -> Any:
+    call.positional(0)
+    pair = owner.popitem()
+    owner.origins.pop(pair[0], None)
+    return pair
+
+
+def _dict_update(owner: Dict, call: Call) -> None:
+    (other,) = call.positional(0, 1, keywords=True)
+    if other is not None or call.args:
+        pairs = other if isinstance(other, dict) else call.budget.dict_of(other)
+        call.budget.spend(len(pairs) // 4)
+        owner.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
+        owner.spoiled |= getattr(pairs, "spoiled", False)
+    call.put_keywords(owner)
+    check_items(len(owner))
+
+
+def _dict_clear(owner: Dict, call: Call) -> None:
+    call.positional(0)
+    owner.clear()
+    owner.origins.clear()
+    owner.spoiled = False
+
+
+def _dict_copy(owner: Dict, call: Call) -> Dict:
+    call.positional(0)
+    call.budget.spend(len(owner) // 4)
+    made = Dict()
+    made.take(owner)
+    made.spoiled = owner.spoiled
+    return made
+
+
+def _dict_view(name: str) -> Method:
+    method = getattr(dict, name)
+
+    def view(owner: Dict, call: Call) -> Any:
+        call.positional(0)
+        return method(owner)
+
+    return view
+
+
+PLAIN_TEXT = """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
+    islower isnumeric isprintable isspace istitle isupper lower partition removeprefix removesuffix split splitlines
+    startswith swapcase title upper"""
+SEARCHING = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
+METHODS: dict[type, dict[str, Method]] = {
+    str: {
+        **{name: _plain_text(name) for name in PLAIN_TEXT.split()},
+        **{name: _searched(name) for name in SEARCHING},
+        **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
+        "expandtabs": _expandtabs,
+        "format": _format,
+        "format_map": _format_map,
+        "join": _join,
+        "replace": _replace,
+        "translate": _translate,
+    },
+    list: {
+        "append": _list_append,
+        "clear": _list_clear,
+        "copy": _list_copy,
+        "count": _search(list.count),
+        "extend": _list_extend,
+        "index": _search(list.index),
+        "insert": _list_insert,
+        "pop": _list_pop,
+        "remove": _list_remove,
+        "reverse": _list_reverse,
+        "sort": _list_sort,
+    },
+    tuple: {"count": _search(tuple.count), "index": _search(tuple.index)},
+    dict: {
+        "clear": _dict_clear,
+        "copy": _dict_copy,
+        "get": _dict_get,
+        "pop": _dict_pop,
+        "popitem": _dict_popitem,
+        "setdefault": _dict_setdefault,
+        "update": _dict_update,
+        **{name: _dict_view(name) for name in ("items", "keys", "values")},
+    },
+}

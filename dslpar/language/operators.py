@@ -1,0 +1,185 @@
+"""Operators on values: Python's own, each with a guard that refuses what would grow beyond the bounds first."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from dslpar.language.codes import MistakeError, UnknownError
+from dslpar.language.formatting import percent
+from dslpar.language.limits import CONTAINERS, MAX_BITS, Budget, check_bits, check_items, check_length, check_size
+from dslpar.language.tree import Reference
+from dslpar.language.values import Dict, List, Unknown, make_tuple, origins_of
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.BitXor: operator.xor,
+}
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+}
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
+}
+SEQUENCES = (str, list, tuple)
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
+
+
+def unary(op: ast.unaryop, value: Any) -> Any:
+    """`-x`, `+x`, `~x`, `not x`."""
+    return check_size(UNARY[type(op)](value))
+
+
+def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
+    """`left op right`, with the items' places kept."""
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        raise UnknownError
+    if isinstance(op, ast.Mod) and isinstance(left, str):
+        return check_size(percent(left, right, budget))
+    if isinstance(left, VIEWS) or isinstance(right, VIEWS):
+        left, right = _as_set(left, budget), _as_set(right, budget)
+    guard = GUARDS.get(type(op))
+    if guard is not None:
+        guard(left, right)
+    made = BINARY[type(op)](left, right)
+    if isinstance(made, (str, *CONTAINERS)):
+        budget.spend(len(made) // 4)
+        return _with_origins(op, left, right, check_size(made))
+    return _number(check_size(made))
+
+
+def _as_set(value: Any, budget: Budget) -> Any:
+    """A view of a dict takes any iterable for its other operand, to its end: paid for here."""
+    if isinstance(value, set) or not hasattr(value, "__iter__") or isinstance(value, Reference):
+        return value
+    items = list(budget.metered(value))
+    budget.weigh_keys(*items)
+    return set(items)
+
+
+def _number(made: Any) -> Any:
+    if isinstance(made, complex):
+        raise MistakeError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
+    return made
+
+
+def _with_origins(op: ast.operator, left: Any, right: Any, made: Any) -> Any:
+    if isinstance(made, dict):
+        merged = Dict()
+        merged.take(left)
+        merged.take(right)
+        return merged
+    if not isinstance(made, (list, tuple)):
+        return made
+    if isinstance(op, ast.Add):
+        origins = origins_of(left) + origins_of(right)
+    else:
+        items, count = (left, right) if isinstance(left, (list, tuple)) else (right, left)
+        origins = origins_of(items) * count
+    return List(made, origins) if isinstance(made, list) else make_tuple(made, origins)
+
+
+def in_place(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
+    """`left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
+    if isinstance(op, ast.Add) and isinstance(left, List):
+        items = budget.take_all(right)
+        check_items(len(left) + len(items))
+        left.origins.extend(origins_of(right) if isinstance(right, (List, tuple)) else [None] * len(items))
+        left.extend(items)
+        return left
+    if isinstance(op, ast.BitOr) and isinstance(left, Dict):
+        pairs = right if isinstance(right, dict) else budget.dict_of(right)
+        budget.spend(len(pairs) // 4)
+        left.take(pairs)
+        return check_size(left)
+    made = binary(op, left, right, budget)
+    if isinstance(left, List) and isinstance(made, List):
+        left[:], left.origins[:] = made, made.origins
+        return left
+    if isinstance(left, set) and isinstance(made, set):
+        left.clear()
+        left.update(made)
+        return left
+    return made
+
+
+def compare(op: ast.cmpop, left: Any, right: Any, budget: Budget) -> Any:
+    """One link of a comparison."""
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        raise UnknownError
+    if isinstance(op, (ast.In, ast.NotIn)):
+        right = _searched(left, right, budget)
+    elif not isinstance(op, (ast.Is, ast.IsNot)):
+        budget.weigh(left, right)
+    return COMPARE[type(op)](left, right)
+
+
+def _searched(item: Any, container: Any, budget: Budget) -> Any:
+    """A container that `in` may read through: sized ones are paid for whole, lazy ones item by item."""
+    budget.weigh(item)
+    if isinstance(container, (str, *CONTAINERS)):
+        hashed = isinstance(container, (dict, set))
+        budget.spend(0 if hashed else len(container) // 8)
+        if not hashed:
+            budget.weigh(container)
+        if getattr(container, "spoiled", False):
+            raise UnknownError
+        return container
+    if isinstance(container, range) and isinstance(item, int):
+        return container
+    return budget.metered(container) if hasattr(container, "__iter__") else container
+
+
+def _guard_add(left: Any, right: Any) -> None:
+    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
+        (check_length if isinstance(left, str) else check_items)(len(left) + len(right))
+
+
+def _guard_multiply(left: Any, right: Any) -> None:
+    for items, count in ((left, right), (right, left)):
+        if isinstance(items, SEQUENCES) and isinstance(count, int):
+            (check_length if isinstance(items, str) else check_items)(len(items) * max(count, 0))
+    if isinstance(left, int) and isinstance(right, int):
+        check_bits(left.bit_length() + right.bit_length() - 1)
+
+
+def _guard_power(base: Any, exponent: Any) -> None:
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:
+        check_bits((base.bit_length() - 1) * exponent)
+
+
+def _guard_shift(value: Any, count: Any) -> None:
+    if isinstance(value, int) and isinstance(count, int) and value and count > 0:
+        check_bits(value.bit_length() + min(count, 2 * MAX_BITS))
+
+
+GUARDS: dict[type[ast.operator], Callable[[Any, Any], None]] = {
+    ast.Add: _guard_add,
+    ast.Mult: _guard_multiply,
+    ast.Pow: _guard_power,
+    ast.LShift: _guard_shift,
+}

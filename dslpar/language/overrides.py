@@ -1,0 +1,246 @@
+"""Command-line overrides: `a.b=value`, `a.0=value`, `a[0]=value`, `~a.b`.
+
+The form is Hydra's, smaller: no `+` (any key may be set), no sweeps, no quoting of its own. The value is a Python
+literal, or else the text as it stands. Overrides act as if written at the end of the file, in place, so what the file
+shares stays shared. Their places are columns of the command line, joined by spaces.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dslpar.core.errors import COMMAND_LINE, Location
+from dslpar.language.codes import MistakeError, did_you_mean, finding
+from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
+from dslpar.language.session import Session
+from dslpar.language.source import quiet_parse
+from dslpar.language.values import UNKNOWN, Dict, List, Placed, Slot, Unknown, make_tuple, origins_of
+
+MISSING = object()
+
+
+class Override(NamedTuple):
+    """One override, taken apart."""
+
+    keys: tuple[str | int, ...]
+    """Names, and whole numbers for `[0]`."""
+    key_place: Location
+    value: Any
+    place: Location
+    delete: bool = False
+
+
+def apply_overrides(
+    texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Slot], session: Session
+) -> None:
+    """Change the names of a config; what is malformed or leads nowhere is a finding."""
+    if not texts:
+        return
+    texts = [text.replace("\n", " ").replace("\r", " ") for text in texts]
+    session.sources[COMMAND_LINE] = " ".join(texts)
+    column = 1
+    for text in texts:
+        place = line_part(column, len(text))
+        try:
+            _apply(parse_override(text, column), shorthands, names)
+        except MistakeError as failed:
+            session.add(finding(failed.code, failed.place or place, failed.message, failed.help))
+        column += len(text) + 1
+
+
+def line_part(column: int, length: int) -> Location:
+    return Location(COMMAND_LINE, 1, column, 1, column + length)
+
+
+def parse_override(text: str, column: int = 1) -> Override:
+    """Take one override apart. Raises MistakeError if it is malformed."""
+    delete = text.startswith("~")
+    key, equals, value = text[delete:].partition("=")
+    key_place = line_part(column + delete, len(key))
+    if len(text) > MAX_TEXT:
+        raise MistakeError("CFG011", "an override of more than 100,000 characters", "write the value into the file")
+    if delete == bool(equals):
+        raise MistakeError("CFG011", f"{shown(text)} is neither `key=value` nor `~key`")
+    keys = parse_key(key)
+    if not keys or not isinstance(keys[0], str) or not keys[0].isidentifier():
+        raise MistakeError("CFG011", f"{shown(key)} is not a key", "write `section.key=value`", key_place)
+    if len(keys) > MAX_DEPTH:
+        raise MistakeError("CFG011", f"a key of more than {MAX_DEPTH} levels", "write `section.key=value`", key_place)
+    start = column + delete + len(key) + 1
+    place = line_part(start, len(value)) if value else line_part(column, len(text))
+    return Override(keys, key_place, parse_value(value, start)[0], place, delete)
+
+
+def shown(text: str) -> str:
+    return repr(text if len(text) < 80 else text[:77] + "...")
+
+
+def parse_key(key: str) -> tuple[str | int, ...]:
+    """`a.b[0].1` as keys; empty if it is malformed."""
+    keys: list[str | int] = []
+    for part in key.split("."):
+        name, *indices = part.split("[")
+        if not name or any(character.isspace() for character in part):
+            return ()
+        keys.append(name)
+        for index in indices:
+            number = index.removesuffix("]")
+            if number == index or not number.removeprefix("-").isdecimal() or len(number) > 9:
+                return ()
+            keys.append(int(number))
+    return tuple(keys)
+
+
+def parse_value(text: str, column: int) -> Placed:
+    """A Python literal with the places of its parts, or else the text."""
+    place = line_part(column, len(text))
+    stripped = text.strip()
+    try:
+        tree = quiet_parse(stripped, COMMAND_LINE, "eval").body if stripped else None
+        if tree is not None and "\n" not in stripped:
+            offset = column + len(text) - len(text.lstrip())
+            return literal(tree, _characters(stripped), offset, 0)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
+        pass
+    return text, place
+
+
+def literal(node: Any, at: Sequence[int], column: int, depth: int) -> Placed:
+    """The value of a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
+    start, end = at[node.col_offset], at[node.end_col_offset]
+    place = line_part(column + start, end - start)
+    if depth > MAX_NESTING:
+        raise ValueError("nested too deep")
+    if isinstance(node, ast.Constant) and isinstance(node.value, (type(None), bool, int, float, str)):
+        return check_size(node.value), place
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        value, _ = literal(node.operand, at, column, depth + 1)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return (-value if isinstance(node.op, ast.USub) else value), place
+    if isinstance(node, (ast.List, ast.Tuple)):
+        items = [literal(item, at, column, depth + 1) for item in node.elts]
+        values, places = [value for value, _ in items], [item for _, item in items]
+        return (List(values, places) if isinstance(node, ast.List) else make_tuple(values, places)), place  # type: ignore[arg-type]
+    if isinstance(node, ast.Dict):
+        return literal_dict(node, at, column, depth), place
+    raise ValueError("not a literal")
+
+
+def literal_dict(node: ast.Dict, at: Sequence[int], column: int, depth: int) -> Dict:
+    made = Dict()
+    for key_node, value_node in zip(node.keys, node.values, strict=True):
+        if key_node is None:
+            raise ValueError("`**` in a literal")
+        key, key_place = literal(key_node, at, column, depth + 1)
+        value, place = literal(value_node, at, column, depth + 1)
+        made.put(key, value, place, key_place)
+    return made
+
+
+def _characters(text: str) -> Sequence[int]:
+    """The number of the character at each byte, and of the end: Python's offsets are of UTF-8."""
+    if text.isascii():
+        return range(len(text) + 1)
+    return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
+
+
+def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, Slot]) -> None:
+    root = Dict()
+    for name, slot in names.items():
+        root.put(name, slot.value, slot.place, slot.key_place)
+    changed = _changed(root, override, 0, shorthands)
+    first = str(override.keys[0])
+    if first not in changed:
+        names.pop(first, None)
+        return
+    place, key_place = changed.origins[first]
+    assert place is not None
+    assert key_place is not None
+    old = names.get(first)
+    bound_by = old.bound_by if old is not None and old.value is changed[first] else ""
+    names[first] = Slot(changed[first], place, key_place, bound_by)
+
+
+def _changed(owner: Any, override: Override, depth: int, shorthands: Mapping[str, str]) -> Any:
+    """The owner with the override applied: itself, changed in place, except for tuples and scalars."""
+    key = override.keys[depth]
+    path = dotted(override.keys[:depth])
+    if isinstance(owner, Unknown):
+        return owner
+    if isinstance(owner, Dict):
+        _change_dict(owner, key, override, depth, shorthands)
+        return owner
+    if isinstance(owner, (list, tuple)):
+        return _changed_sequence(owner, key, override, depth, shorthands)
+    raise MistakeError(
+        "CFG011", f"{path} is {short(owner)}, not a mapping", f"set {path} itself: {path}=value", override.key_place
+    )
+
+
+def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]) -> None:
+    if isinstance(key, str) and key not in owner and key.isdecimal() and int(key) in owner:
+        key = int(key)
+    if depth == len(override.keys) - 1:
+        if not override.delete:
+            owner.put(key, override.value, override.place, override.key_place)
+        elif key in owner:
+            owner.drop(key)
+        elif not owner.spoiled:
+            raise MistakeError(
+                "CFG011", f"there is no {dotted(override.keys)} to delete{did_you_mean(key, owner)}", "leave it out"
+            )
+        return
+    old = owner.get(key)
+    place, key_place = owner.origins.get(key, (None, None))
+    inner = _opened(old, place, key_place, dotted(override.keys[: depth + 1]), override, shorthands)
+    changed = _changed(inner, override, depth + 1, shorthands)
+    if changed is not old:
+        fresh = old is None
+        owner.put(
+            key,
+            changed,
+            (None if fresh else place) or override.place,
+            (None if fresh else key_place) or override.key_place,
+        )
+
+
+def _opened(
+    value: Any, place: Any, key_place: Any, path: str, override: Override, shorthands: Mapping[str, str]
+) -> Any:
+    """A value that is to be entered: nothing becomes a mapping, and so does a scalar that stands for a sub-key."""
+    if value is None and not override.delete:
+        return Dict()
+    if isinstance(value, (bool, int, float, str)) and path in shorthands:
+        made = Dict()
+        made.put(shorthands[path], value, place, key_place)
+        return made
+    return value
+
+
+def _changed_sequence(owner: Any, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]) -> Any:
+    path = dotted(override.keys[: depth + 1])
+    index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
+    if index is None or not -len(owner) <= index < len(owner):
+        help = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
+        raise MistakeError("CFG011", f"{path} is not in a list of {len(owner)} items", help, override.key_place)
+    made = owner if isinstance(owner, List) else List(owner, origins_of(owner))
+    if depth == len(override.keys) - 1:
+        if override.delete:
+            del made[index], made.origins[index]
+        else:
+            made[index], made.origins[index] = override.value, override.place
+    else:
+        inner = _opened(made[index], made.origins[index], None, path, override, shorthands)
+        made[index] = _changed(inner, override, depth + 1, shorthands)
+    return make_tuple(made, made.origins) if isinstance(owner, tuple) else made
+
+
+def dotted(keys: Sequence[str | int]) -> str:
+    return ".".join(map(str, keys))
+
+
+def short(value: Any) -> str:
+    text = "unknown" if value is UNKNOWN else repr(value)
+    return text if len(text) < 40 else text[:37] + "..."

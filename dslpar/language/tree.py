@@ -1,0 +1,95 @@
+"""The config tree: values that remember where they were written.
+
+`Node` is what everything after the evaluator reads: plain, immutable, free of the language. That each value carries
+its origin through imports, names and overrides is the idea of Nix and Jsonnet stack traces turned to data: a linter
+needs the place of a *value*, not of a call.
+
+A mapping made by `LazyCall` is a mapping whose `target` is set; its `_target_` key is not among the children. In
+`plain()` it is a dict whose first key is `_target_`, with the `Reference` as value: what `instantiate` takes.
+
+    >>> from dslpar.config import load
+    >>> config = load("configs/gpt_3d.py")                          # doctest: +SKIP
+    >>> config.root.get("parallel.tensor.size").location            # doctest: +SKIP
+    Location(path='configs/gpt_3d.py', line=2, column=48, end_line=2, end_column=49)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dslpar.core.errors import Location
+
+TARGET = "_target_"
+
+
+class Reference:
+    """A class, function or module by its dotted name, not imported before `build`."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Reference is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((Reference, self.name))
+
+    def __repr__(self) -> str:
+        return f"Reference({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Node(NamedTuple):
+    """One value of the tree and its origin."""
+
+    value: Any
+    """None, bool, int, float, str or Reference; dict[key, Node]; list[Node]; tuple[Node, ...]."""
+    location: Location
+    """Where the value was written: a name passes on its value's origin, a computed expression has its own."""
+    key_location: Location | None = None
+    """Where the key, attribute or name was written; None for items of lists and tuples."""
+    target: Reference | None = None
+    """What a mapping made by LazyCall (or with a `_target_`) builds."""
+    target_location: Location | None = None
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.value, dict)
+
+    def get(self, path: str) -> Node | None:
+        """The node at a dotted path such as `a.b.0`, or None."""
+        node: Node | None = self
+        for part in path.split(".") if path else ():
+            node = node.child(part) if node is not None else None
+        return node
+
+    def child(self, part: str) -> Node | None:
+        """The direct child at a key, or at an index of a list; None where there is none."""
+        if isinstance(self.value, dict):
+            found = self.value.get(part)
+            return found if found is not None or not _is_index(part) else self.value.get(int(part))
+        if isinstance(self.value, (list, tuple)) and _is_index(part) and int(part) < len(self.value):
+            item: Node = self.value[int(part)]
+            return item
+        return None
+
+    def plain(self) -> Any:
+        """The value as plain Python; a mapping with a target as a dict with `_target_` first."""
+        if isinstance(self.value, dict):
+            first = {} if self.target is None else {TARGET: self.target}
+            return first | {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, (list, tuple)):
+            return type(self.value)(node.plain() for node in self.value)
+        return self.value
+
+
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) < 9

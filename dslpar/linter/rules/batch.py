@@ -1,0 +1,306 @@
+"""BAT101 and on: the samples of one step, the tokens of a sample, the learning rate over the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.layout.divisors import least_micro_size
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
+from dslpar.schema import sections
+
+
+@rule("BAT101", "batch-does-not-fit")
+def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
+    """global_size is not micro_size * accumulation * data size.
+
+    What it does:
+        Checks the product, with the size that was left out solved for: it must come out whole.
+
+    Why:
+        DeepSpeed divides rounding down and then stops at an assertion, on the cluster (its issue 6914).
+
+    Example:
+        batch = dict(global_size=12, micro_size=1)  # a world of 8
+
+    Use instead:
+        batch = dict(global_size=16, micro_size=1)  # a world of 8
+    """
+    whole, micro, accumulation = cx.batch
+    data, asked = cx.data_size, cx.asked_batch
+    if micro * accumulation * data != whole:
+        shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
+        yield cx.problem(
+            "batch.global_size", f"global_size {whole} is not {shown}", " or ".join(_repairs(cx)) + " fits"
+        )
+
+
+def _repairs(cx: Context) -> list[str]:
+    """What to write for one of the sizes so that the product fits."""
+    asked, data, least = cx.asked_batch, cx.data_size, least_micro_size(cx.cuboid)
+    whole, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
+    assert whole is not None, "without a global_size the product fits"
+    step = (micro or least) * (accumulation or 1) * data
+    if not (micro and accumulation):
+        return [f"global_size={size}" for size in _around(whole, step)]
+    repairs = [f"global_size={step}"]
+    if whole % (micro * data) == 0:
+        name = "accumulation" if cx.given("batch.accumulation") else "num_microbatches"
+        repairs.append(f"{name}={whole // (micro * data)}")
+    if whole % (accumulation * data * least) == 0:
+        repairs.append(f"micro_size={whole // (accumulation * data)}")
+    return repairs
+
+
+def _around(value: int, step: int) -> list[int]:
+    """The multiples of `step` next to `value`, at least one of it."""
+    return sorted({max(step, value // step * step), -(-value // step) * step})
+
+
+@rule("BAT102", "micro-size-does-not-divide")
+def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
+    """The micro-batch does not divide over the ranks that split it.
+
+    What it does:
+        Checks micro_size against x, x * y if the residual is kept by batch, and x * z if inner activations are.
+
+    Why:
+        Every rank of a tensor group holds the same number of samples.
+
+    Example:
+        parallel = dict(tensor=dict(size=4, mode='2d'))
+        batch = dict(micro_size=3)
+
+    Use instead:
+        parallel = dict(tensor=dict(size=4, mode='2d'))
+        batch = dict(micro_size=4)
+    """
+    least, asked = least_micro_size(cx.cuboid), cx.asked_batch
+    micro = asked.micro_size or cx.batch.micro_size
+    if micro % least == 0:
+        return
+    said = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
+    if asked.micro_size is None:
+        sizes = [size * (asked.accumulation or 1) * cx.data_size for size in _around(micro, least)]
+        yield cx.problem("batch.global_size", said, f"global_size={' or '.join(map(str, sizes))}")
+        return
+    whole, others = asked.global_size, asked.accumulation or 1
+    nearest = [str(size) for size in _around(micro, least) if whole is None or whole % (size * others) == 0]
+    fix = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
+    yield cx.problem("batch.micro_size", said, fix)
+
+
+@rule("BAT103", "sequence-too-long")
+def sequence_too_long(cx: Context) -> Iterator[Problem]:
+    """Samples are longer than the model's longest sequence.
+
+    What it does:
+        Compares data.seq_len with the model's max_seq_len.
+
+    Why:
+        A position past the table has no embedding; rotary positions have no table, and max_seq_len is what the author
+        says that the model is for.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        data = dict(seq_len=128)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=128)
+        data = dict(seq_len=128)
+    """
+    length, longest = cx.spec.data.seq_len, cx.gpt.max_seq_len
+    if length is not None and length > longest:
+        said = f"samples of {length} tokens, and max_seq_len is {longest}"
+        yield cx.problem("data.seq_len", said, f"at most {longest}, or a longer max_seq_len")
+
+
+@rule("BAT104", "vocabulary-too-small")
+def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
+    """The model's vocabulary does not hold the data's tokens.
+
+    What it does:
+        Checks that vocab_size is at least 256 for byte-level text.
+
+    Why:
+        A token past the vocabulary has no embedding.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+    """
+    vocabulary = cx.gpt.vocab_size
+    if vocabulary < 256:
+        said = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
+        yield cx.problem("model.vocab_size", said, "vocab_size=256 or more")
+
+
+@rule("BAT105", "warm-up-longer-than-the-run", "warning")
+def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
+    """The learning rate never reaches its peak.
+
+    What it does:
+        Compares lr_scheduler.warmup_steps (of DeepSpeed's schedules: warmup_num_steps, 1000 where it is left out) with
+        train.steps.
+
+    Why:
+        The run ends while the learning rate still rises.
+
+    Example:
+        lr_scheduler = dict(type='cosine', warmup_steps=200)
+        train = dict(steps=100)
+
+    Use instead:
+        lr_scheduler = dict(type='cosine', warmup_steps=10)
+        train = dict(steps=100)
+    """
+    schedule, steps = cx.spec.lr_scheduler, cx.spec.train.steps
+    by_name = isinstance(cx.reading.spec.lr_scheduler, sections.OtherSchedule)
+    key = "lr_scheduler.warmup_num_steps" if by_name else "lr_scheduler.warmup_steps"
+    if by_name and key in cx.reading.invalid:
+        return
+    warm = schedule.args.get("warmup_num_steps", _warm_up_of(schedule.target)) if by_name else schedule.warmup_steps
+    if warm > steps:
+        said = f"{warm} steps of warm-up in a run of {steps} steps" + ("" if cx.given(key) else ": DeepSpeed's default")
+        name = "" if cx.given(key) else "warmup_num_steps="
+        yield cx.problem((key, "lr_scheduler"), said, f"{name}{steps} at most, or a longer run")
+
+
+def _warm_up_of(schedule: str) -> int:
+    """The steps of warm-up that a schedule by name has where nothing says how many."""
+    from dslpar.schema.deepspeed_keys import SCHEDULES  # here: most configs need none of it
+
+    return int(SCHEDULES.get(schedule, {}).get("warmup_num_steps", 0))
+
+
+@rule("BAT106", "min-lr-above-lr")
+def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
+    """The last learning rate is above the peak.
+
+    What it does:
+        Compares lr_scheduler.min_lr with optimizer.lr.
+
+    Why:
+        The schedule would rise where its name says that it falls.
+
+    Example:
+        optimizer = dict(type='AdamW', lr=1e-4)
+        lr_scheduler = dict(type='cosine', min_lr=1e-3)
+
+    Use instead:
+        optimizer = dict(type='AdamW', lr=1e-3)
+        lr_scheduler = dict(type='cosine', min_lr=1e-4)
+    """
+    low, peak = cx.own_schedule.min_lr, cx.spec.optimizer.lr
+    if low > peak:
+        yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
+
+
+@rule("BAT110", "nesterov-without-momentum")
+def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
+    """Nesterov's momentum where there is none.
+
+    What it does:
+        Checks that optimizer.momentum is above 0 where optimizer.nesterov is True.
+
+    Why:
+        torch's SGD refuses it, when the model is built.
+
+    Example:
+        optimizer = dict(type='SGD', lr=0.1, nesterov=True)
+
+    Use instead:
+        optimizer = dict(type='SGD', lr=0.1, momentum=0.9, nesterov=True)
+    """
+    optimizer = cx.spec.optimizer
+    if cx.given("optimizer.nesterov") and optimizer.nesterov and not optimizer.momentum:
+        yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
+
+
+@rule("BAT130", "differentiable-step")
+def differentiable_step(cx: Context) -> Iterator[Problem]:
+    """An optimizer whose step is to be differentiable.
+
+    What it does:
+        Refuses differentiable=True.
+
+    Why:
+        torch then writes into the parameters with autograd on, and stops at the first step: they are leaves.
+
+    Example:
+        optimizer = dict(type='RMSprop', lr=1e-3, differentiable=True)
+
+    Use instead:
+        optimizer = dict(type='RMSprop', lr=1e-3)
+    """
+    if cx.other_optimizer.args.get("differentiable"):
+        said = "differentiable=True: torch stops at the first step, which changes leaves in place"
+        yield cx.problem("optimizer.differentiable", said, "leave differentiable out")
+
+
+@rule("BAT131", "fused-and-foreach")
+def fused_and_foreach(cx: Context) -> Iterator[Problem]:
+    """An optimizer that is to be fused and to go tensor by tensor in lists.
+
+    What it does:
+        Finds fused=True beside foreach=True.
+
+    Why:
+        They are two ways to do one step; torch stops when the optimizer is made.
+
+    Example:
+        optimizer = dict(type='Adagrad', lr=1e-2, fused=True, foreach=True)
+
+    Use instead:
+        optimizer = dict(type='Adagrad', lr=1e-2, fused=True)
+    """
+    args = cx.other_optimizer.args
+    if args.get("fused") and args.get("foreach"):
+        said = "fused=True and foreach=True are two ways to do one step"
+        yield cx.problem("optimizer.foreach", said, "keep one of the two")
+
+
+@rule("BAT132", "rate-at-its-floor", "warning")
+def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
+    """The learning rate is at its floor long before the run ends.
+
+    What it does:
+        Compares total_num_steps of DeepSpeed's WarmupDecayLR and WarmupCosineLR with train.steps.
+
+    Why:
+        Past its end WarmupDecayLR gives a rate of 0, and WarmupCosineLR cos_min_ratio of the peak, 0.0001 where nothing
+        says more: those steps train nothing. (A cos_min_ratio of 0.01 or more is left alone.)
+
+    Example:
+        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=50, warmup_num_steps=5)
+        train = dict(steps=100)
+
+    Use instead:
+        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=100, warmup_num_steps=5)
+        train = dict(steps=100)
+    """
+    args, steps = cx.other_schedule.args, cx.spec.train.steps
+    total = args.get("total_num_steps")
+    floor = args.get("cos_min_ratio", 1e-4) if cx.other_schedule.target == "WarmupCosineLR" else 0
+    if total is not None and total < steps and floor < _A_RATE:
+        said = f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"
+        yield cx.problem("lr_scheduler.total_num_steps", said, f"total_num_steps={steps}, or a shorter run")
+
+
+_A_RATE = 0.01
+
+
+RULES = (
+    batch_does_not_fit,
+    micro_size_does_not_divide,
+    sequence_too_long,
+    vocabulary_too_small,
+    warm_up_longer_than_the_run,
+    min_lr_above_lr,
+    nesterov_without_momentum,
+    differentiable_step,
+    fused_and_foreach,
+    rate_at_its_floor,
+)

@@ -1,0 +1,103 @@
+"""CFG114 and on: the comments `# dslpar: ignore[CODE]` of a config. `dslpar.linter.suppressions`, which reads them, is
+imported where a file has some.
+
+These rules stand last in the book: they look at what the others found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
+
+
+@rule("CFG114", "ignore-without-code", "warning")
+def ignore_without_code(cx: Context) -> Iterator[Problem]:
+    """`# dslpar: ignore` that names no code.
+
+    What it does:
+        Finds the comments `# dslpar: ignore` and `# dslpar: ignore-file` without codes in brackets. They silence
+        nothing.
+
+    Why:
+        A comment that silenced everything would silence the next mistake on its line as well.
+
+    Example:
+        idle = dict(a=1)  # dslpar: ignore
+
+    Use instead:
+        idle = dict(a=1)  # dslpar: ignore[CFG106] another tool reads it
+    """
+    yield from _checked(cx, "CFG114")
+
+
+@rule("CFG115", "unused-ignore", "warning")
+def unused_ignore(cx: Context) -> Iterator[Problem]:
+    """`# dslpar: ignore[CODE]` where there is nothing to ignore.
+
+    What it does:
+        Finds codes in these comments that silence nothing, or that stand twice. Codes of rules that look at the world
+        or at the hosts are left alone, since they may be found in another world; and so is every code where overrides
+        are given. The comment acts on its own line: the first or the last of a value that takes several.
+
+    Why:
+        What was ignored is gone; the comment would hide it should it come back.
+
+    Example:
+        train = dict(steps=100)  # dslpar: ignore[CFG106]
+
+    Use instead:
+        train = dict(steps=100)
+    """
+    yield from _checked(cx, "CFG115")
+
+
+@rule("CFG116", "ignored-error", "warning")
+def ignored_error(cx: Context) -> Iterator[Problem]:
+    """`# dslpar: ignore[CODE]` with the code of an error.
+
+    What it does:
+        Finds codes of errors in these comments. Comments silence warnings and infos, in every command; errors are
+        shown, and stop a run.
+
+    Why:
+        Nothing wrong starts: a config with an error cannot run, whatever is written beside it. `dslpar lint --ignore
+        CODE` leaves an error out of a report, and lets nothing start.
+
+    Example:
+        zero = dict(stage=1)  # dslpar: ignore[CFG103]
+
+    Use instead:
+        zero = dict(stage=1)
+    """
+    yield from _checked(cx, "CFG116")
+
+
+@rule("CFG117", "unknown-ignore", "warning")
+def unknown_ignore(cx: Context) -> Iterator[Problem]:
+    """`# dslpar: ignore[CODE]` with a code that no rule has.
+
+    What it does:
+        Compares the codes and names in these comments with the rules of the linter.
+
+    Why:
+        The comment silences nothing; probably a code is misspelt.
+
+    Example:
+        idle = dict(a=1)  # dslpar: ignore[CFG106, unused-thing]
+
+    Use instead:
+        idle = dict(a=1)  # dslpar: ignore[CFG106, CFG115]
+    """
+    yield from _checked(cx, "CFG117")
+
+
+def _checked(cx: Context, code: str) -> Iterator[Problem]:
+    if cx.ignores is not None:
+        from dslpar.linter.suppressions import CHECKS
+
+        yield from CHECKS[code](cx.ignores, tuple(cx.found))
+
+
+RULES = (ignore_without_code, unused_ignore, ignored_error, unknown_ignore)

@@ -1,0 +1,310 @@
+"""HST: the hostfile, and its slots against the sizes; PERF: groups that cross hosts. Examples are hostfiles, with the
+flags of the command line as comments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.cluster.hostfile import Cluster
+from dslpar.core.errors import Location
+from dslpar.layout.divisors import divisors
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, UnknownValueError, rule
+
+_GRAMMAR = "one host a line: NAME slots=N"
+
+
+@rule("HST101", "bad-hostfile-line")
+def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
+    """A line of the hostfile that no launcher reads.
+
+    What it does:
+        Checks each line against `NAME slots=N` (DeepSpeed, OpenMPI), `NAME:N` (MPICH), `NAME` (PBS: a slot a line), and
+        `gpu[07-12,31] slots=N` (Slurm); empty lines and comments may stand between.
+
+    Why:
+        Launchers stop at such a line when the job starts, or read a part of it.
+
+    Example:
+        localhost slots=8
+        other 8
+
+    Use instead:
+        localhost slots=4
+        other slots=4
+    """
+    for line in _cluster(cx).bad_lines:
+        yield Problem(line.location, f"{line.text[:40]!r} {line.why}", line.help)
+
+
+@rule("HST102", "host-twice")
+def host_twice(cx: Context) -> Iterator[Problem]:
+    """A host that stands in the hostfile twice.
+
+    What it does:
+        Compares the names of the hosts.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        localhost slots=4
+        localhost slots=4
+
+    Use instead:
+        localhost slots=8
+    """
+    first: dict[str, int] = {}
+    for host in _cluster(cx).hosts:
+        if host.name in first:
+            said = f"{host.name} stands on line {first[host.name]} already"
+            yield Problem(host.location, said, "one line a host, with all of its slots")
+        first.setdefault(host.name, host.location.line)
+
+
+@rule("HST103", "unequal-slots")
+def unequal_slots(cx: Context) -> Iterator[Problem]:
+    """Hosts with different numbers of slots.
+
+    What it does:
+        Checks that all hosts have as many slots as the first.
+
+    Why:
+        DeepSpeed's launcher numbers local ranks by rank % slots, which is wrong where slots differ: two ranks would
+        share one device.
+
+    Example:
+        node1 slots=5
+        node2 slots=3
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    hosts = [host for host in _cluster(cx).hosts if host.slots]
+    for host in hosts:
+        if host.slots != hosts[0].slots:
+            said = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
+            yield Problem(host.slots_location, said, f"slots={min(one.slots for one in hosts)} on each")
+
+
+@rule("HST104", "no-slots")
+def no_slots(cx: Context) -> Iterator[Problem]:
+    """A host without slots, or a hostfile without hosts.
+
+    What it does:
+        Checks that there is a host and that each has a slot.
+
+    Why:
+        A host without slots runs nothing.
+
+    Example:
+        localhost slots=0
+
+    Use instead:
+        localhost slots=8
+    """
+    cluster = _cluster(cx)
+    if not cluster.hosts and not cluster.bad_lines:
+        yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
+    for host in cluster.hosts:
+        if not host.slots:
+            yield Problem(host.slots_location, f"{host.name} has no slots", "slots=1 or more, or leave the host out")
+
+
+@rule("HST105", "slots-differ-from-the-world")
+def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
+    """The hostfile has another number of slots than the world that was asked for.
+
+    What it does:
+        Compares the sum of the slots with --world-size, where both are given.
+
+    Why:
+        The launcher starts one rank a slot.
+
+    Example:
+        localhost slots=6  # --world-size 8
+
+    Use instead:
+        localhost slots=8  # --world-size 8
+    """
+    cluster, asked = _cluster(cx), cx.asked_world_size
+    if asked is not None and cluster.hosts and cluster.world_size != asked:
+        said = f"{cluster.world_size} slots in all, and the world size is {asked}"
+        place = cluster.hosts[-1].slots_location
+        more = f"{asked} slots in all" if cluster.a_file else f"ask for {asked} tasks (sbatch --ntasks-per-node)"
+        yield Problem(place, said, f"{more}, or --world-size {cluster.world_size}")
+
+
+@rule("HST110", "no-such-host")
+def no_such_host(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` names a host that there is not.
+
+    What it does:
+        Looks for each named host in the hostfile, or in the scheduler's allocation.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        node1 slots=4
+        node2 slots=4  # --exclude nod2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4  # --exclude node2
+    """
+    yield from _choices(cx, "host")
+
+
+@rule("HST111", "no-such-slot")
+def no_such_slot(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` names a slot that its host does not have.
+
+    What it does:
+        Compares the slots, which count from 0, with the host's number of slots.
+
+    Why:
+        DeepSpeed refuses it when the job starts.
+
+    Example:
+        node1 slots=4  # --include node1:2,4
+
+    Use instead:
+        node1 slots=4  # --include node1:2,3
+    """
+    yield from _choices(cx, "slot")
+
+
+@rule("HST112", "bad-choice-of-hosts")
+def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
+    """`--include` or `--exclude` cannot be read, or leaves nothing.
+
+    What it does:
+        Reads the choice as DeepSpeed does: NAME, or NAME:SLOT,SLOT, and @ between hosts.
+
+    Why:
+        A job without hosts does not start.
+
+    Example:
+        node1 slots=4
+        node2 slots=4  # --include node1,node2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4  # --include node1@node2
+    """
+    yield from _choices(cx, "syntax")
+
+
+def _choices(cx: Context, kind: str) -> Iterator[Problem]:
+    return (Problem(one.location, one.said, one.help) for one in _cluster(cx).wrong_choices if one.kind == kind)
+
+
+@rule("HST113", "slots-unsaid", "warning")
+def slots_unsaid(cx: Context) -> Iterator[Problem]:
+    """Hosts without a number of slots.
+
+    What it does:
+        Looks for names that stand alone, where none stands on several lines, as PBS's node file has them.
+
+    Why:
+        Launchers differ: OpenMPI takes a slot a core, MPICH one, and DeepSpeed refuses the line. dslpar counts one a
+        line, and hands that to each of them.
+
+    Example:
+        node1
+        node2
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    alone = [host for host in _cluster(cx).hosts if host.syntax == "name"]
+    if alone and all(host.slots == 1 for host in alone):
+        said = (
+            f"{alone[0].name} says no slots, and counts as 1 (OpenMPI would take one a core, DeepSpeed refuse the line)"
+        )
+        yield Problem(alone[0].location, said, "NAME slots=N")
+
+
+@rule("HST114", "not-for-deepspeed", "info")
+def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
+    """A hostfile that `dslpar` reads and `deepspeed --hostfile` does not.
+
+    What it does:
+        Looks for lines in the syntax of MPICH, PBS or Slurm.
+
+    Why:
+        `dslpar launch` hands each launcher the hosts in its own words; the file itself, DeepSpeed would refuse.
+
+    Example:
+        node1:4
+        node2:4
+
+    Use instead:
+        node1 slots=4
+        node2 slots=4
+    """
+    cluster = _cluster(cx)
+    other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
+    if cluster.a_file and other:
+        said = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
+        yield Problem(other[0].location, said, "NAME slots=N, if the file is for DeepSpeed too")
+
+
+@rule("PERF101", "tensor-group-across-hosts", "warning")
+def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
+    """A tensor group that is larger than a host.
+
+    What it does:
+        Checks that the slots of a host hold whole tensor groups.
+
+    Why:
+        Tensor parallelism sends at every layer; between hosts that is an order of magnitude slower. Published runs lost
+        43 % of their speed from 8 to 16 ranks.
+
+    Example:
+        node1 slots=1
+        node2 slots=1
+
+    Use instead:
+        localhost slots=2
+    """
+    size, hosts = cx.cuboid.size, _cluster(cx).hosts
+    slots = min((host.slots for host in hosts if host.slots), default=0)
+    if size > 1 and len(hosts) > 1 and slots and slots % size:
+        said = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
+        fits = divisors(slots)
+        yield cx.problem(cx.tensor_key, said, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
+
+
+def _crossing(cx: Context, size: int, slots: int) -> str:
+    """The first group that crosses; the tensor axis is the fastest, so its groups are runs of ranks in either order."""
+    first = slots // size * size
+    hosts, last = _cluster(cx).hosts, first + size - 1
+    if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):
+        return "some groups cross hosts"
+    return f"ranks {first} to {last} stand on {hosts[first // slots].name} to {hosts[last // slots].name}"
+
+
+def _cluster(cx: Context) -> Cluster:
+    if cx.cluster is None:
+        raise UnknownValueError("hostfile")
+    return cx.cluster
+
+
+RULES = (
+    bad_hostfile_line,
+    host_twice,
+    unequal_slots,
+    no_slots,
+    slots_differ_from_the_world,
+    no_such_host,
+    no_such_slot,
+    bad_choice_of_hosts,
+    slots_unsaid,
+    not_for_deepspeed,
+    tensor_group_across_hosts,
+)

@@ -1,0 +1,127 @@
+"""ZER104 and on: what ZeRO keeps on the CPU, at which stages, and by which optimizers; DEAD: keys of NVMe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.layout.resolve import offloads
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
+
+
+@rule("ZER104", "offload-without-shards")
+def offload_without_shards(cx: Context) -> Iterator[Problem]:
+    """Offload of what ZeRO does not shard at this stage.
+
+    What it does:
+        Checks that offload_optimizer has stage 1 or more, and offload_param stage 3.
+
+    Why:
+        DeepSpeed offloads what it shards. It accepts offload_param at other stages, without effect.
+
+    Example:
+        zero = dict(stage=2, offload_param='cpu')
+
+    Use instead:
+        zero = dict(stage=3, offload_param='cpu')
+    """
+    for what, least in (("optimizer", 1), ("param", 3)):
+        if offloads(cx.spec, what) and cx.spec.zero.stage < least:
+            said = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
+            help_ = f"stage {least}{' or more' if least < 3 else ''}, or leave it out"
+            yield cx.problem((f"zero.offload_{what}.device", f"zero.offload_{what}"), said, help_)
+
+
+@rule("ZER105", "optimizer-in-the-wrong-place")
+def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
+    """An optimizer for the CPU without offload, or one for the device with it.
+
+    What it does:
+        Checks that DeepSpeedCPUAdam has zero.offload_optimizer, and that FusedAdam has not.
+
+    Why:
+        DeepSpeedCPUAdam stops at the first parameter that is not in the CPU's memory, FusedAdam at the first that is.
+
+    Example:
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2)
+
+    Use instead:
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2, offload_optimizer='cpu')
+    """
+    name, offloaded = cx.other_optimizer.target, offloads(cx.spec, "optimizer")
+    from dslpar.schema.torch_optimizers import named
+
+    row = named(name)
+    if row is None or row.offload in (None, offloaded):
+        return
+    if offloaded:
+        said, help_ = f"{name} works on the device, and zero.offload_optimizer is on", "'AdamW' or 'DeepSpeedCPUAdam'"
+    else:
+        said = f"{name} works on the CPU's memory, and zero.offload_optimizer is off"
+        help_ = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
+    yield cx.problem("optimizer", said, help_)
+
+
+@rule("ZER107", "partial-offload")
+def partial_offload(cx: Context) -> Iterator[Problem]:
+    """A part of the optimizer offloaded, where DeepSpeed cannot do so.
+
+    What it does:
+        Checks that offload_optimizer.ratio below 1 and super_offload have stage 3 and the optimizer DeepSpeedCPUAdam.
+
+    Why:
+        Only ZeRO 3 divides an optimizer between CPU and device, and only this one. At other stages DeepSpeed offloads
+        all of it, without a word.
+
+    Example:
+        zero = dict(stage=2, offload_optimizer=dict(device='cpu', ratio=0.5))
+
+    Use instead:
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=3, offload_optimizer=dict(device='cpu', ratio=0.5))
+    """
+    asked = cx.spec.zero.extra.get("offload_optimizer", {})
+    partly = {"ratio": asked.get("ratio", 1) < 1, "super_offload": asked.get("super_offload", False)}
+    if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
+        return
+    for key in (key for key, given in partly.items() if given):
+        said = f"offload_optimizer.{key} needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'"
+        yield cx.problem(f"zero.offload_optimizer.{key}", said, f"leave {key} out")
+
+
+@rule("DEAD107", "keys-of-nvme", "warning")
+def keys_of_nvme(cx: Context) -> Iterator[Problem]:
+    """Keys of offload to NVMe, and offload to the CPU.
+
+    What it does:
+        Finds nvme_path, buffer_count, buffer_size, max_in_cpu, pipeline_read, pipeline_write and fast_init.
+
+    Why:
+        They have no effect where the device is 'cpu'.
+
+    Example:
+        zero = dict(stage=3, offload_param=dict(device='cpu', buffer_count=8))
+
+    Use instead:
+        zero = dict(stage=3, offload_param=dict(device='cpu'))
+    """
+    for what in ("optimizer", "param"):
+        for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
+            if key in _OF_NVME:
+                said = f"{key} has no effect: it is of NVMe"
+                yield cx.problem(f"zero.offload_{what}.{key}", said, f"leave {key} out")
+
+
+_OF_NVME = frozenset(
+    ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write", "fast_init")
+)
+
+
+def is_cpu_adam(cx: Context) -> bool:
+    """Whether the optimizer is DeepSpeed's own for the CPU."""
+    return getattr(cx.reading.spec.optimizer, "target", "") == "DeepSpeedCPUAdam"
+
+
+RULES = (offload_without_shards, optimizer_in_the_wrong_place, partial_offload, keys_of_nvme)

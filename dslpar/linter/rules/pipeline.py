@@ -1,0 +1,468 @@
+"""PIP: layers against stages, and cuts that are written by hand; DEAD: a cut that nothing follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from dslpar.layout import listed_stages
+from dslpar.layout.resolve import stages_of
+from dslpar.layout.stages import PATTERN, layer_classes
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.schema import sections
+from dslpar.schema.reader import did_you_mean
+
+_CUTS = ("stage_ids", "counts", "method")
+
+
+@rule("PIP101", "more-stages-than-layers")
+def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
+    """The pipeline has more stages than the model has transformer layers.
+
+    What it does:
+        Compares the number of stages with num_layers.
+
+    Why:
+        A stage without parameters fails on its rank alone, and the others hang (DeepSpeed's issue 1522).
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=4)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=4)
+    """
+    layers = cx.num_layers
+    if cx.stages > layers:
+        said = f"{cx.stages} stages, and the model has {layers} layers"
+        yield cx.problem(cx.pipeline_key, said, f"at most {layers} stages, each with one layer or more")
+
+
+@rule("PIP102", "wrong-number-of-stage-ids")
+def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
+    """The list of stage ids is not as long as the model is deep.
+
+    What it does:
+        Compares the length of stage_ids (LiBai: custom_pipeline_stage_id) with num_layers.
+
+    Why:
+        There is one id a transformer layer.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1, 1]))
+    """
+    ids, layers = _ids(cx), cx.num_layers
+    if len(ids) != layers:
+        said = f"{len(ids)} stage ids for {layers} layers"
+        yield cx.problem(cx.ids_key, said, f"write {layers} ids, one a transformer layer")
+
+
+@rule("PIP103", "stage-ids-decrease")
+def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
+    """The stage ids go down.
+
+    What it does:
+        Checks that stage ids never decrease.
+
+    Why:
+        Activations run from stage to stage in one direction; a stage holds neighbouring layers.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[3, 0, 2, 1]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    ids = _ids(cx)
+    for layer, (before, stage) in enumerate(pairwise(ids), start=1):
+        if stage < before:
+            said = f"layer {layer} is on stage {stage}, after a layer on stage {before}"
+            yield Problem(cx.at_item(cx.ids_key, layer), said, f"such as {sorted(ids)}", cx.wrote(cx.ids_key))
+            return
+
+
+@rule("PIP104", "no-such-stage")
+def no_such_stage(cx: Context) -> Iterator[Problem]:
+    """A stage id that is no stage of the pipeline.
+
+    What it does:
+        Checks that stage ids are from 0 to the pipeline size - 1.
+
+    Why:
+        The size of the pipeline bounds the ids. LiBai bounds them by the world size, and lets such a list start.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 5]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    for layer, stage in enumerate(_ids(cx)):
+        if not 0 <= stage < cx.stages:
+            said = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
+            fix = f"an id from 0 to {cx.stages - 1}; the size of the pipeline bounds it, not the world"
+            yield Problem(cx.at_item(cx.ids_key, layer), said, fix, cx.wrote(cx.ids_key))
+
+
+@rule("PIP105", "empty-stage")
+def empty_stage(cx: Context) -> Iterator[Problem]:
+    """A stage that has no layer.
+
+    What it does:
+        Checks that each stage occurs in stage_ids, and that no count is 0.
+
+    Why:
+        A stage without parameters fails on its rank alone, and the others hang.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 0, 0, 0]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
+    """
+    pipeline = cx.pipeline
+    if cx.stages == 1 or cx.stages > cx.num_layers:
+        return  # PIP101 says it better
+    if pipeline.stage_ids is not None:
+        used, key = set(pipeline.stage_ids), cx.ids_key
+        if len(pipeline.stage_ids) != cx.num_layers or not used <= set(range(cx.stages)):
+            return  # PIP102 and PIP104 say it better
+    elif pipeline.counts is not None and len(pipeline.counts) == cx.stages:
+        used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
+    else:
+        return
+    empty = [stage for stage in range(cx.stages) if stage not in used]
+    if empty:
+        said = f"stages without a layer: {', '.join(map(str, empty))}"
+        yield cx.problem(key, said, "give each stage at least one layer, or make the pipeline shorter")
+
+
+@rule("PIP106", "two-cuts")
+def two_cuts(cx: Context) -> Iterator[Problem]:
+    """More than one of stage_ids, counts and method.
+
+    What it does:
+        Finds a pipeline that says twice how its layers are cut.
+
+    Why:
+        Only one of them can be followed.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3], method='cost'))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    given = [name for name in _CUTS if pipeline is not None and getattr(pipeline, name) is not None]
+    if len(given) > 1:
+        said = f"{' and '.join(given)} each say how layers are cut"
+        yield cx.problem(f"parallel.pipeline.{given[-1]}", said, f"keep one of {', '.join(given)}")
+
+
+@rule("PIP107", "counts-do-not-fit")
+def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
+    """The counts of layers do not fit the stages or the model.
+
+    What it does:
+        Checks that counts has one number a stage and that they add up to num_layers.
+
+    Why:
+        Megatron once built 28 layers of 30 in silence (its issue 1304).
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    if pipeline is None or pipeline.counts is None:
+        return
+    key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.num_layers
+    if len(counts) != cx.stages:
+        yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", f"write {cx.stages} numbers, one a stage")
+    elif sum(counts) != layers:
+        said = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
+        yield cx.problem(key, said, f"{cx.stages} numbers that add up to {layers}")
+
+
+@rule("PIP108", "layers-differ")
+def layers_differ(cx: Context) -> Iterator[Problem]:
+    """train.dist.pipeline_num_layers is not the model's number of layers.
+
+    What it does:
+        Compares LiBai's pipeline_num_layers, where it is set, with the model's.
+
+    Why:
+        LiBai cuts the pipeline by the one and builds the model by the other.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2, pipeline_num_layers=6))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2))
+    """
+    said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
+    if said_layers is not None and said_layers != layers:
+        said = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
+        yield cx.problem("train.dist.pipeline_num_layers", said, f"write {layers}, or leave it out")
+
+
+@rule("PIP109", "unknown-method")
+def unknown_method(cx: Context) -> Iterator[Problem]:
+    """The method of the automatic cut is none that dslpar knows.
+
+    What it does:
+        Compares parallel.pipeline.method with the list of methods; after 'type:' come names of layers' classes, with
+        '|' between them, and '^', '$' and '.' as in regular expressions.
+
+    Why:
+        There is no cut to follow.
+
+    Example:
+        parallel = dict(pipeline=dict(size=2, method='unifrom'))
+
+    Use instead:
+        parallel = dict(pipeline=dict(size=2, method='uniform'))
+    """
+    pipeline = cx.spec.parallel.pipeline
+    method = pipeline.method if pipeline is not None else None
+    if method is None or method in sections.METHODS:
+        return
+    if not method.startswith("type:"):
+        fix = (
+            did_you_mean(method, sections.METHODS) or f"the methods are {', '.join(sections.METHODS)} and 'type:REGEX'"
+        )
+        yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
+        return
+    pattern = method.removeprefix("type:")
+    if PATTERN.fullmatch(pattern) is None:
+        said = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
+        yield cx.problem("parallel.pipeline.method", said, "such as 'type:Block' or 'type:^Embedding|Head$'")
+        return
+    names = _class_names(cx)
+    if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
+        said = f"{method!r} matches no class of layers"
+        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
+
+
+@rule("PIP110", "layers-not-known", "info")
+def layers_not_known(cx: Context) -> Iterator[Problem]:
+    """A pipeline over a model whose layers are not known before it is built.
+
+    What it does:
+        Says that stages and cut are checked later, where the model is a class of your own without a layers_cfg.
+
+    Why:
+        The class is not imported to lint. It must be a torch.nn.Sequential, a dslpar.models.LayeredModel or a
+        dslpar.ModelFromConfig: another module is one piece, which the run refuses to cut.
+
+    Example:
+        model = dict(type='my_package.my_module.MyModel')
+        parallel = dict(pipeline=2)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        parallel = dict(pipeline=2)
+    """
+    if cx.unlisted and cx.stages > 1:
+        said = f"the layers of {cx.unlisted} are cut over {cx.stages} stages when it is built, and checked then"
+        yield cx.problem(cx.pipeline_key, said, "give the model a layers_cfg, and its layers are known before")
+
+
+@rule("PIP111", "layer-idx-with-gaps")
+def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
+    """Layers of a layers_cfg whose layer_idx do not count up.
+
+    What it does:
+        Checks that each layer_idx is that of the layer before, or the next one, from 0; -1 is the last. A layer without
+        one goes with its neighbour.
+
+    Why:
+        A stage holds neighbouring layers, and each index is one that a stage can begin with.
+
+    Example:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
+                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=2)])
+
+    Use instead:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
+                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=1)])
+    """
+    yield from cx.misreads("PIP111")
+
+
+@rule("DEAD101", "cut-without-stages", "warning")
+def cut_without_stages(cx: Context) -> Iterator[Problem]:
+    """How layers are cut is said, and the pipeline has one stage.
+
+    What it does:
+        Finds stage_ids, counts or method where the pipeline has one stage.
+
+    Why:
+        They have no effect; probably a size is missing.
+
+    Example:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(custom_pipeline_stage_id=[0, 0, 0, 0]))
+
+    Use instead:
+        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+        train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 0, 1, 1]))
+    """
+    if cx.stages > 1:
+        return
+    for key in (*(f"parallel.pipeline.{name}" for name in _CUTS), "train.dist.custom_pipeline_stage_id"):
+        if cx.given(key):
+            said = f"{cx.wrote(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
+            yield cx.problem(key, said, "give the pipeline a size, or leave it out")
+
+
+@rule("PIP113", "stage-without-parameters")
+def stage_without_parameters(cx: Context) -> Iterator[Problem]:
+    """A stage of a layers_cfg whose layers have no parameters.
+
+    What it does:
+        Looks on each stage, and in the model as a whole, for a layer that has parameters. Of torch.nn's layers it is
+        known which have some; a class of your own counts as one that has.
+
+    Why:
+        DeepSpeed makes an optimizer on each stage, fails on that one alone, and the others hang (its issue 1522).
+
+    Example:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='ReLU')])
+        parallel = dict(pipeline=dict(size=2, counts=[2, 1]))
+
+    Use instead:
+        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='Linear', in_features=8, out_features=8),
+                                                    dict(type='ReLU')])
+        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
+    """
+    model = cx.reading.spec.model
+    if not isinstance(model, sections.OtherModel) or cx.unlisted:
+        return
+    if listed_stages.without_parameters(model, (cx.num_layers,)):
+        said = "no layer of the model has parameters: there is nothing to train"
+        yield cx.problem(("model.layers_cfg",), said, "add a layer that has some, such as 'Linear'")
+        return
+    counts = cut_of(cx) if cx.stages != 1 else None
+    empty = listed_stages.without_parameters(model, counts) if counts is not None else []
+    if empty:
+        said = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
+        keys = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
+        best = listed_stages.counts(model, "cost", cx.stages) or ()
+        good = not listed_stages.without_parameters(model, best)
+        yield cx.problem(keys, said, f"counts={list(best)}" if good else "fewer stages")
+
+
+@rule("PIP114", "fewer-matches-than-stages", "warning")
+def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
+    """method='type:REGEX' matches fewer layers than there are stages.
+
+    What it does:
+        Counts the layers whose class matches.
+
+    Why:
+        The cut gives each stage the same number of those layers; here some stages get none, and what they hold is
+        chance.
+
+    Example:
+        parallel = dict(pipeline=dict(size=4, method='type:Embedding|Head'))
+
+    Use instead:
+        parallel = dict(pipeline=dict(size=4, method='type:Block'))
+    """
+    pipeline, model = cx.spec.parallel.pipeline, cx.reading.spec.model
+    if pipeline is None or not (pipeline.method or "").startswith("type:") or not is_method(pipeline.method):
+        return
+    pattern, names = pipeline.method.removeprefix("type:"), _class_names(cx)
+    times = {"Block": cx.num_layers} if isinstance(model, sections.GPT) else {}
+    matched = sum(times.get(name, 1) for name in names if re.search(pattern, name, re.IGNORECASE))
+    if 0 < matched < cx.stages <= cx.num_layers:
+        said = f"{pipeline.method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
+        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
+
+
+def is_method(method: str) -> bool:
+    """Whether it is an automatic cut; what follows 'type:' is looked at, for a pattern may take for ever to match."""
+    return method in sections.METHODS or (
+        method.startswith("type:") and PATTERN.fullmatch(method.removeprefix("type:")) is not None
+    )
+
+
+def cut_of(cx: Context) -> tuple[int, ...] | None:
+    """Layers on each stage, none of them empty; None where only the built model can tell.
+
+    Raises:
+        UnknownValueError: the cut is none, which other rules say.
+    """
+    pipeline, layers, stages = cx.pipeline, cx.num_layers, cx.stages
+    ids = pipeline.stage_ids if pipeline is not None else None
+    wrong = ids is not None and (len(ids) != layers or ids != tuple(sorted(ids)))
+    wrong |= pipeline is not None and pipeline.counts is not None and sum(pipeline.counts) != layers  # may be 10**9
+    method = pipeline.method if pipeline is not None else None
+    if wrong or stages > layers or (method is not None and not is_method(method)):
+        raise UnknownValueError("cut")
+    counts = stages_of(cx.spec if isinstance(cx.reading.spec.model, sections.GPT) else cx.reading.spec, pipeline).counts
+    if counts is not None and (len(counts) != stages or sum(counts) != layers or not all(counts)):
+        raise UnknownValueError("cut")
+    return counts
+
+
+def _class_names(cx: Context) -> Sequence[str]:
+    """The classes of the model's layers; unknown where the config does not list them."""
+    if cx.unlisted:
+        raise UnknownValueError("layers")
+    model = cx.reading.spec.model
+    return listed_stages.class_names(model) if isinstance(model, sections.OtherModel) else layer_classes(model)
+
+
+def _ids(cx: Context) -> tuple[int, ...]:
+    """The stage ids of a pipeline that has stages; unknown where there are none."""
+    pipeline = cx.pipeline
+    if cx.stages == 1 or pipeline.stage_ids is None:
+        raise UnknownValueError("stage ids")
+    ids: tuple[int, ...] = pipeline.stage_ids
+    return ids
+
+
+RULES = (
+    more_stages_than_layers,
+    wrong_number_of_stage_ids,
+    stage_ids_decrease,
+    no_such_stage,
+    empty_stage,
+    two_cuts,
+    counts_do_not_fit,
+    layers_differ,
+    unknown_method,
+    layers_not_known,
+    layer_idx_with_gaps,
+    stage_without_parameters,
+    fewer_matches_than_stages,
+    cut_without_stages,
+)

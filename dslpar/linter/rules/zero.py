@@ -1,0 +1,318 @@
+"""ZER, PRE: what ZeRO shards, and what a step computes in; DEAD: a scale of the loss that never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.layout.divisors import divisors
+from dslpar.layout.resolve import offloads
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Problem, rule
+from dslpar.linter.rules.offload import is_cpu_adam
+
+
+@rule("ZER101", "zero-with-pipeline")
+def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
+    """ZeRO 2 or 3 with a pipeline.
+
+    What it does:
+        Checks that zero.stage is 0 or 1 where the pipeline has two stages or more.
+
+    Why:
+        DeepSpeed refuses them together, after the model is built (its issues 568, 1110, 3589). Sharded gradients would
+        have to be sent at every micro-batch.
+
+    Example:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=2)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        zero = dict(stage=1)
+    """
+    stage = cx.spec.zero.stage
+    if stage > 1 and cx.stages > 1:
+        said = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
+        yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
+
+
+@rule("ZER102", "no-gradient-norm")
+def no_gradient_norm(cx: Context) -> Iterator[Problem]:
+    """zero.compute_grad_norm is off.
+
+    What it does:
+        Refuses compute_grad_norm=False.
+
+    Why:
+        Clipping needs the norm, and every step reports it.
+
+    Example:
+        zero = dict(stage=1, compute_grad_norm=False)
+
+    Use instead:
+        zero = dict(stage=1)
+    """
+    if cx.spec.zero.extra.get("compute_grad_norm") is False:
+        key = "zero.compute_grad_norm"
+        yield cx.problem(key, "without the gradient's norm nothing can be clipped or reported", "leave it out")
+
+
+@rule("ZER103", "optimizer-not-elementwise")
+def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
+    """Shards of a tensor, and an optimizer that looks at whole tensors.
+
+    What it does:
+        Checks that optimizers which are not known to act elementwise have zero.stage 0 and tensor size 1. AdamW, Adam,
+        SGD and most of torch's act elementwise; Adafactor and Lamb do not; of a class of your own dslpar does not know.
+
+    Why:
+        ZeRO and tensor parallelism give the optimizer pieces of tensors. One that takes the norm, the rows or the
+        columns of a tensor would take those of the piece, and the layout would change the maths.
+
+    Example:
+        optimizer = dict(type='Adafactor', lr=1e-3)
+        zero = 1
+
+    Use instead:
+        optimizer = dict(type='Adafactor', lr=1e-3)
+    """
+    optimizer = cx.other_optimizer
+    from dslpar.schema.torch_optimizers import elementwise, named
+
+    if elementwise(optimizer.target):
+        return
+    known = named(optimizer.target) is not None
+    if not known and cx.spec.deepspeed.get("zero_allow_untested_optimizer"):
+        return  # the author's word
+    said = f"{optimizer.target} {'does not' if known else 'is not known to'} update each element by itself"
+    more = "" if known else ", or, if it does, deepspeed = dict(zero_allow_untested_optimizer=True)"
+    if cx.spec.zero.stage:
+        help_ = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{said}, and ZeRO {cx.spec.zero.stage} shards tensors", help_)
+    if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
+        help_ = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{said}, and tensor parallelism cuts tensors", help_)
+
+
+@rule("ZER106", "handler-with-zero")
+def handler_with_zero(cx: Context) -> Iterator[Problem]:
+    """A gradient handler with ZeRO.
+
+    What it does:
+        Checks that zero.stage is 0 where gradient_handler names a handler of your own.
+
+    Why:
+        With ZeRO, gradients are reduced inside the backward and kept in pieces: there is no moment at which a handler
+        could find them whole.
+
+    Example:
+        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
+        zero = 1
+
+    Use instead:
+        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
+    """
+    if cx.spec.gradient_handler and cx.spec.zero.stage:
+        said = f"gradient handlers find no whole gradient at ZeRO stage {cx.spec.zero.stage}"
+        yield cx.problem("gradient_handler", said, "zero = 0, or no handler")
+
+
+@rule("PRE101", "half-precision-needs-zero")
+def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
+    """Half precision at ZeRO 0.
+
+    What it does:
+        Checks that zero.stage is at least 1 where precision is bf16 or fp16.
+
+    Why:
+        At stage 0 DeepSpeed 0.19 takes another optimizer wrapper, whose first Adam step is too small, whose norm counts
+        one tensor rank only, and whose fp16 step ignores the loss scale.
+
+    Example:
+        precision = 'bf16'
+
+    Use instead:
+        precision = 'bf16'
+        zero = dict(stage=1)
+    """
+    dtype = cx.spec.precision.dtype
+    if dtype != "fp32" and cx.spec.zero.stage == 0:
+        said = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
+        yield cx.problem("precision.dtype", said, "zero = dict(stage=1)")
+
+
+@rule("PRE102", "low-precision-masters")
+def low_precision_masters(cx: Context) -> Iterator[Problem]:
+    """Half-precision masters with an optimizer that cannot keep them.
+
+    What it does:
+        Checks that fp16_master_weights_and_grads and bf16_master_weights_and_grads have the optimizer
+        'DeepSpeedCPUAdam', offloaded; with bf16_optimizer_states, those in bf16 may stay on the device. And that
+        bf16_optimizer_states has bf16_master_weights_and_grads.
+
+    Why:
+        DeepSpeed stops at an assertion, after the model is built.
+
+    Example:
+        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
+        zero = 2
+
+    Use instead:
+        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2, offload_optimizer='cpu')
+    """
+    extra, offloaded = cx.spec.precision.extra, offloads(cx.spec, "optimizer")
+    stays = extra.get("bf16_optimizer_states") and not offloaded
+    for dtype in ("fp16", "bf16"):
+        key = f"{dtype}_master_weights_and_grads"
+        if extra.get(key) and not (stays or (offloaded and is_cpu_adam(cx))):
+            said = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
+            yield cx.problem(f"precision.{key}", said, _cpu_adam(cx))
+    if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
+        said = "an optimizer's state in bf16 needs masters in bf16"
+        yield cx.problem("precision.bf16_optimizer_states", said, "add bf16_master_weights_and_grads=True")
+
+
+def _cpu_adam(cx: Context) -> str:
+    """What to write for masters in half precision, at the stage that is there: a pipeline forbids others."""
+    zero = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu')"
+    return f"optimizer = dict(type='DeepSpeedCPUAdam', ...), {zero}"
+
+
+@rule("DEAD104", "scale-that-never-changes", "warning")
+def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
+    """Keys of the dynamic loss scale, and a scale that is fixed.
+
+    What it does:
+        Finds initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis and min_loss_scale beside a
+        loss_scale above 0.
+
+    Why:
+        loss_scale=0, the default, is the dynamic one; any other is fixed, and they have no effect.
+
+    Example:
+        precision = dict(dtype='fp16', loss_scale=128, loss_scale_window=500)
+        zero = 1
+
+    Use instead:
+        precision = dict(dtype='fp16', loss_scale_window=500)
+        zero = 1
+    """
+    extra = cx.spec.precision.extra
+    for name in _DYNAMIC if extra.get("loss_scale") else ():
+        if name in extra:
+            said = f"{name} has no effect: loss_scale {extra['loss_scale']} is fixed"
+            yield cx.problem(f"precision.{name}", said, f"leave {name} out, or loss_scale")
+
+
+_DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
+
+
+@rule("ZER108", "refused-by-zero")
+def refused_by_zero(cx: Context) -> Iterator[Problem]:
+    """A key of `zero` that DeepSpeed knows and refuses.
+
+    What it does:
+        Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; pipeline_loading_checkpoint=True at stages 1 and
+        2; an odd allgather_bucket_size at stages 1 and 2; and
+        zero_quantized_gradients without reduce_scatter at stage 3.
+
+    Why:
+        DeepSpeed stops at an assertion, after the model is built; with elastic_checkpoint at the first checkpoint, with
+        pipeline_loading_checkpoint when the run goes on from one.
+
+    Example:
+        zero = dict(stage=1, allgather_bucket_size=999)
+
+    Use instead:
+        zero = dict(stage=1, allgather_bucket_size=1000)
+    """
+    stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
+    size = extra.get("allgather_bucket_size", 0)
+    if stage and extra.get("legacy_stage1"):
+        yield cx.problem("zero.legacy_stage1", "DeepSpeed has removed the stage 1 of old", "leave legacy_stage1 out")
+    if stage == 3 and extra.get("elastic_checkpoint"):
+        said = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
+        yield cx.problem("zero.elastic_checkpoint", said, "leave elastic_checkpoint out")
+    if stage in (1, 2) and extra.get("pipeline_loading_checkpoint"):
+        said = f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
+        yield cx.problem("zero.pipeline_loading_checkpoint", said, "leave pipeline_loading_checkpoint out")
+    if stage in (1, 2) and size % 2:
+        said = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
+        yield cx.problem("zero.allgather_bucket_size", said, f"an even number, such as {size + 1:.0f}")
+    if stage == 3 and extra.get("zero_quantized_gradients") and not extra.get("reduce_scatter", True):
+        said = "zero_quantized_gradients needs reduce_scatter"
+        yield cx.problem("zero.reduce_scatter", said, "leave reduce_scatter out")
+
+
+@rule("ZER109", "secondary-shards")
+def secondary_shards(cx: Context) -> Iterator[Problem]:
+    """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks.
+
+    What it does:
+        Checks, at stage 3, that the world is a multiple of zero_hpz_partition_size, and that the tensor size is 1.
+
+    Why:
+        DeepSpeed cuts all ranks in a row into groups of that size, and asserts that they come out even. With tensor
+        parallelism such a group would hold pieces of different tensors, and gather them into one in silence.
+
+    Example:
+        zero = dict(stage=3, zero_hpz_partition_size=3)
+
+    Use instead:
+        zero = dict(stage=3, zero_hpz_partition_size=4)
+    """
+    size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
+    if size < 2 or cx.spec.zero.stage != 3:
+        return
+    if cx.cuboid.size > 1:
+        said = f"secondary shards do not go with tensor parallelism over {cx.cuboid.size} ranks"
+        yield cx.problem(key, said, "leave zero_hpz_partition_size out, or tensor=1")
+    elif cx.world % min(size, cx.world):
+        fits = divisors(cx.world)[1:]
+        said = f"{cx.world} ranks are no multiple of zero_hpz_partition_size {size}"
+        yield cx.problem(key, said, f"one of {', '.join(map(str, fits))}, best the ranks of one host")
+
+
+@rule("PRE103", "optimizer-keeps-fp32")
+def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
+    """An optimizer's state in bf16, offloaded, and an optimizer that keeps it in fp32.
+
+    What it does:
+        Checks that DeepSpeedCPUAdam has fp32_optimizer_states=False where precision has bf16_optimizer_states.
+
+    Why:
+        Its default is True. DeepSpeed stops at an assertion, after the model is built.
+
+    Example:
+        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
+        zero = dict(stage=2, offload_optimizer='cpu')
+
+    Use instead:
+        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
+        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4, fp32_optimizer_states=False)
+        zero = dict(stage=2, offload_optimizer='cpu')
+    """
+    extra = cx.spec.precision.extra
+    if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
+        return  # PRE102 speaks of one without the other
+    offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
+    if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
+        said = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its state in fp32"
+        yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), said, "add fp32_optimizer_states=False")
+
+
+RULES = (
+    zero_with_pipeline,
+    no_gradient_norm,
+    optimizer_not_elementwise,
+    handler_with_zero,
+    half_precision_needs_zero,
+    low_precision_masters,
+    scale_that_never_changes,
+    refused_by_zero,
+    secondary_shards,
+    optimizer_keeps_fp32,
+)

@@ -1,0 +1,296 @@
+"""The mechanism: every leaf key of a source meets its row, and becomes one entry of the report.
+
+A leaf is what is no mapping, an empty mapping, or the class of a LazyCall (`_target_`); a list is one leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dslpar.core.errors import Finding, Location
+from dslpar.core.suggest import meant
+from dslpar.language.tree import TARGET, Node
+from dslpar.migrate import colossalai, deepspeed, libai
+from dslpar.migrate.rows import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dropped, filled, needed
+from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
+from dslpar.schema.reader import did_you_mean
+from dslpar.schema.sections_reader import SECTIONS
+
+TABLES: Mapping[str, Table] = {table.name: table for table in (colossalai.TABLE, libai.TABLE, deepspeed.TABLE)}
+IMPLIED = "implied by "
+WRAPPER = "CONFIG"
+"""Configs of ColossalAI's keep all sections in one dict of this name."""
+
+
+class Entry(NamedTuple):
+    """What became of one key of the source; an empty key: of none of them."""
+
+    key: str
+    fate: Fate
+    to: str
+    value: Any
+    why: str
+    location: Location
+
+
+class Import(NamedTuple):
+    """A converted source: every entry, and the values of the file to write."""
+
+    source: Source
+    entries: tuple[Entry, ...]
+    values: Mapping[str, Any]
+    """Dotted keys of dslpar's to values."""
+
+    @property
+    def needs_you(self) -> bool:
+        """Whether something is left for the author."""
+        return any(entry.fate == "needed" for entry in self.entries)
+
+
+class Leaf(NamedTuple):
+    """One key of the source."""
+
+    key: str
+    """As it is written."""
+    name: str
+    """As the rows have it."""
+    value: Any
+    location: Location
+
+
+def convert(source: Source, model: Mapping[str, Any] | None = None, epoch: Epoch | None = None) -> Import:
+    """Every key of the source by its row; `model` stands in the place of its own, `epoch` makes steps of epochs."""
+    return Converter(source, model, epoch).run()
+
+
+class Converter:
+    """One conversion: entries and values gather here."""
+
+    def __init__(self, source: Source, model: Mapping[str, Any] | None, epoch: Epoch | None) -> None:
+        self.source, self.model = source, model
+        self.table = TABLES[source.name]
+        leaves = leaves_of(source.config.root, wrapped=source.name == "colossalai")
+        self.leaves = [leaf for leaf in leaves if leaf.value != {} or not _has_unread(source, leaf.key)]
+        named = {leaf.name: leaf.value for leaf in self.leaves}
+        self.unread = _unread(source)
+        named |= {leaf.name: leaf.value for leaf, _ in self.unread}
+        self.view = View(named, source.config.used, "GPT" if model else _model_of(source.config.root), epoch)
+        self.entries: list[Entry] = []
+        self.values: dict[str, Any] = {}
+        self.said: dict[str, str] = {}
+        self.implied: list[tuple[str, Any, str, Location]] = []
+
+    def run(self) -> Import:
+        for place, file in self.source.missing:
+            self.note("", needed(f"there is no {file!r}: what it says is not in the result"), place)
+        for leaf in self.leaves:
+            self.settle(leaf, self.outcome(leaf))
+        self.read_unread()
+        self.finish()
+        return Import(self.source, tuple(self.entries), self.values)
+
+    # One key -------------------------------------------------------------------------------------------------
+
+    def outcome(self, leaf: Leaf) -> Outcome:
+        """What becomes of a leaf."""
+        first = leaf.name.partition(".")[0]
+        if self.model is not None and first == "model":
+            return dropped("--model says it")
+        row, rest = self.row(leaf.name)
+        if row is not None and leaf.value is UNREAD:
+            return row.outcome(UNREAD, rest, self.view) if row.unread else _not_evaluated(filled(row.to, rest))
+        if leaf.value is None or leaf.value == {}:
+            nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
+            return dropped(row.why if row is not None and row.fate == "dropped" and row.make is None else nothing)
+        return self.strange(leaf, first) if row is None else row.outcome(leaf.value, rest, self.view)
+
+    def row(self, name: str) -> tuple[Row | None, str]:
+        """The first row about a key, and what its `**` stands for."""
+        for row in self.table.rows:
+            rest = row.rest(name)
+            if rest is not None:
+                return row, rest
+        return None, ""
+
+    def strange(self, leaf: Leaf, first: str) -> Outcome:
+        """A key without a row."""
+        known = {row.pattern.partition(".")[0] for row in self.table.rows}
+        if leaf.value is UNREAD and (first in known or first in SECTIONS):
+            return _not_evaluated("")
+        if first in SECTIONS and first not in known:
+            return Outcome("kept", leaf.name, leaf.value)
+        if self.table.own_names and first not in known:
+            return self.own_name(leaf, first, known)
+        close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
+        return needed(f"{self.table.title} has no such key" + (f"; {close}" if close else ""))
+
+    def own_name(self, leaf: Leaf, first: str, known: set[str]) -> Outcome:
+        """A top-level name of the author's: it is said where one of the framework's is near."""
+        if leaf.value is UNREAD:
+            return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
+        if first in self.view.used:
+            return dropped("a variable of the file's own: its value stands where it is used")
+        near = meant(first, known) if len(first) > 4 else None
+        if near is not None:
+            return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
+        return dropped("a variable of the file's own, which dslpar does not read")
+
+    def known_names(self) -> list[str]:
+        """Keys that rows list by what `**` may stand for."""
+        return [row.pattern.removesuffix("**") + name for row in self.table.rows for name in row.among]
+
+    def settle(self, leaf: Leaf, outcome: Outcome) -> None:
+        """Note an outcome, and its value unless another key has said it."""
+        if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
+            other = self.clash(outcome.to)
+            if other and self.values.get(outcome.to, outcome) == outcome.value:
+                outcome = dropped(f"{self.said[other]} says the same")
+            elif other:
+                said = f"{self.said[other]} says {other} = {self.values[other]!r} already, and this {outcome.value!r}"
+                outcome = needed(said, outcome.to)
+            else:
+                self.values[outcome.to], self.said[outcome.to] = outcome.value, leaf.key
+        if outcome.fate == "needed" and leaf.value is not UNREAD:
+            outcome = outcome._replace(value=leaf.value)
+        self.implied += [(key, value, leaf.key, leaf.location) for key, value in outcome.also.items()]
+        self.note(leaf.key, outcome, leaf.location)
+
+    def clash(self, to: str) -> str:
+        """The key of dslpar's that is said already and that this one would repeat."""
+        return next((key for key in self.values if _overlap(key, to)), "")
+
+    def note(self, key: str, outcome: Outcome, place: Location) -> None:
+        """One line of the report."""
+        place = _own_place(place, self.source)
+        self.entries.append(Entry(key, outcome.fate, outcome.to, outcome.value, outcome.why, place))
+
+    # What no row could read ----------------------------------------------------------------------------------
+
+    def read_unread(self) -> None:
+        """Keys that could not be evaluated, each with the finding that says why; then findings about no key."""
+        left = [finding for finding in self.source.config.findings if finding.severity == "error"]
+        for leaf, around in self.unread:
+            outcome = self.outcome(leaf)
+            why = [finding for finding in left if _within(finding.location, around)]
+            if why:
+                left = [finding for finding in left if finding not in why]
+                leaf = leaf._replace(location=why[0].location)
+            if why and outcome.fate == "needed":
+                said = "; ".join(dict.fromkeys(finding.message for finding in why))
+                outcome = outcome._replace(why=f"could not be read: {said}")
+            self.settle(leaf, outcome)
+        for finding in left:
+            self.note("", needed(f"could not be read: {finding.message}"), finding.location)
+
+    # What the file needs besides -----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """What values imply, ZeRO under half precision, and the model."""
+        for key, value, because, place in self.implied:
+            if not self.clash(key):
+                self.add(key, value, IMPLIED + because, place)
+        whole = Location(self.source.path)
+        half = self.values.get("precision.dtype", self.values.get("precision")) in ("fp16", "bf16")
+        if half and not self.clash("zero.stage"):
+            self.add("zero.stage", 1, "half precision needs ZeRO 1 or more, which keeps its fp32 masters", whole)
+        for key, value in (self.model or {}).items():
+            self.add(f"model.{key}", value, "by --model", whole)
+        if not any(key.partition(".")[0] == "model" for key in self.values):
+            told = any(entry.fate == "needed" and entry.to == "model" for entry in self.entries)
+            self.entries = [entry for entry in self.entries if not told or entry.key or entry.to != "model"]
+            if not told:
+                self.note("", needed("the source names no model: write it, or give --model FILE", "model"), whole)
+
+    def add(self, key: str, value: Any, why: str, place: Location) -> None:
+        """A value that no key of the source says by itself."""
+        self.values[key], self.said[key] = value, why
+        self.note("", Outcome("added", key, value, why), place)
+
+
+# The keys of a source ---------------------------------------------------------------------------------------------
+
+
+def leaves_of(root: Node, wrapped: bool = False) -> Iterator[Leaf]:
+    """Every leaf key of a source, in its order."""
+    for key, node in root.value.items():
+        inside = wrapped and key == WRAPPER and node.is_mapping
+        for path, value, place in _leaves(_name(key), node):
+            yield Leaf(path, path.removeprefix(f"{WRAPPER}.") if inside else path, value, place)
+
+
+def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
+    if node.target is not None:
+        yield f"{path}.{TARGET}", node.target, node.target_location or node.location
+    if node.is_mapping and node.value:
+        for key, child in node.value.items():
+            yield from _leaves(f"{path}.{_name(key)}", child)
+    elif node.target is None:
+        yield path, node.plain(), node.key_location or node.location
+
+
+def _name(key: object) -> str:
+    """A key as the report has it: an empty one is quoted."""
+    return str(key) or '""'
+
+
+def _has_unread(source: Source, key: str) -> bool:
+    """Whether something in the mapping at this key could not be evaluated, and is listed by itself."""
+    return any(path.startswith(f"{key}.") for path in source.config.unknown)
+
+
+def _unread(source: Source) -> list[tuple[Leaf, Location]]:
+    """Keys whose value could not be evaluated, and the range of the file around each."""
+    made = []
+    named = assigned(source) if source.config.unknown else {}
+    for path in sorted(source.config.unknown - {"*"}):  # `import *` has a finding of its own
+        node = source.config.root.get(path)
+        if node is not None and node.is_mapping and node.value:
+            continue  # what it holds is listed by itself, and a finding says what is not
+        name = path.removeprefix(f"{WRAPPER}.") if source.name == "colossalai" else path
+        if node is None:
+            place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
+            made.append((Leaf(path, name, UNREAD, place), around))
+    return made
+
+
+def _model_of(root: Node) -> str:
+    """The class that the model names."""
+    config = root.value.get(WRAPPER)
+    node = root.get("model") or (config.get("model") if config is not None and config.is_mapping else None)
+    if node is None:
+        return ""
+    if node.target is not None:
+        return str(node.target)
+    named = node.value.get("type") if node.is_mapping else node
+    return str(named.value) if named is not None and named.value is not None else ""
+
+
+def _within(inner: Location, outer: Location) -> bool:
+    starts = (outer.line, outer.column) <= (inner.line, inner.column)
+    ends = (inner.end_line, inner.end_column) <= (outer.end_line, outer.end_column)
+    return inner.path == outer.path and starts and ends
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _not_evaluated(to: str) -> Outcome:
+    return needed("its value could not be evaluated", to)
+
+
+def refused(source: Source) -> list[Finding]:
+    """Why a source that could not be read at all could not, at its own path."""
+    help_ = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
+    found = [_at_home(finding, source) for finding in source.config.findings]
+    return [item._replace(help=help_) for item in found] if source.path.endswith(JSON_ENDINGS) else found
+
+
+def _at_home(finding: Finding, source: Source) -> Finding:
+    return finding._replace(location=_own_place(finding.location, source))
+
+
+def _own_place(place: Location, source: Source) -> Location:
+    """A place of the source under its own path: .hjson was read under another."""
+    return place._replace(path=source.path) if place.path == source.config.path else place

@@ -1,0 +1,300 @@
+"""Reading a source: which framework it is of, JSON with comments, and configs whose imports are not there.
+
+What a config imports by position may be missing (a file of LiBai's outside of its checkout). The name then stands for
+a mapping that holds nothing, so that what this file sets on it is still read; the import is reported. Absolute imports
+of `configs.*` are read by position too, from a folder above.
+"""
+
+from __future__ import annotations
+
+import ast
+import os.path
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dslpar.core.errors import Location
+from dslpar.language.codes import MistakeError
+from dslpar.language.load import YAML_ENDINGS, Config
+from dslpar.language.session import find_config, find_module
+from dslpar.language.source import Source as Text
+from dslpar.language.source import parse
+from dslpar.linter import check
+from dslpar.schema.sections_reader import SECTIONS
+
+NAMES = ("colossalai", "libai", "deepspeed")
+OURS = "dslpar"
+JSON_ENDINGS = (".json", ".hjson")
+
+_PACKAGES = {"dslpar": OURS, "colossalai": "colossalai", "titans": "colossalai", "libai": "libai", "oneflow": "libai"}
+_COLOSSAL = frozenset(
+    {
+        "fp16",
+        "clip_grad_norm",
+        "gradient_accumulation",
+        "CONFIG",
+        "BATCH_SIZE",
+        "NUM_EPOCHS",
+        "NUM_MICRO_BATCHES",
+        "TENSOR_SHAPE",
+        "SEQ_LEN",
+        "SEQ_LENGTH",
+        "LEARNING_RATE",
+        "WARMUP_EPOCHS",
+        "cudnn_benchmark",
+        "loss",
+        "loss_fn",
+    }
+)
+_LIBAI = frozenset(
+    {
+        "optim",
+        "graph",
+        "dataloader",
+        "tokenization",
+    }
+)
+_LIBAI_TRAIN = frozenset(
+    {
+        "train_micro_batch_size",
+        "global_batch_size",
+        "num_accumulation_steps",
+        "train_iter",
+        "train_epoch",
+        "amp",
+        "zero_optimization",
+        "warmup_ratio",
+        "checkpointer",
+        "evaluation",
+        "log_period",
+        "scheduler",
+        "activation_checkpoint",
+    }
+)
+
+
+class Source(NamedTuple):
+    """A config of another framework, evaluated."""
+
+    name: str
+    """One of NAMES, 'dslpar', or empty where nothing tells."""
+    path: str
+    config: Config
+    missing: tuple[tuple[Location, str], ...] = ()
+    """Imports that could not be read: where, and of what."""
+
+
+def read_text(text: str, path: str, name: str = "") -> Source:
+    """Evaluate a source's text; `name` is the framework, found out where it is empty."""
+    if path.endswith(JSON_ENDINGS):
+        shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
+        config = check.load_text(without_comments(text), shown)
+        return Source(name or _of_json(config), path, config)
+    filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
+    config = check.load_text(filled, path)
+    return Source(name or recognise(config, filled), path, config, missing)
+
+
+# Which framework ----------------------------------------------------------------------------------------------------
+
+
+def _of_json(config: Config) -> str:
+    names = set(map(str, config.root.value))
+    return OURS if "model" in names and names <= {*SECTIONS, "resolved"} else "deepspeed"
+
+
+def recognise(config: Config, text: str) -> str:
+    """By what it imports, then by the names that it sets; empty where neither tells."""
+    found = {_PACKAGES.get(package) for package in _packages(text, config.path)}
+    for name in (OURS, "libai", "colossalai"):
+        if name in found:
+            return name
+    names = set(map(str, config.root.value))
+    train = config.root.value.get("train")
+    if names & _LIBAI or (train is not None and train.is_mapping and set(train.value) & _LIBAI_TRAIN):
+        return "libai"
+    if names & _COLOSSAL:
+        return "colossalai"
+    return OURS if names & set(SECTIONS) else ""
+
+
+def _packages(text: str, path: str) -> Iterator[str]:
+    for node in ast.walk(_tree(text, path)):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+def _tree(text: str, path: str) -> ast.Module:
+    try:
+        return parse(Text(path, text))
+    except MistakeError:  # the evaluator reports it
+        return ast.Module([], [])
+
+
+Places = dict[str, tuple[Location, Location]]
+
+
+def assigned(source: Source) -> Places:
+    """Each dotted key that a Python source writes: the place of the key, and that of its value or statement."""
+    config = source.config
+    if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
+        return {}
+    text = Text(config.path, config.sources[config.path])
+    places: Places = {}
+    for node in _tree(text.text, config.path).body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                key = target.id if isinstance(target, ast.Name) else ".".join(map(str, _chain(target)))
+                places |= {key: (text.place(target), text.place(node))} | _below(key, node.value, text)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            places[node.name] = (text.place(node), text.place(node))
+    return places
+
+
+def _below(key: str, value: ast.expr, text: Text) -> Places:
+    """The keys that a display of dicts and lists writes."""
+    items: list[tuple[object, ast.AST, ast.expr]] = []
+    if isinstance(value, ast.Call):
+        items = [(word.arg, word, word.value) for word in value.keywords if word.arg]
+    elif isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        items = [(name.value, name, item) for name, item in pairs if isinstance(name, ast.Constant)]
+    elif isinstance(value, (ast.List, ast.Tuple)):
+        items = [(number, item, item) for number, item in enumerate(value.elts)]
+    places: Places = {}
+    for name, node, item in items:
+        path = f"{key}.{name}"
+        places |= {path: (text.place(node), text.place(item))} | _below(path, item, text)
+    return places
+
+
+# JSON ---------------------------------------------------------------------------------------------------------------
+
+_NOISE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|\t', re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """Comments, as DeepSpeed's reader takes them, and tabs become spaces: every place stays where it is."""
+    return _NOISE.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
+
+
+# Imports that are not there -----------------------------------------------------------------------------------------
+
+
+class Edit(NamedTuple):
+    """New text for one statement."""
+
+    place: Location
+    text: str
+
+
+def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str], ...]]:
+    """The text with a mapping for each name whose config is missing; places, and what was missing."""
+    source = Text(path, text)
+    tree = _tree(text, path)
+    edits: list[Edit] = []
+    missing: list[tuple[Location, str]] = []
+    for node in ast.walk(tree):
+        file, names = _missing(node, path)
+        place = source.place(node) if file or names else Location(path)
+        if file:
+            missing.append((place, file))
+            edits.append(Edit(place, "; ".join(f"{name} = {_skeleton(tree, name)}" for name in names)))
+        elif names:
+            edits.append(Edit(place, names[0]))
+    return _edited(source, edits), tuple(missing)
+
+
+def _missing(node: ast.AST, path: str) -> tuple[str, list[str]]:
+    """A file that a statement reads and that is not there, and the names it binds; or '' and the statement anew."""
+    if isinstance(node, ast.ImportFrom):
+        return _missing_import(node, path)
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        file = _asked_config(node.value)
+        try:
+            if file:
+                find_config(file, path)
+        except MistakeError:
+            return file, [node.targets[0].id]
+    return "", []
+
+
+def _missing_import(node: ast.ImportFrom, path: str) -> tuple[str, list[str]]:
+    names = [alias.asname or alias.name for alias in node.names]
+    if "*" in names:
+        return "", []  # the evaluator refuses it
+    if node.level and not node.module:
+        there = any(_is_config(find_module(alias.name, node.level, path)) for alias in node.names)
+        return ("", []) if there else (", ".join(f"{alias.name}.py" for alias in node.names), names)
+    if node.level and node.module:
+        return ("", []) if _is_config(find_module(node.module, node.level, path)) else (_file(node), names)
+    if node.level or not node.module or "configs" not in node.module.split("."):
+        return "", []
+    for level in range(1, 12):
+        if _is_config(find_module(node.module, level, path)):
+            listed = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in node.names)
+            return "", [f"from {'.' * level}{node.module} import {listed}"]
+    return _file(node), names
+
+
+def _file(node: ast.ImportFrom) -> str:
+    return (node.module or "").replace(".", "/") + ".py"
+
+
+def _is_config(base: str) -> bool:
+    return os.path.exists(f"{base}.py") or os.path.isdir(base)
+
+
+def _asked_config(value: ast.AST) -> str:
+    """The file of `get_config("file").name...`; empty for any other expression."""
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "get_config":
+        first = value.args[0] if value.args else None
+        return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    return ""
+
+
+def _skeleton(tree: ast.Module, name: str) -> str:
+    """A mapping with all that the file reaches through, and no values."""
+    trie: dict[Any, Any] = {}
+    for node in ast.walk(tree):
+        parts = _chain(node)
+        if parts and parts[0] == name:
+            level = trie
+            for part in parts[1:-1]:
+                level = level.setdefault(part, {})
+    return _display(trie)
+
+
+def _chain(node: ast.AST) -> list[Any]:
+    """`a.b[0].c` as its parts; empty for what is no such chain."""
+    parts: list[Any] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+        elif isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, (str, int)):
+            parts.append(node.slice.value)
+        else:
+            return []
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+def _display(trie: dict[Any, Any]) -> str:
+    if trie and all(type(part) is int and 0 <= part < 1000 for part in trie):
+        return "[" + ", ".join(_display(trie.get(index, {})) for index in range(max(trie) + 1)) + "]"
+    return "{" + ", ".join(f"{part!r}: {_display(below)}" for part, below in trie.items()) + "}"
+
+
+def _edited(source: Text, edits: list[Edit]) -> str:
+    """The text with each statement replaced; every other line stays where it is."""
+    lines = list(source.lines)
+    for place, text in sorted(edits, reverse=True):
+        rest = lines[place.end_line - 1][place.end_column - 1 :]
+        lines[place.line - 1] = lines[place.line - 1][: place.column - 1] + text + rest
+        for number in range(place.line, place.end_line):
+            lines[number] = ""
+    return "\n".join(lines)

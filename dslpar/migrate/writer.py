@@ -1,0 +1,185 @@
+"""The file: sections in the README's order, a line each where it fits, and a comment at each thing to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslpar.language.tree import Reference
+from dslpar.migrate.convert import IMPLIED, TABLES, Entry, Import
+from dslpar.schema.sections_reader import SECTIONS
+
+WIDTH = 120
+ORDER = (
+    "parallel",
+    "model",
+    "data",
+    "optimizer",
+    "lr_scheduler",
+    "zero",
+    "precision",
+    "batch",
+    "train",
+    "activation_checkpoint",
+    "checkpoint",
+    "monitor",
+    "gradient_handler",
+    "schedule",
+    "deepspeed",
+)
+FIRST = ("type", "size", "stage", "dtype", "device", "enabled")
+"""Keys that stand at the head of their section."""
+SHORT = (bool, int, float, str, Reference)
+Notes = Mapping[str, list[str]]
+"""Comments, by the key of dslpar's that they stand at."""
+assert set(ORDER) == set(SECTIONS), "a section without a place in the file"
+MARK = "needs you"
+_MODEL_PLACE = (
+    "# model = dict(type='GPT', num_layers=..., hidden_size=..., num_heads=..., vocab_size=..., max_seq_len=...)\n"
+)
+
+
+def file_of(made: Import) -> str:
+    """The text of the dslpar file."""
+    tree = nested(made.values)
+    notes = _notes(made.entries)
+    name = made.source.path.replace("\\", "/").rpartition("/")[2]
+    head = [f"# From {name} ({TABLES[made.source.name].title}), by dslpar import."]
+    if made.needs_you:
+        head.append(f'# What is left to be written is marked "{MARK}".')
+    parts = ["\n".join(head) + "\n"]
+    for section in ORDER:
+        text = _section(section, tree, notes)
+        if text:
+            parts.append(text)
+    return "\n".join([parts[0], "".join(parts[1:])])
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested dicts."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        level, parts = tree, key.split(".")
+        for part in parts[:-1]:
+            level = level.setdefault(part, {})
+        level[parts[-1]] = value
+    return {key: _ordered(value) for key, value in tree.items()}
+
+
+def _ordered(value: Any) -> Any:
+    """A dict, and those in it, with the keys that come first at the head."""
+    if not isinstance(value, dict):
+        return value
+    items = sorted(value.items(), key=lambda item: item[0] not in FIRST)
+    return {key: _ordered(item) for key, item in items}
+
+
+def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """Comments by the key of dslpar's that they stand at."""
+    notes: dict[str, list[str]] = {}
+    for entry in entries:
+        source = f"{entry.key}: " if entry.key else ""
+        if entry.fate == "added" and entry.why == f"{IMPLIED}{entry.to.partition('.')[0]}.type":
+            continue  # the fields of a model stand below its type, which has a comment
+        if entry.fate in ("changed", "added") and entry.to:
+            notes.setdefault(entry.to, []).append(source + entry.why)
+        elif entry.fate == "needed" and entry.to:
+            value = f"{entry.key} = {show(entry.value)}: " if isinstance(entry.value, SHORT) else source
+            notes.setdefault(entry.to, []).append(f"{MARK}: {value}{entry.why}")
+    return notes
+
+
+def _section(name: str, tree: Mapping[str, Any], notes: Notes) -> str:
+    below = {key: text for key, text in notes.items() if key == name or key.startswith(f"{name}.")}
+    if name in tree:
+        return _assigned(name, tree[name], below)
+    missing = below.pop("model", [])
+    left = "".join(_comments("", _with_name(key, texts)) for key, texts in below.items())
+    return _comments("", missing) + (_MODEL_PLACE if missing else "") + left
+
+
+def _with_name(key: str, texts: Sequence[str]) -> list[str]:
+    return [text.replace(MARK, f"{MARK}: {key}", 1) for text in texts]
+
+
+def _assigned(name: str, value: Any, notes: Notes) -> str:
+    shown = f"{name} = {show(value)}"
+    if not notes and len(shown) <= WIDTH:
+        return shown + "\n"
+    if not _spreads(value):
+        return _comments("", [text for texts in notes.values() for text in texts]) + shown + "\n"
+    return _comments("", notes.get(name, ())) + f"{name} = {_display(value, name, notes, '')}\n"
+
+
+def _display(value: Mapping[str, Any], path: str, notes: Notes, indent: str) -> str:
+    """A dict over several lines, with the comments of its keys; at the end those of keys without a value."""
+    inner = indent + "    "
+    lines = [_line(f"{path}.{key}", item, notes, inner) for key, item in value.items()]
+    for key, texts in notes.items():
+        if _hangs(key, path, value):
+            lines.append(_comments(inner, _with_name(key.removeprefix(f"{path}."), texts)))
+    return f"dict(\n{''.join(lines)}{indent})"
+
+
+def _line(path: str, item: Any, notes: Notes, indent: str) -> str:
+    """One key and its value, the comment behind them where it fits."""
+    name, texts = path.rpartition(".")[2], notes.get(path, [])
+    inside = any(note.startswith(f"{path}.") for note in notes)
+    if _spreads(item) and (inside or len(show(item)) > WIDTH - 40):
+        return _comments(indent, texts) + f"{indent}{name}={_display(item, path, notes, indent)},\n"
+    line = f"{indent}{name}={show(item)},"
+    if len(texts) == 1 and len(line) + 4 + len(texts[0]) <= WIDTH:
+        return f"{line}  # {_one_line(texts[0])}\n"
+    return _comments(indent, texts) + line + "\n"
+
+
+def _spreads(value: Any) -> bool:
+    """Whether a value can be written as dict(...) over several lines."""
+    return isinstance(value, dict) and bool(value) and _plain_names(value)
+
+
+def _hangs(key: str, path: str, value: Mapping[str, Any]) -> bool:
+    """Whether a comment is about a key of this dict that has no line of its own to stand at."""
+    if not key.startswith(f"{path}."):
+        return False
+    first, _, rest = key.removeprefix(f"{path}.").partition(".")
+    return first not in value or (bool(rest) and not _spreads(value[first]))
+
+
+def _comments(indent: str, texts: Sequence[str]) -> str:
+    import textwrap
+
+    width = WIDTH - len(indent) - 2
+    wrapped = (textwrap.wrap(_one_line(text), width, break_long_words=False, break_on_hyphens=False) for text in texts)
+    return "".join(f"{indent}# {line}\n" for lines in wrapped for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """A comment must not end its line: what a source's key or value holds stays inside."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def show(value: Any) -> str:
+    """A value as a config writes it."""
+    import math
+
+    if isinstance(value, Reference):
+        return repr(value.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    if isinstance(value, dict):
+        if _plain_names(value):
+            return "dict(" + ", ".join(f"{key}={show(item)}" for key, item in value.items()) + ")"
+        return "{" + ", ".join(f"{show(key)}: {show(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(map(show, value))
+        ends = "[]" if isinstance(value, list) else "()"
+        return ends[0] + items + ("," if isinstance(value, tuple) and len(value) == 1 else "") + ends[1]
+    return repr(value)
+
+
+def _plain_names(value: Mapping[Any, Any]) -> bool:
+    """Whether all keys can be written as keywords of dict(...)."""
+    import keyword
+
+    return all(isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key) for key in value)

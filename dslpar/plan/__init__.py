@@ -1,1 +1,0 @@
-"""What a layout will look like and cost, before anything runs."""

@@ -1,0 +1,119 @@
+"""Where a value was written, and by which ways it came to its key.
+
+A value keeps the place where it was written, its key the place where it was given that value. Between the two, names
+and imports hand it on: the evaluator does not note each hand, but the files say which of them imports which.
+
+    >>> from dslpar.linter.check import load_text
+    >>> config = load_text("n = 4\\nbatch = dict(micro_size=n)", "cfg.py", ["train.steps=5"])
+    >>> [(step.what, str(step.location)) for step in steps_of(config, "batch.micro_size")]
+    [('written', 'cfg.py:1:5'), ('given to micro_size by a name or an expression', 'cfg.py:2:14')]
+"""
+
+from __future__ import annotations
+
+import ast
+import os.path
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dslpar.core.errors import COMMAND_LINE, Location
+from dslpar.language.codes import MistakeError
+from dslpar.language.load import Config
+from dslpar.language.session import find_config, find_module
+from dslpar.language.source import Source, parse
+
+_NOTHING_BETWEEN = re.compile(r"""[\]'"\s]*(?:[-+*/%|&]|//|\*\*)?[=:]\s*\(*\s*""")
+
+
+class Step(NamedTuple):
+    """One place on a value's way, and what happens there."""
+
+    what: str
+    location: Location
+
+
+def steps_of(config: Config, wrote: str) -> list[Step]:
+    """The way of the value at a key that somebody wrote, from where it was written to the file that runs."""
+    value, key = config.at(wrote), config.key_at(wrote)
+    if value.path == COMMAND_LINE:
+        return [Step("on the command line", value)]
+    steps = [Step("written", value)]
+    if not _beside(config, value, key):
+        steps += _until(_imports(config, value.path), key.path) if key.path != value.path else []
+        steps.append(Step(f"given to {wrote.rpartition('.')[2]} by a name or an expression", key))
+    return steps + _imports(config, steps[-1].location.path)
+
+
+def _until(steps: list[Step], path: str) -> list[Step]:
+    """The steps up to the one in the file at `path`."""
+    ends = next((index for index, step in enumerate(steps) if step.location.path == path), -1)
+    return steps[: ends + 1]
+
+
+def _beside(config: Config, value: Location, key: Location) -> bool:
+    """Whether the value stands where its key does, with at most `=` or `:` between."""
+    if key == value:
+        return True
+    if (key.path, key.end_line) != (value.path, value.line) or key.end_column > value.column:
+        return False
+    line = config.sources[key.path].split("\n")[key.end_line - 1]
+    between = line[key.end_column - 1 : value.column - 1]
+    return _NOTHING_BETWEEN.fullmatch(between) is not None
+
+
+# Imports ----------------------------------------------------------------------------------------------------------
+
+
+def _imports(config: Config, path: str) -> list[Step]:
+    """The imports by which the file at `path` comes to the one that runs, the nearest first."""
+    ways: dict[str, list[Step]] = {config.path: []}
+    queue = [config.path]
+    for importer in queue:
+        for target, place in _imported(config, importer):
+            if target not in ways:
+                ways[target] = [Step("imported", place), *ways[importer]]
+                queue.append(target)
+    return ways.get(path, [])
+
+
+def _imported(config: Config, importer: str) -> Iterator[tuple[str, Location]]:
+    """The files that a file imports, under the paths that the config has them by, and where."""
+    by_real_path = {os.path.realpath(path): path for path in config.sources}
+    for path, place in _named(config.sources.get(importer, ""), importer):
+        known = by_real_path.get(os.path.realpath(path))
+        if known is not None:
+            yield known, place
+
+
+def _named(text: str, importer: str) -> Iterator[tuple[str, Location]]:
+    if not importer.endswith(".py"):
+        return
+    source = Source(importer, text)
+    try:
+        tree = parse(source)
+    except MistakeError:
+        return  # a finding says so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            stem = find_module(node.module or "", node.level, importer)
+            yield f"{stem}.py", source.place(node)
+            yield from ((os.path.join(stem, f"{each.name}.py"), source.place(node)) for each in node.names)
+        elif (name := _asked_for(node)) is not None:
+            yield from ((path, source.place(node)) for path in _found(name, importer))
+
+
+def _found(name: str, importer: str) -> list[str]:
+    try:
+        return [find_config(name, importer)]
+    except MistakeError:
+        return []  # a finding says so
+
+
+def _asked_for(node: ast.AST) -> str | None:
+    """The name in `get_config("...")`."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and len(node.args) == 1):
+        return None
+    function = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+    name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+    return name if function == "get_config" and isinstance(name, str) else None

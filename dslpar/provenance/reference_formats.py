@@ -1,0 +1,94 @@
+"""The reference of keys as text, as JSON, and as Markdown: `dslpar config --reference` and docs/config.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from dslpar.provenance.reference import Row
+
+Rows = Sequence[Row]
+
+
+def as_text(rows: Rows) -> str:
+    """A key, what it takes and its default, its help below."""
+    return "\n".join(line for row in rows for line in _lines(row)) + "\n"
+
+
+def _lines(row: Row) -> Iterator[str]:
+    default = "" if not row.default else "; required" if row.default == "required" else f"; default {row.default}"
+    yield f"{row.key}: {row.type}{default}" + (f" ({row.of})" if row.of else "")
+    yield f"    {row.help}"
+    if row.aliases:
+        yield f"    also {', '.join(row.aliases)}"
+
+
+def as_json(rows: Rows) -> str:
+    """A list of records."""
+    return json.dumps([row._asdict() | {"aliases": list(row.aliases)} for row in rows], indent=2) + "\n"
+
+
+def as_markdown(rows: Rows) -> str:
+    """A heading and a table a section; types of torch's and DeepSpeed's in a table of their own."""
+    parts = [_section(name, list(members)) for name, members in groupby(rows, lambda row: row.key.partition(".")[0])]
+    return "\n".join(parts)
+
+
+FORMATS: Mapping[str, Callable[[Rows], str]] = {"text": as_text, "json": as_json, "markdown": as_markdown}
+
+
+def _section(name: str, rows: Rows) -> str:
+    own = [row for row in rows if row.field or (row.key == f"{name}.type" and not row.of)]
+    theirs = [row for row in rows if row not in own]
+    top = [row for row in own if row.key == name]
+    lines = [f"## {name}", "", *(line for row in top for line in (row.help, ""))]
+    for of, members in _by_type(row for row in own if row.key != name):
+        lines += [f"### {name}, {of}", ""] if of else []
+        lines += [*_table(members), ""]
+    return "\n".join([*lines, *_theirs(name, theirs)])
+
+
+def _by_type(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    return [(of, list(members)) for of, members in groupby(rows, lambda row: row.of)]
+
+
+def _table(rows: Rows) -> list[str]:
+    lines = ["| key | takes | default | what it is |", "|---|---|---|---|"]
+    for row in rows:
+        also = f" Also {', '.join(f'`{name}`' for name in row.aliases)}." if row.aliases else ""
+        default = "required" if row.default == "required" else f"`{row.default}`" if row.default else ""
+        lines.append(f"| `{row.key}` | {cell(row.type)} | {cell(default)} | {cell(row.help + also)} |")
+    return lines
+
+
+def _theirs(name: str, rows: Rows) -> list[str]:
+    """Keys of torch's and DeepSpeed's; of classes that go by a name, one line a class."""
+    if not rows:
+        return []
+    if name not in ("optimizer", "lr_scheduler"):
+        lines: list[str] = []
+        for of, members in _by_type(rows):
+            lines += [f"### {name}, DeepSpeed's keys" + (f" with {of}" if of else ""), "", *_table(members), ""]
+        return lines
+    lines = [f"### {name}, types of torch's and DeepSpeed's", "", "| type | is | arguments |", "|---|---|---|"]
+    for _, members in _by_type(rows):
+        first, *arguments = members
+        told = ", ".join(f"`{_name(row)}`" + (" (required)" if row.default == "required" else "") for row in arguments)
+        lines.append(f"| `{first.type}` | {cell(first.help)} | {told} |")
+    return [*lines, ""]
+
+
+def _name(row: Row) -> str:
+    return row.key.rpartition(".")[2]
+
+
+def cell(text: str) -> str:
+    """Text in a table."""
+    return escaped(text).replace("|", "\\|")
+
+
+def escaped(text: str) -> str:
+    """Text in which Markdown would see signs of its own; what stands between backquotes stays."""
+    return re.sub(r"(`[^`]*`)|([*<])", lambda found: found[1] or f"\\{found[2]}", text)

@@ -1,0 +1,78 @@
+"""One config under question: what was read of it, without its overrides too, for a world if there is one."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dslpar.cluster.hostfile import Cluster
+from dslpar.core.errors import COMMAND_LINE, Finding, has_errors
+from dslpar.language.load import Config
+from dslpar.layout.resolve import Job, resolve
+from dslpar.linter import check, engine
+from dslpar.linter.context import Context
+from dslpar.linter.rule import UnknownValueError
+from dslpar.schema.sections_reader import Reading, read
+
+
+class Case:
+    """A config, its world, its findings; what is known of it is asked of `cx`, which raises UnknownValueError."""
+
+    def __init__(self, config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> None:
+        self.config = config
+        self.cx = Context(config, world_size, cluster)
+        self.findings: list[Finding] = engine.lint(config, world_size, cluster)
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks, by their number or by the hostfile."""
+        return self.cx.world_size
+
+    @property
+    def reading(self) -> Reading:
+        """The spec, and where each key was written."""
+        return self.cx.reading
+
+    @property
+    def sound(self) -> bool:
+        """Whether lint finds no error."""
+        return not has_errors(self.findings)
+
+    @cached_property
+    def before(self) -> tuple[Config, Reading] | None:
+        """The config without its overrides; None where it has none."""
+        if COMMAND_LINE not in self.config.sources:
+            return None
+        config = check.load_text(self.config.sources[self.config.path], self.config.path)
+        return config, read(config)
+
+    @property
+    def job(self) -> Job:
+        """The Job of this world.
+
+        Raises:
+            UnknownValueError: there is no world size, or lint finds an error.
+        """
+        if not self.sound:
+            raise UnknownValueError("a config with errors")
+        return self._job(self.cx.world)
+
+    @property
+    def job_of_some_world(self) -> Job:
+        """The Job of this world; where none is said, of the smallest, for what does not depend on it.
+
+        Raises:
+            UnknownValueError: lint finds an error.
+        """
+        if not self.sound:
+            raise UnknownValueError("a config with errors")
+        replicas = self.reading.spec.parallel.data.size or 1
+        return self._job(self.world_size or self.cx.stages * self.cx.cuboid.size * replicas)
+
+    def _job(self, world_size: int) -> Job:
+        if world_size not in self._jobs:
+            self._jobs[world_size] = resolve(self.reading.spec, world_size, self.config.path)
+        return self._jobs[world_size]
+
+    @cached_property
+    def _jobs(self) -> dict[int, Job]:
+        return {}

@@ -1,0 +1,187 @@
+"""Values, reasons and differences as text, and as records for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dslpar.core.errors import Location
+from dslpar.language.tree import Reference
+from dslpar.linter.report.text import visible
+from dslpar.provenance.differences import GROUPS, Difference, Group, of_what_runs
+from dslpar.provenance.subject import Case
+from dslpar.provenance.values import Value
+
+_WIDTH = 40
+
+
+def shown(value: Any, width: int = 0) -> str:
+    """A value as a config would write it; cut to `width` characters, if there is one."""
+    text = repr(value.name if isinstance(value, Reference) else value)
+    return text if not width or len(text) <= width else text[: width - 3] + "..."
+
+
+# All values -------------------------------------------------------------------------------------------------------
+
+
+def listing(case: Case, values: Mapping[str, Value]) -> str:
+    """A line a value: key, value, how it came to be, and from where."""
+    world = f"{case.world_size} ranks" if case.world_size else "no world size"
+    cells = [(value.key, "?" if value.how == "unknown" else shown(value.value, _WIDTH)) for value in values.values()]
+    first, second = (max(len(cell[column]) for cell in cells) for column in (0, 1))
+    lines = [f"{case.config.path}: {world}"]
+    for value, (key, text) in zip(values.values(), cells, strict=True):
+        lines.append(f"{key:{first}}  {text:{second}}  {value.how:10}  {_reason(value)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _reason(value: Value) -> str:
+    """Where it was written, or what it follows from, in one line."""
+    parts = [_place(value)] if value.steps else []
+    parts += [value.why] if value.why and value.why != "the default" else []
+    if value.over is not None:
+        parts.append(f"the file says {shown(value.over[0], _WIDTH)} at {value.over[1]}")
+    return ", ".join([*parts, *value.notes])
+
+
+def _place(value: Value) -> str:
+    """Its place, with the name that it has there."""
+    place = str(value.location)
+    return place if value.wrote == value.key else f"{place} ({value.wrote})"
+
+
+# One value --------------------------------------------------------------------------------------------------------
+
+
+def explanation(case: Case, value: Value, values: Mapping[str, Value]) -> str:
+    """A value, its reason with the values that it follows from, and what its key is."""
+    known = "is not known" if value.how == "unknown" else f"= {shown(value.value)} ({value.how})"
+    lines = [f"{value.key} {known}", *(f"  {line}" for line in _why(case, value, values))]
+    lines += [f"  {note}" for note in value.notes]
+    return "\n".join(lines + ([f"  help: {value.help}"] if value.help else [])) + "\n"
+
+
+def _why(case: Case, value: Value, values: Mapping[str, Value]) -> Iterator[str]:
+    if value.wrote and value.wrote != value.key:
+        yield f"by {value.wrote}"
+    for step in value.steps:
+        yield f"{step.what}, {step.location}"
+        yield from _line(case, step.location)
+    if value.over is not None:
+        yield f"the file says {shown(value.over[0], 100)}, {value.over[1]}"
+        yield from _line(case, value.over[1])
+    if value.why:
+        yield f"from {value.why}" if value.why in value.sources else value.why
+    for source in value.sources:
+        if source in values:
+            yield f"  {_source(values[source])}"
+
+
+def _line(case: Case, place: Location) -> Iterator[str]:
+    """The line of a place, from the text that was read."""
+    lines = case.config.sources.get(place.path, "").split("\n")
+    if place.line <= len(lines) and lines[place.line - 1].strip():
+        yield f"  {place.line:5} | {visible(lines[place.line - 1][:160].rstrip())}"
+
+
+def _source(value: Value) -> str:
+    """A value that another follows from, in one line."""
+    if value.how == "unknown":
+        return f"{value.key} is not known: {value.why}"
+    reason = _reason(value)
+    return f"{value.key} = {shown(value.value, _WIDTH)}, {value.how}" + (f": {reason}" if reason else "")
+
+
+# Two configs ------------------------------------------------------------------------------------------------------
+
+_TITLES: Mapping[Group, str] = {
+    "written": "written differently",
+    "follows": "what follows",
+    "form": "the same, in another form",
+}
+
+
+def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
+    """The groups of differences, each with both sides."""
+    lines = [] if found else ["no difference"]
+    if found and not of_what_runs(list(found)):
+        lines = ["no difference in what runs"]
+    for group in GROUPS:
+        members = [each for each in found if each.group == group]
+        lines += [f"{_TITLES[group]}:"] if members else []
+        lines += [line for each in members for line in _difference(each)]
+    head = [f"--- {paths[0]}", f"+++ {paths[1]}"] if found else []
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _difference(each: Difference) -> Iterator[str]:
+    """A key and its two sides; of what is the same on both, the places alone."""
+    left, right = each.left, each.right
+    if each.group == "form" and left is not None and right is not None and left.value == right.value:
+        yield f"  {each.key} = {shown(left.value, _WIDTH)}: {_origin(left)} and {_origin(right)}"
+        return
+    yield f"  {each.key}"
+    yield f"    - {_side(left)}"
+    yield f"    + {_side(right)}"
+
+
+def _origin(value: Value) -> str:
+    return _place(value) if value.steps else value.how
+
+
+def _side(value: Value | None) -> str:
+    if value is None:
+        return "not there"
+    text = "not known" if value.how == "unknown" else shown(value.value, 2 * _WIDTH)
+    reason = f"from {value.why}" if value.why in value.sources else _reason(value)
+    return f"{text}  {value.how}" + (f": {reason}" if reason else "")
+
+
+# Records ----------------------------------------------------------------------------------------------------------
+
+
+def record(value: Value) -> dict[str, Any]:
+    """A value for programs."""
+    over = {"value": _json(value.over[0]), **value.over[1]._asdict()} if value.over is not None else None
+    return {
+        "key": value.key,
+        "value": _json(value.value),
+        "how": value.how,
+        "why": value.why,
+        "written_as": value.wrote or None,
+        "places": [{"what": step.what, **step.location._asdict()} for step in value.steps],
+        "overrides": over,
+        "follows_from": list(value.sources),
+        "notes": list(value.notes),
+        "help": value.help,
+    }
+
+
+def values_json(case: Case, values: Iterable[Value]) -> str:
+    """Values as JSON text."""
+    found = [record(value) for value in values]
+    return json.dumps({"config": case.config.path, "world_size": case.world_size, "values": found}, indent=2) + "\n"
+
+
+def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequence[Difference]) -> str:
+    """Differences as JSON text."""
+    records = [
+        {"key": each.key, "group": each.group, "left": _one(each.left), "right": _one(each.right)} for each in found
+    ]
+    made = {"left": paths[0], "right": paths[1], "world_size": world_size, "differences": records}
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _one(value: Value | None) -> dict[str, Any] | None:
+    return None if value is None else record(value)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Reference):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return value if not isinstance(value, float) or value - value == 0 else repr(value)

@@ -1,0 +1,126 @@
+"""`dslpar show`: a Job for the eye and for programs: sizes, rank groups, stages, batch, what divides by what, what is
+sent, DeepSpeed's dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from dslpar.forecast import traffic
+from dslpar.layout import divisors
+from dslpar.layout.deepspeed_config import ds_config
+from dslpar.layout.divisors import Condition
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections
+
+AXES = ("pipe", "data", "tensor", "x", "y", "z")
+_SHOWN_GROUPS = 8
+
+
+def as_record(job: Job) -> dict[str, object]:
+    """The JSON of `dslpar show` (DESIGN, section 8)."""
+    mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
+    return {
+        "world_size": mesh.world_size,
+        "parallel": {
+            "data": mesh.data,
+            "pipeline": mesh.pipe,
+            "tensor": {"size": cuboid.size, "mode": cuboid.mode, "shape": list(cuboid.shape)},
+            "order": list(mesh.order),
+        },
+        "groups": {axis: [list(ranks) for ranks in mesh.groups(axis)] for axis in AXES},
+        "stages": {
+            "auto_pipeline_stage_id": _listed(stages.auto_ids),
+            "actual_pipeline_stage_id": _listed(stages.actual_ids),
+            "counts": _listed(stages.counts),
+        },
+        "batch": job.batch._asdict(),
+        "deepspeed": ds_config(job),
+        "divisors": [{"key": each.key, "value": each.value, "by": each.by, "why": each.why} for each in _divisors(job)],
+        "traffic": sent._asdict() if (sent := traffic.summary(job)) else None,
+    }
+
+
+def as_json(job: Job) -> str:
+    """The record as JSON text."""
+    import json
+
+    return json.dumps(as_record(job), indent=2) + "\n"
+
+
+def as_text(job: Job) -> str:
+    """The same for a person; of many groups, the first and the last."""
+    import json
+
+    mesh, cuboid = job.mesh, job.mesh.tensor
+    x, y, z = cuboid.shape
+    mode = f" ({cuboid.mode}: x {x}, y {y}, z {z})" if cuboid.mode else ""
+    lines = [
+        f"{job.path}: {mesh.world_size} ranks",
+        f"  pipeline {mesh.pipe} * data {mesh.data} * tensor {cuboid.size}{mode}",
+        f"  order    {', '.join(mesh.order)} (slow to fast)",
+        f"  batch    global {job.batch.global_size} = micro {job.batch.micro_size}"
+        f" * accumulation {job.batch.accumulation} * data {mesh.data}",
+        *_stage_lines(job),
+        "groups",
+        *(f"  {axis:7}{_some(mesh.groups(axis))}" for axis in AXES if mesh.size(axis) > 1),
+        *_divisor_lines(job),
+        *_traffic_lines(job),
+        "deepspeed",
+        *("  " + line for line in json.dumps(ds_config(job), indent=2).splitlines()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+FORMATS = {"text": as_text, "json": as_json}
+
+
+def _stage_lines(job: Job) -> list[str]:
+    if job.stages.actual_ids is None or job.stages.counts is None:
+        return []
+    counts = ", ".join(f"{stage}: {count}" for stage, count in enumerate(job.stages.counts))
+    return [f"  layers   of each stage: {counts}"]
+
+
+def _divisors(job: Job) -> list[Condition]:
+    """What must divide, under whole keys; of the vocabulary, what it is padded to."""
+    model, cuboid = job.spec.model, job.mesh.tensor
+    found = divisors.conditions(model, cuboid, job.seq_len, job.batch.micro_size)
+    if isinstance(model, sections.GPT) and (rows := divisors.vocabulary(model.vocab_size, cuboid)).by > 1:
+        found.append(rows)
+    return [each._replace(key=each.key if "." in each.key else f"model.{each.key}") for each in found]
+
+
+def _divisor_lines(job: Job) -> Iterator[str]:
+    found = _divisors(job)
+    if found:
+        yield "divides"
+    for key, value in dict.fromkeys((each.key, each.value) for each in found):
+        words = ", ".join(each.why for each in found if each.key == key)
+        yield f"  {key} {value:,} by {words}"
+
+
+def _traffic_lines(job: Job) -> Iterator[str]:
+    sent = traffic.summary(job)
+    if sent is None:
+        return
+    yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
+    stages = f"all {job.mesh.pipe} stages" if job.mesh.pipe > 1 else "all"
+    for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
+        axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())
+        yield f"  {name:<7} {sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")
+    if job.mesh.tensor.mode != "1d":
+        needed = "never" if sent.break_even_tokens is None else f"from {sent.break_even_tokens:,} tokens on"
+        yield f"  less than 1d on {job.mesh.tensor.size} ranks: {needed}"
+
+
+def _some(groups: Iterable[tuple[int, ...]]) -> str:
+    shown = [str(list(ranks)) for ranks in groups]
+    if len(shown) > _SHOWN_GROUPS:
+        left = len(shown) - _SHOWN_GROUPS
+        shown = [*shown[: _SHOWN_GROUPS - 1], f"... {left} more ...", shown[-1]]
+    return "  ".join(shown)
+
+
+def _listed(items: tuple[int, ...] | None) -> list[int] | None:
+    return None if items is None else list(items)

@@ -1,0 +1,259 @@
+"""Sections that name a class: model and its layers, data, optimizer, schedule, gradient handlers.
+
+A class goes by its name where dslpar, torch or DeepSpeed has it, by its full dotted name anywhere, and by a name that
+the process has registered (ColossalAI's registries). The tables of torch's and DeepSpeed's names are imported where a
+config uses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dslpar.core.errors import Location
+from dslpar.language.tree import Node
+from dslpar.schema import sections
+from dslpar.schema.reader import Entry, Reader, Registered, Typed, did_you_mean
+from dslpar.schema.types import SEQUENCE
+
+MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)"
+_HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
+_LAYERS_HELP = "layers_cfg=[dict(type='Linear', in_features=8, out_features=8), ...]"
+_OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
+_REGISTERED = "; one that is registered is known only in the process that registers it"
+
+
+def data(reader: Reader, node: Node, registered: Registered) -> Any:
+    """The data set."""
+    typed = _mapping(reader, node, "data", "dslpar.data.", "text")
+    if typed is None:
+        return None
+    if typed.name is None or typed.name not in sections.DATASETS:
+        return reader.bad_type("data", typed.name, typed.place, sections.DATASETS)
+    return reader.fields(sections.DATASETS[typed.name], typed.entries, node, "data", "data")
+
+
+def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
+    """dslpar's own, one of torch's or DeepSpeed's by name, or a class of the author's own."""
+    typed = _mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
+    if typed is None:
+        return None
+    if typed.name is not None and typed.name in sections.OPTIMIZERS:
+        return reader.fields(sections.OPTIMIZERS[typed.name], typed.entries, node, "optimizer", "optimizer")
+    from dslpar.schema.torch_optimizers import OPTIMIZERS, short
+
+    name = short(typed.name or "")
+    row = OPTIMIZERS.get(name)
+    if row is None and "." not in name:
+        known = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
+        return reader.bad_type("optimizer", typed.name, typed.place, known, _OWN_NAME.format("MyOptimizer", ""))
+    if row is not None and row.refused:
+        return _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
+    return _other_optimizer(reader, name, typed.entries, node, None if row is None else {"lr": "Positive", **row.args})
+
+
+def _other_optimizer(
+    reader: Reader, name: str, entries: list[Entry], node: Node, known: Mapping[str, str] | None
+) -> sections.OtherOptimizer:
+    """Its lr and weight_decay are fields; the rest are arguments, checked where they are known."""
+    ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
+    fields = [entry for entry in entries if entry.name in ours]
+    rest = [entry for entry in entries if entry.name not in ours]
+    args = _plain(rest) if known is None else reader.kinds(known, rest)
+    made = reader.fields(sections.OtherOptimizer, fields, node, "optimizer", "optimizer", target=name)
+    return replace(made, args=args)  # type: ignore[no-any-return]
+
+
+def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
+    """dslpar's own, or one of DeepSpeed's or torch's by name."""
+    typed = _mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
+    if typed is None:
+        return None
+    if typed.name is None or typed.name in sections.SCHEDULES:
+        return reader.section(sections.LRScheduler, node, "lr_scheduler", "lr_scheduler")
+    from dslpar.schema.torch_schedulers import SCHEDULES, short
+
+    name = short(typed.name)
+    row = SCHEDULES.get(name)
+    if row is None:
+        known = [*sections.SCHEDULES, *(name for name, row in SCHEDULES.items() if not row.refused)]
+        return reader.bad_type("lr_scheduler", typed.name, typed.place, known)
+    if row.refused:
+        return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
+    args = reader.kinds(row.args, typed.entries)
+    _demand(reader, "lr_scheduler", row.required, typed, node)
+    return sections.OtherSchedule(target=name, args=args)
+
+
+def _demand(reader: Reader, wrote: str, required: Iterable[str], typed: Typed, node: Node) -> None:
+    """Arguments without a default must be there."""
+    given = {entry.name for entry in typed.entries if entry.node.value is not None}
+    for name in required:
+        key = f"{wrote}.{name}"
+        if name not in given and key not in reader.config.unknown | reader.invalid:
+            said = f"{wrote} has no {name}, which {typed.name} needs"
+            reader.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, key)
+
+
+def _refuse(reader: Reader, wrote: str, name: str, typed: Typed, why: str, help_: str) -> None:
+    reader.fail("CFG108", typed.place, f"{wrote} cannot be {name!r}: {why}", help_, f"{wrote}.type", wrote)
+
+
+# Models and their layers ------------------------------------------------------------------------------------------
+
+
+def model(reader: Reader, node: Node, registered: Registered) -> Any:
+    """dslpar's own, 'Sequential', a registered one, or a class of the author's own."""
+    if not node.is_mapping:
+        return reader.fail("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
+    typed = reader.typed(node, "model", "dslpar.models.")
+    if typed.name is None:
+        return reader.no_type("model", node.location, MODEL_HELP)
+    if typed.name in sections.MODELS:
+        return reader.fields(sections.MODELS[typed.name], typed.entries, node, "model", "model")
+    name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
+    if name == "Sequential":
+        for entry in typed.entries:
+            if entry.name != "layers_cfg":
+                reader.unknown(entry.name, entry.wrote, ("type", "layers_cfg"))
+        _demand(reader, "model", ("layers_cfg",), typed, node)
+    elif "." not in name and name not in registered.get("models", ()):
+        more = _OWN_NAME.format("MyModel", _REGISTERED)
+        reader.bad_type("model", name, typed.place, (*sections.MODELS, "Sequential"), more)
+    for entry in typed.entries:
+        if entry.name == "layers_cfg" and entry.node.value is not None:
+            _layers(reader, entry, registered)
+    return sections.OtherModel(target=name, args=_plain(typed.entries))
+
+
+def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
+    """Check the list of layers; it stays in the model's arguments as it was written."""
+    reader.written[entry.wrote] = entry.wrote
+    layers = entry.node.value
+    if not isinstance(layers, SEQUENCE) or not layers:
+        said = f"{entry.wrote} must be a list of dicts, at least one"
+        reader.fail("CFG102", entry.node.location, said, _LAYERS_HELP, entry.wrote)
+        return
+    before = len(reader.misreads)
+    placed = [_layer(reader, layer, f"{entry.wrote}.{number}", registered) for number, layer in enumerate(layers)]
+    if len(reader.misreads) > before:
+        reader.invalid.add(entry.wrote)
+    else:
+        _check_rise(reader, entry, placed)
+
+
+def _layer(reader: Reader, node: Node, wrote: str, registered: Registered) -> int | None:
+    """Check one layer. Its layer_idx, where it has one."""
+    if not node.is_mapping:
+        reader.fail("CFG102", node.location, f"{wrote} must be a dict", _LAYERS_HELP, wrote)
+        return None
+    typed = reader.typed(node, wrote, "torch.nn.")
+    if typed.name is None:
+        reader.no_type(wrote, node.location, _LAYERS_HELP)
+        return None
+    if "." not in typed.name and typed.name not in registered.get("layers", ()):
+        _check_layer_name(reader, typed.name, typed.place, wrote)
+        _check_layer_arguments(reader, typed.name, typed, node, wrote)
+    index = node.value.get("layer_idx")
+    if index is None or index.value is None:
+        return None
+    placed: int | None = reader.scalar("LayerIndex", index, f"{wrote}.layer_idx", f"{wrote}.layer_idx")
+    return placed
+
+
+def _check_layer_name(reader: Reader, name: str, place: Location, wrote: str) -> None:
+    from dslpar.schema.torch_layers import LAYERS
+
+    if name not in LAYERS:
+        help_ = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
+        help_ += _OWN_NAME.format("MyLayer", _REGISTERED)
+        reader.fail("CFG108", place, f"{wrote} has no type {name!r}", help_, f"{wrote}.type")
+
+
+def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, wrote: str) -> None:
+    """Of torch's own layers: all that they need is there, and nothing that they do not take."""
+    from dslpar.schema.torch_layers import LAYERS, arguments_of
+
+    taken = arguments_of(name) if name in LAYERS else None
+    if taken is None:
+        return
+    known = (*taken.required, *taken.optional, "layer_idx")
+    for entry in typed.entries:
+        if entry.name not in known:
+            reader.unknown(entry.name, entry.wrote, known)
+    _demand(reader, wrote, taken.required, typed, node)
+
+
+def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
+    """Indices must count up from 0, without gaps; -1 is the last of them."""
+    known = [(number, index) for number, index in enumerate(placed) if index is not None]
+    last = max((index for _, index in known), default=0)
+    expected = {0}
+    for number, index in known:
+        place = max(last, 0) if index == -1 else index
+        if place not in expected:
+            said = f"layer_idx is {index}: it counts layers from 0, up, without gaps"
+            wrote = f"{entry.wrote}.{number}.layer_idx"
+            help_ = f"{' or '.join(map(str, sorted(expected)))}, or leave it out"
+            reader.fail("PIP111", reader.config.at(wrote), said, help_, wrote, entry.wrote)
+            return
+        expected = {place, place + 1}
+
+
+# Gradient handlers ------------------------------------------------------------------------------------------------
+
+
+def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any:
+    """A list of handlers, or one; those of ColossalAI's own that DeepSpeed makes idle are left out, with a finding."""
+    items = [(node, "gradient_handler")]
+    if isinstance(node.value, SEQUENCE):
+        items = [(item, f"gradient_handler.{index}") for index, item in enumerate(node.value)]
+    made = [_handler(reader, item, wrote, registered) for item, wrote in items]
+    return tuple(handler for handler in made if handler is not None)
+
+
+def _handler(reader: Reader, node: Node, wrote: str, registered: Registered) -> Any:
+    if not node.is_mapping:
+        return reader.fail("CFG102", node.location, f"{wrote} must be a dict", _HANDLER_HELP, wrote)
+    typed = reader.typed(node, wrote, "colossalai.")
+    if typed.name is None:
+        return reader.no_type(wrote, node.location, _HANDLER_HELP)
+    if typed.name in IDLE_HANDLERS:
+        said = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
+        return reader.fail("DEAD103", typed.place, said, "leave it out", f"{wrote}.type")
+    if typed.name == "MoeGradientHandler":
+        why = "no layer here has experts"
+        return reader.fail("CFG108", typed.place, f"{wrote} cannot be {typed.name!r}: {why}", "leave it out", wrote)
+    if "." not in typed.name and typed.name not in registered.get("gradient_handlers", ()):
+        help_ = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
+        said = f"{wrote} has no type {typed.name!r}"
+        return reader.fail(
+            "CFG108", typed.place, said, help_ + _OWN_NAME.format("MyHandler", _REGISTERED), f"{wrote}.type"
+        )
+    return sections.GradientHandler(target=typed.name, args=_plain(typed.entries))
+
+
+IDLE_HANDLERS: Mapping[str, str] = {
+    "DataParallelGradientHandler": "DeepSpeed averages gradients over replicas",
+    "ZeROGradientHandler": "DeepSpeed's ZeRO reduces what it shards",
+    "PipelineSharedModuleGradientHandler": "DeepSpeed sums the gradients of tied layers over stages",
+    "SequenceParallelGradientHandler": "dslpar's layers sum over what splits the sequence",
+}
+"""ColossalAI's own handlers, and who does their work here."""
+
+
+# What they share --------------------------------------------------------------------------------------------------
+
+
+def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
+    """The class that a section names; None, and a problem, where it is no mapping."""
+    if node.is_mapping:
+        return reader.typed(node, key, package, default)
+    named = node.value if isinstance(node.value, str) and node.value else default  # optimizer = 'RMSprop'
+    reader.fail("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={named!r}, ...)", key)
+    return None
+
+
+def _plain(entries: Iterable[Entry]) -> dict[str, Any]:
+    return {entry.name: entry.node.plain() for entry in entries}

@@ -1,0 +1,74 @@
+"""The section `deepspeed`: DeepSpeed's own keys by its own names, closed at every depth, each with its type.
+
+DeepSpeed checks a part of this itself, when it starts, and accepts the rest in silence. Imported where a config has
+the section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dslpar.language.tree import Node
+from dslpar.schema import deepspeed_policy
+from dslpar.schema.reader import Entry, Reader, did_you_mean, entries_of, listed, renamed
+
+SECTION = "deepspeed"
+_ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_policy.UNSUPPORTED}
+"""Keys that rules speak of by name."""
+
+
+def raw(reader: Reader, node: Node) -> dict[str, Any]:
+    """The values of the section; None is as absent, and what is wrong is left out."""
+    entries = entries_of(node, SECTION)
+    values = {entry.name: entry.node.plain() for entry in entries if entry.name in _ELSEWHERE}
+    return values | _section(reader, "", [entry for entry in entries if entry.name not in _ELSEWHERE])
+
+
+def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, Any]:
+    known = (
+        deepspeed_policy.kinds(path) if path else {name: deepspeed_policy.kind(name) for name in deepspeed_policy.TOP}
+    )
+    values = {}
+    for entry in entries:
+        if entry.name not in known:
+            _unknown(reader, entry, path, known)
+        elif entry.node.value is not None:
+            reader.written[entry.wrote] = entry.wrote
+            values[entry.name] = _value(reader, f"{path}.{entry.name}".lstrip("."), known[entry.name], entry)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(reader: Reader, path: str, kind: str, entry: Entry) -> Any:
+    if kind == "Section" and entry.node.is_mapping:
+        return _section(reader, path, entries_of(entry.node, entry.wrote))
+    before = len(reader.misreads)
+    value = reader.scalar("Table" if kind == "Section" else kind, entry.node, entry.wrote, entry.wrote)
+    reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
+    return value
+
+
+def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> None:
+    """The problem of a key that DeepSpeed has not, which it would not say."""
+    names = list(known)
+    said = f"DeepSpeed has no key {entry.name!r}" + (f" in {path}" if path else "")
+    close = did_you_mean(entry.name, names if path else [*names, *_ELSEWHERE])
+    meant = close.removeprefix("did you mean '").removesuffix("'?")
+    if not path and meant in _ELSEWHERE:
+        help_ = f"{close} {_why_not(meant)}"
+        reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote)
+        return
+    fix = renamed(reader.config, entry.wrote, names)
+    if not path and entry.name in deepspeed_policy.ZERO:
+        close, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
+    help_ = close or f"the keys are {listed(names)}"
+    reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote, fix=fix)
+
+
+def _why_not(name: str) -> str:
+    """What stands in the way of a key that a misspelt one resembles."""
+    if name in deepspeed_policy.OURS:
+        return f"{name} is decided by {deepspeed_policy.OURS[name]}: say it under {deepspeed_policy.OURS[name]}"
+    if name in deepspeed_policy.REMOVED:
+        return "DeepSpeed has removed it: leave it out"
+    return "dslpar does not support it: leave it out"

@@ -1,0 +1,371 @@
+"""How sections are read: closed sets of keys, kinds, shorthands and aliases; what is wrong gathers, reading goes on.
+
+`Reader` is the machinery, which knows no section: `dslpar.schema.sections_reader` has the sections,
+`dslpar.schema.classes` what goes by the
+name of a class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dslpar.core.errors import Fix, Location
+from dslpar.language.tree import Node, Reference
+from dslpar.schema import sections
+from dslpar.schema.types import KINDS, SEQUENCE, Kind
+
+if TYPE_CHECKING:
+    from dslpar.language.load import Config
+
+
+Registered = Mapping[str, Collection[str]]
+"""Names that a process has registered: under "models", "layers" and "gradient_handlers"."""
+
+
+class Misread(NamedTuple):
+    """One thing that could not be read: the code of the rule that reports it, and what it says."""
+
+    code: str
+    location: Location
+    message: str
+    help: str
+    key: str
+    fix: Fix | None = None
+
+
+class Entry(NamedTuple):
+    """One key of a section: its name, its value, and the dotted key as the author wrote it."""
+
+    name: str
+    node: Node
+    wrote: str
+
+
+class Typed(NamedTuple):
+    """A section that names a class."""
+
+    name: str | None
+    """The class, short if it is of the package that was asked for; None where nothing names one."""
+    entries: list[Entry]
+    """The section without its type."""
+    place: Location
+    """Where the type stands, or the section."""
+
+
+class Reader:
+    """One pass over the tree; problems, invalid keys and written keys gather here."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.misreads: list[Misread] = []
+        self.invalid: set[str] = set()
+        self.written: dict[str, str] = {}
+
+    # Sections ------------------------------------------------------------------------------------------------
+
+    def section(self, cls: type, node: Node, key: str, wrote: str) -> Any:
+        """An instance of `cls`; None if the node is no mapping."""
+        shorthand = getattr(cls, "SHORTHAND", None)
+        if node.is_mapping:
+            return self.fields(cls, entries_of(node, wrote), node, key, wrote)
+        if shorthand is None or isinstance(node.value, SEQUENCE):
+            return self.fail("CFG102", node.location, f"{wrote} must be a dict", _like(cls, wrote), wrote, key)
+        return self.fields(cls, [Entry(shorthand, node, wrote)], node, key, wrote)
+
+    def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, wrote: str, **values: Any) -> Any:
+        """An instance of `cls` from these entries, and from `values`, which are right already."""
+        known, aliases = {item.name: item for item in fields(cls)}, getattr(cls, "ALIASES", {})
+        for entry in _inlined(cls, entries):
+            field = known.get(aliases.get(entry.name, entry.name))
+            if field is None:
+                meant = self.unknown(entry.name, entry.wrote, [*known, *aliases])
+                self.invalid.add(f"{key}.{aliases.get(meant, meant)}")
+            elif entry.node.value is not None:
+                self._field(field, entry, f"{key}.{field.name}", values)
+        return self._make(cls, known, values, node, key, wrote)
+
+    def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, Any]) -> None:
+        if key in self.written:
+            self._twice(entry.wrote, self.written[key])
+            return
+        self.written[key] = entry.wrote
+        nested = _NESTED.get(str(field.type).removesuffix(" | None"))
+        if nested is not None:
+            values[field.name] = self.section(nested, entry.node, key, entry.wrote)
+        else:
+            values[field.name] = self.scalar(str(field.type).removesuffix(" | None"), entry.node, key, entry.wrote)
+
+    def _make(
+        self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, wrote: str
+    ) -> Any:
+        """An instance; what is invalid has its default, and a required field a placeholder that `invalid` guards."""
+        for name, field in known.items():
+            if values.get(name) is None:
+                values.pop(name, None)
+            if name in values or not _required(field):
+                continue
+            values[name] = _PLACEHOLDER
+            if not {f"{key}.{name}", f"{wrote}.{name}"} & (self.invalid | self.config.unknown):
+                said = f"{wrote} has no {name}"
+                self.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, f"{key}.{name}")
+        return cls(**values)
+
+    def scalar(self, kind_name: str, node: Node, key: str, wrote: str) -> Any:
+        """A value of that kind; None, and a problem, if it is none."""
+        kind = KINDS[kind_name]
+        value = node.plain()
+        help_ = f"{wrote.rpartition('.')[2]} is {kind.words}"
+        if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
+            said = f"{wrote} is {show(value)}, which is not {kind.words}"
+            return self.fail("CFG102", node.location, said, _unquoted(kind, value) or help_, wrote, key)
+        if kind.names and value not in kind.names:
+            why = kind.refused.get(value)
+            said = f"{wrote} cannot be {value!r}: {why}" if why else f"{wrote} has no choice {value!r}"
+            close = ("" if why else did_you_mean(value, kind.names)) or help_
+            fix = recased(self.config, node.location, value, kind.names)
+            return self.fail("CFG108", node.location, said, close, wrote, key, fix)
+        if not kind.holds(value):
+            said = f"{wrote} is {show(value)}, and must be {kind.words}"
+            return self.fail("CFG103", node.location, said, help_, wrote, key)
+        return tuple(value) if kind.types == SEQUENCE else value
+
+    def kinds(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
+        """Plain values of entries whose kinds are known by name; an unknown one is a problem, None is as absent."""
+        values = {}
+        for entry in entries:
+            if entry.name not in known:
+                self.unknown(entry.name, entry.wrote, known)
+            elif entry.node.value is not None:
+                self.written[entry.wrote] = entry.wrote
+                values[entry.name] = self._known(known[entry.name], entry)
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _known(self, kind: str, entry: Entry) -> Any:
+        """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
+        if kind in KINDS:
+            return self.scalar(kind, entry.node, entry.wrote, entry.wrote)
+        from dslpar.schema import deepspeed_policy
+
+        shorthand, known = deepspeed_policy.TABLES[kind]
+        if not shorthand:
+            return self._all_kinds(known, entry)
+        if entry.node.is_mapping:
+            below = entries_of(entry.node, entry.wrote)
+            given = {item.name for item in below if item.node.value is not None}
+            unknown = f"{entry.wrote}.{shorthand}" in self.config.unknown or not given <= set(known)
+            if shorthand not in given and not unknown:
+                said = f"{entry.wrote} has no {shorthand}"
+                self.fail("CFG104", entry.node.location, said, f"add {shorthand}=...", entry.wrote)
+            return self.kinds(known, below)
+        return {shorthand: self.scalar(known[shorthand], entry.node, entry.wrote, entry.wrote)}
+
+    def _all_kinds(self, known: Mapping[str, str], entry: Entry) -> Any:
+        """A mapping all keys of which may be left out."""
+        if not entry.node.is_mapping:
+            return self.scalar("Table", entry.node, entry.wrote, entry.wrote)
+        return self.kinds(known, entries_of(entry.node, entry.wrote))
+
+    # Classes by name -----------------------------------------------------------------------------------------
+
+    def typed(self, node: Node, wrote: str, package: str, default: str | None = None) -> Typed:
+        """The class that a mapping names by its type, or as a LazyCall."""
+        written = node.value.get("type")
+        value = node.target if node.target is not None else (written.value if written else None)
+        value = default if value is None else value  # type=None is as absent
+        if isinstance(value, Reference):
+            value = value.name
+        if isinstance(value, str) and value.startswith(package):
+            value = value.rpartition(".")[2]
+        entries = [entry for entry in entries_of(node, wrote) if entry.name != "type"]
+        return Typed(value if isinstance(value, str) else None, entries, written.location if written else node.location)
+
+    def bad_type(self, wrote: str, name: object, place: Location, known: Iterable[str], more: str = "") -> None:
+        """The problem of a class that nobody knows by that name."""
+        names = list(known)
+        help_ = did_you_mean(name, names) or f"the types of {wrote} are {listed(names)}"
+        fix = recased(self.config, place, name, names)
+        self.fail("CFG108", place, f"{wrote} has no type {name!r}", help_ + more, f"{wrote}.type", wrote, fix)
+
+    def no_type(self, wrote: str, place: Location, help_: str) -> None:
+        """The problem of a section that names no class, unless what it names is unknown for another reason."""
+        if f"{wrote}.type" in self.config.unknown:
+            self.invalid.add(wrote)
+        else:
+            self.fail("CFG104", place, f"{wrote} has no type", help_, wrote)
+
+    # What is wrong -------------------------------------------------------------------------------------------
+
+    def unknown(self, name: str, wrote: str, known: Iterable[str]) -> str | None:
+        """The problem of a key that its section does not have. The key that is certain to be meant: it is invalid."""
+        if wrote.partition(".")[0] in _OF_DEEPSPEED:
+            from dslpar.schema.deepspeed_policy import told
+
+            if (known_there := told(wrote)) is not None:
+                code, said, help_ = known_there
+                self.fail(code, self.config.key_at(wrote), said, help_, wrote)
+                return None
+        names = list(known)
+        section = wrote.rpartition(".")[0]
+        said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
+        keys = f"the {'keys' if section else 'sections'} are {listed(names)}"
+        help_ = said_or_meant(wrote, names) or keys
+        self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote, fix=renamed(self.config, wrote, names))
+        meant = certain(self.config, wrote, names)
+        if meant is not None:
+            self.invalid.add(f"{section}.{meant}" if section else meant)
+        return meant
+
+    def _twice(self, wrote: str, other: str) -> None:
+        said = f"{wrote} and {other} say the same thing twice"
+        self.fail("CFG110", self.config.key_at(wrote), said, f"keep one of {wrote} and {other}", wrote)
+
+    def fail(
+        self, code: str, place: Location, message: str, help_: str, wrote: str, key: str = "", fix: Fix | None = None
+    ) -> None:
+        """Note a problem; the key that it makes unknown is `key`, or the one that was written."""
+        self.misreads.append(Misread(code, place, message, help_, wrote, fix))
+        self.invalid.add(key or wrote)
+
+
+_NESTED: Mapping[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        sections.DataParallel,
+        sections.PipelineParallel,
+        sections.TensorParallel,
+        sections.Dist,
+        sections.FileMonitor,
+        sections.WandbMonitor,
+    )
+}
+_PLACEHOLDER = 1  # every required field is a Count
+_OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
+"""Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """'did you mean ...?' for the closest of the known names, or the empty text."""
+    import difflib
+
+    by_lower = {item.lower(): item for item in known}
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.75)
+    return f"did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def certain(config: Config, wrote: str, known: Iterable[str]) -> str | None:
+    """The one known name that a key can mean, by its letters or in another framework; none that its section has."""
+    from dslpar.core import suggest
+
+    section, _, name = wrote.rpartition(".")
+    beside = config.root.get(section)
+    given = beside.value if beside is not None and beside.is_mapping else ()
+    left = [item for item in known if item not in given]
+    theirs = _here(wrote, left)
+    if theirs is not None:
+        meant = theirs.rpartition(".")[2]
+        return meant if meant in left else None
+    return suggest.meant(name, left)
+
+
+def renamed(config: Config, wrote: str, known: Iterable[str]) -> Fix | None:
+    """The change of a misspelt key, where it can be only one of the known names, and none that its section has.
+
+    A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
+    """
+    from dslpar.core import suggest
+
+    name, meant = wrote.rpartition(".")[2], certain(config, wrote, known)
+    near = meant is not None and suggest.meant(name, [meant]) is not None
+    return suggest.written_anew(config.sources, config.key_at(wrote), name, meant if near else None)
+
+
+def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
+    """The change of a choice that differs from a known one by the case of its letters alone."""
+    from dslpar.core import suggest
+
+    meant = suggest.same_but_for_case(str(name), known)
+    return suggest.written_anew(config.sources, place, str(name), meant)
+
+
+def said_or_meant(wrote: str, known: Collection[str]) -> str:
+    """'did you mean ...?', unless the name is one of another framework that says something else; or the empty text."""
+    close, theirs = did_you_mean(wrote.rpartition(".")[2], known), _here(wrote, known)
+    if theirs is None or theirs == wrote.rpartition(".")[0] or repr(theirs.rpartition(".")[2]) in close:
+        return close
+    return f"here that is {theirs}"
+
+
+def _here(wrote: str, known: Collection[str]) -> str | None:
+    """The key here of another framework's; in the section of an axis, its size."""
+    from dslpar.schema.foreign_keys import here
+
+    section, _, name = wrote.rpartition(".")
+    theirs = here(name)
+    return f"{theirs}.size" if theirs == section and name.endswith("size") and "size" in known else theirs
+
+
+def said_here(name: str) -> str:
+    """'here that is ...' for a key of another framework, or the empty text."""
+    from dslpar.schema.foreign_keys import here
+
+    key = here(name)
+    return f"here that is {key}" if key else ""
+
+
+def _unquoted(kind: Kind, value: object) -> str:
+    """Help for a text that looks like what was meant: a number in quotes, or YAML 1.1's yes, no, on and off."""
+    if not isinstance(value, str):
+        return ""
+    if value == "auto" and (bool in kind.types or {int, float} & set(kind.types)):
+        return f"{kind.words}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
+    if bool in kind.types and value.lower() in _SWITCHES:
+        return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a text, in YAML 1.2 too)"
+    if {int, float} & set(kind.types) and re.fullmatch(_NUMBER, value) and kind.holds(number := float(value)):
+        whole = float not in kind.types and number == int(number)
+        return f"{int(number) if whole else value}, without quotes: {value!r} is a text"
+    return ""
+
+
+_SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+_NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
+
+
+def entries_of(node: Node, wrote: str) -> list[Entry]:
+    """The entries of a mapping, each with its dotted key."""
+    prefix = f"{wrote}." if wrote else ""
+    items = node.value.items() if isinstance(node.value, dict) else ()
+    return [Entry(str(name), child, f"{prefix}{name}") for name, child in items]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence."""
+    return ", ".join(names)
+
+
+def show(value: object) -> str:
+    """A value for a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
+    """The entries, with those of the mapping that `cls.INLINE` names in its place."""
+    inline = getattr(cls, "INLINE", None)
+    for entry in entries:
+        if entry.name == inline and entry.node.is_mapping:
+            yield from entries_of(entry.node, entry.wrote)
+        else:
+            yield entry
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _like(cls: type, wrote: str) -> str:
+    """A help text that shows the section's required keys, or its first ones."""
+    names = [item.name for item in fields(cls) if _required(item)] or [item.name for item in fields(cls)][:2]
+    return f"{wrote.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"

@@ -1,0 +1,9 @@
+"""`python -m dslpar.training --config FILE`: what launchers start on every rank."""
+
+from __future__ import annotations
+
+from dslpar.distributed import bootstrap
+from dslpar.training.main import main
+
+if __name__ == "__main__":
+    bootstrap.leave(main())

@@ -1,0 +1,62 @@
+"""ColossalAI's names of linear layers, for people who come from there; each checks the mode, and is `Linear`.
+
+ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one; a name that promises a mode keeps it. The
+table in README.md beside this file maps its other names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.distributed.groups import Groups
+from dslpar.layers.linear import Linear
+
+
+class _OfMode(Linear):
+    """Takes Linear's arguments. Raises: DslparError in any other mode than its own."""
+
+    mode: ClassVar[str]
+    __signature__: ClassVar[inspect.Signature] = inspect.signature(Linear)
+
+    def __init__(self, groups: Groups, *args: Any, **kwargs: Any) -> None:
+        if groups.tensor.mode != self.mode:
+            raise DslparError([_other_mode(type(self).__name__, self.mode, groups.tensor.mode)])
+        super().__init__(groups, *args, **kwargs)
+
+
+class Linear1D(_OfMode):
+    """Megatron-LM's column- (inward) and row-parallel (outward) linear."""
+
+    mode = "1d"
+
+
+class Linear2D(_OfMode):
+    """Optimus: both dims of weights and activations are cut."""
+
+    mode = "2d"
+
+
+class Linear2p5D(_OfMode):
+    """Tesseract: 2d, `depth` times over."""
+
+    mode = "2.5d"
+
+
+class Linear3D(_OfMode):
+    """A cube of ranks."""
+
+    mode = "3d"
+
+
+def _other_mode(name: str, mode: str, actual: str | None) -> Finding:
+    return Finding(
+        code="TEN110",
+        name="layer-of-another-mode",
+        severity="error",
+        message=f"{name} in a run with tensor mode {actual!r}",
+        help=f"use Linear, which is right in every mode, or tensor=dict(mode={mode!r}, ...)",
+        location=Location(WORLD),
+        key="parallel.tensor.mode",
+    )

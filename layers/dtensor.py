@@ -1,0 +1,152 @@
+"""Tensors of your own over the mesh: torch's DTensor and DeviceMesh upon the groups that the layers use.
+
+    run = dslpar.start("config.py")                       # parallel = dict(data=2, tensor=dict(size=2, mode='1d'))
+    mesh = run.get_layer_placement(0)                     # ranks [[0, 1], [2, 3]]: data, tensor
+    placements = run.get_nd_sbp([split(0), split(1)])     # dim 0 over data, dim 1 over tensor
+    noise = run.distribute(torch.randn(16, 8), placements, mesh)
+    noise.to_local().shape                                # (8, 4) on each of the four ranks
+    noise.full_tensor()                                   # (16, 8), on all of them
+
+A placement says for each dim of the mesh what happens to the tensor there: `split(dim)`, `broadcast` (equal copies) or
+`partial_sum`. The words are LiBai's and OneFlow's ("sbp"), for torch's Shard, Replicate and Partial, which do as well.
+What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. torch has it since 2.5;
+training does without.
+
+A rank that has no place in a mesh, of another pipeline stage, may take part in every line above: it holds an empty
+tensor, and so does its `full_tensor()`; torch's `mesh.get_coordinate()` is None there. Where a size does not divide,
+the first ranks hold more (torch.chunk's way). No process group is made: the mesh stands on those of `Groups`.
+
+The layers' own parameters are plain tensors with a `Placement`, which can say more than DTensor (blocks, in each of
+which every rank has its part); `as_dtensor` shows one as a DTensor where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement as Sbp
+
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.mesh import expand
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement_of
+
+AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
+"""What a dim of a mesh may be; "tensor" stands for d q y z, and "x" for d q."""
+
+broadcast = Replicate()
+"""Equal copies on all ranks of this dim of the mesh."""
+partial_sum = Partial()
+"""The tensor is the sum of what these ranks hold."""
+
+
+def split(dim: int) -> Shard:
+    """Pieces along `dim` of the tensor, one a rank of this dim of the mesh."""
+    return Shard(dim)
+
+
+def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
+    """The ranks that differ from this one on the named axes alone, a dim each, slowest first as they are named.
+
+    Raises:
+        DslparError: an axis that does not exist, or two that overlap.
+    """
+    axes = expand(names)
+    if not names or not set(names) <= set(AXES) or sum(len(expand((name,))) for name in names) != len(axes):
+        said = f"there is no mesh over {', '.join(map(repr, names)) or 'no axes'}"
+        raise _error("TEN231", "no-such-mesh", said, f"axes that do not overlap, of {', '.join(map(repr, AXES))}")
+    origin = {axis: 0 if axis in axes else index for axis, index in groups.coord.items()}
+    return _mesh_at(groups, groups.mesh.rank(origin), names)
+
+
+def stage_mesh(groups: Groups, stage: int) -> DeviceMesh:
+    """The ranks of a pipeline stage, as (data, tensor): LiBai's `get_layer_placement`. Any rank may ask."""
+    return _mesh_at(groups, groups.mesh.rank({"pipe": stage}), ("data", "tensor"))
+
+
+def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
+    """What holds over data, and over tensor: LiBai's `get_nd_sbp`.
+
+    LiBai drops the one whose axis has a single rank; here the mesh of a stage keeps both dims, and so do placements.
+
+    Raises:
+        DslparError: not two placements.
+    """
+    if len(placements) != 2 or not all(isinstance(each, Sbp) for each in placements):
+        said = f"{list(placements)!r} are not a placement over data and one over tensor"
+        raise _error("TEN232", "placements-do-not-fit", said, "such as [split(0), broadcast]")
+    return placements[0], placements[1]
+
+
+def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh, source: int | None = 0) -> DTensor:
+    """The tensor, which is whole on every rank, laid over the mesh; all ranks of the mesh must call it together.
+
+    What is laid out is what rank `source` of each dim of the mesh holds (the mesh's first rank): the others get their
+    piece of it, sent. None: each rank takes its piece of its own tensor, and nothing is sent; then they must be equal.
+    As torch's `distribute_tensor`, it takes leaves of the graph; the DTensor is a new one, of memory of its own.
+
+    Raises:
+        DslparError: not one placement for each dim of the mesh, or a dim that the tensor does not have.
+    """
+    _check(tensor, placements, mesh)
+    if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
+        tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    how = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not know the word
+    return distribute_tensor(tensor, mesh, list(placements), **how)
+
+
+def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
+    """A parameter of a layer as a DTensor over this rank's tensor group, without a copy; gradients flow back to it.
+
+    Of a tensor without a `Placement` ranks hold equal copies. Padding rows are part of it.
+
+    Raises:
+        DslparError: the parameter is blocks, each cut by itself (q, k, v; gate, up), which DTensor cannot say.
+    """
+    at = placement_of(p)
+    if at is None:
+        return DTensor.from_local(p, device_mesh(groups, "tensor"), [broadcast], run_check=False)
+    if at.blocks and any(groups.mesh.size(*letters) > 1 for letters in at.cuts[:1]):
+        said = f"the parameter is blocks of {', '.join(map(str, at.blocks))} rows, and each rank has its part of each"
+        raise _error("TEN233", "blocks-are-no-shards", said, "gather it (dslpar.layers.gather), and distribute that")
+    # Two cuts of one dim: DTensor takes the first of the mesh's dims as the slow one, and each letter cuts one dim.
+    dims = {letter: dim for dim, letters in enumerate(at.cuts) for letter in letters}
+    mesh = device_mesh(groups, *dims, *at.replicas)
+    placements = [*(split(dim) for dim in dims.values()), *(broadcast for _ in at.replicas)]
+    return DTensor.from_local(p, mesh, placements, run_check=False)
+
+
+def _mesh_at(groups: Groups, origin: int, names: Sequence[str]) -> DeviceMesh:
+    """The mesh over the named axes that begins with the rank `origin`.
+
+    torch asks a mesh for its groups only on ranks that have a place in it; the others' are their own.
+    """
+    ranks = torch.tensor(origin)
+    for name in names:
+        ranks = ranks[..., None] + torch.tensor(groups.mesh.peers(origin, name)) - origin
+    members = [cast("dist.ProcessGroup", groups.axis(name).group) for name in names]
+    return DeviceMesh.from_group(members, get_accelerator().device_name(), ranks, mesh_dim_names=tuple(names))
+
+
+def _check(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh) -> None:
+    code, name = "TEN232", "placements-do-not-fit"
+    if len(placements) != mesh.ndim:
+        said = f"{len(placements)} placements over a mesh of {mesh.ndim} dims {mesh.mesh_dim_names}"
+        raise _error(code, name, said, "one for each dim of the mesh: split(dim), broadcast or partial_sum")
+    for each in placements:
+        if not isinstance(each, Sbp):
+            raise _error(code, name, f"{each!r} is no placement", "split(dim), broadcast or partial_sum")
+        if isinstance(each, Shard) and not -tensor.dim() <= each.dim < tensor.dim():
+            said = f"split({each.dim}) of a tensor of shape {tuple(tensor.shape)}"
+            dims = f"a dim from 0 to {tensor.dim() - 1}" if tensor.dim() else "broadcast or partial_sum"
+            raise _error(code, name, said, dims)
+
+
+def _error(code: str, name: str, said: str, help_: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", said, help_, Location(WORLD))])

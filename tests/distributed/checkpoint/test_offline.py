@@ -1,0 +1,417 @@
+"""`dslpar checkpoint`: what is cut or exported offline is what ranks would have read; what is damaged is named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks import reshard_memory
+from dslpar import checkpoint
+from dslpar.checkpoint import folder, index, manifest, offline, tensor_file
+from dslpar.cli import checkpoint as command
+from dslpar.cli.main import main
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import LEGACY_ORDER
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections as schema_sections
+from tests.distributed.checkpoint import test_resume
+from tests.distributed.checkpoint.test_resume import PIPED, _held, parallel, run, zero
+from tests.support import checkpoint_page
+from tests.support.ranks import on_ranks
+
+STEPS = 2
+GPT = schema_sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=257, max_seq_len=8, dropout=0.1)
+NUM_ELEMENTS = 10_832
+TARGETS: dict[str, tuple[int, dict[str, Any]]] = {
+    "2d 4, ZeRO 1": (4, {"parallel": parallel(size=4, mode="2d"), "batch": PIPED, "zero": zero(1)}),
+    "order of ColossalAI, pipe 2, data 2": (4, {"parallel": parallel(2, order=LEGACY_ORDER), "batch": PIPED}),
+    "data 2, 1d sequence 2, ZeRO 3": (
+        4,
+        {"parallel": parallel(size=2, mode="1d", sequence=True), "batch": PIPED, "zero": zero(3)},
+    ),
+    "one process": (1, {"batch": PIPED}),
+}
+EACH_TIME = {"2d 4, ZeRO 1"}
+
+
+def job_of(output_dir: Path, world: int, **sections: Any) -> Job:
+    return test_resume.job_of(output_dir, world, model=GPT, **sections)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Stored:
+    """Saved by a pipeline of 2 over tensors in 2, its table tied over the stages and padded, ZeRO 1."""
+    root = tmp_path_factory.mktemp("source")
+    job = job_of(root, 4, parallel=parallel(2, size=2, mode="1d"), batch=PIPED, zero=zero(1))
+    on_ranks(4, run, job, STEPS, init="deepspeed", timeout=120)
+    return folder.read(root / "checkpoints" / f"step_{STEPS:06d}")
+
+
+def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
+    """All that a rank holds after it has loaded a checkpoint."""
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    stored = folder.read(Path(path))
+    checkpoint.check(stored, job, "text")
+    checkpoint.load(engine, stored)
+    return _held(engine)
+
+
+# ---- reshard ----
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in EACH_TIME else [pytest.mark.prove]) for name in TARGETS]
+)
+def test_resuming_from_it_is_resuming_from_the_original(source: folder.Stored, tmp_path: Path, name: str) -> None:
+    """Weights, masters and the optimizer's state, to the bit."""
+    world, sections = TARGETS[name]
+    job = job_of(tmp_path, world, **sections)
+    written = offline.reshard(source, job, tmp_path)
+    stored = folder.read(written)
+    assert folder.verify(stored) == []
+    assert index.load_index(written).incomplete() == []
+    assert not manifest.same_layout(stored, job), "there are no random states in it"
+    assert {key: stored.manifest[key] for key in ("step", "consumed_samples", "fixed")} == {
+        key: source.manifest[key] for key in ("step", "consumed_samples", "fixed")
+    }
+    originals = on_ranks(world, loaded, job, source.path, init="deepspeed", timeout=120)
+    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed", timeout=120)
+    for one, other in zip(originals, resharded, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_there_and_back_is_the_same_tensors(source: folder.Stored, tmp_path: Path) -> None:
+    """Through 3d over eight ranks to one, without a rank: each weight and state, whole."""
+    eight = job_of(tmp_path, 8, parallel=parallel(size=8, mode="3d"))
+    there = folder.read(offline.reshard(source, eight, tmp_path / "there"))
+    back = folder.read(offline.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
+    first, last = (tensor_file.Reader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
+    for name, entry in first.index.parameters.items():
+        assert last.index.parameters[name].numbers == entry.numbers
+        for key in ("", *entry.states):
+            assert torch.equal(first.whole(name, key), last.whole(name, key)), f"{name} {key}"
+    assert any("exp_avg" in entry.states for entry in first.index.parameters.values())
+
+
+def test_each_rank_of_the_target_has_its_file(source: folder.Stored, tmp_path: Path) -> None:
+    """The owners alone: of data rank 0."""
+    job = job_of(tmp_path, 8, parallel=parallel(2, size=2, mode="1d"), batch=PIPED)
+    written = offline.reshard(source, job, tmp_path)
+    ranks = {job.mesh.rank({"pipe": pipe, "y": y}) for pipe in (0, 1) for y in (0, 1)}
+    assert {int(path.stem) for path in (written / "tensors").iterdir()} == ranks
+
+
+def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path) -> None:
+    """Statistics of a norm on stage 1, of two replicas; of a third one, that was not there, the first one's."""
+    before = job_of(tmp_path, 4, parallel=parallel(2), batch=PIPED)
+    for rank in range(4):
+        at = before.mesh.coord(rank)
+        kept = {"norm.mean": torch.tensor([10.0 + at["data"]])} if at["pipe"] else {}
+        (tmp_path / "ranks").mkdir(exist_ok=True)
+        torch.save({"buffers": kept}, folder.rank_path(tmp_path, rank))
+    stored = folder.Stored(str(tmp_path), {"layout": manifest.layout_of(before)})
+    after = job_of(tmp_path, 4, batch=schema_sections.Batch(global_size=8))
+    found = {rank: buffers["norm.mean"].item() for rank, buffers in offline._buffers(stored, after)}
+    assert found == {0: 10.0, 1: 11.0, 2: 10.0, 3: 10.0}
+
+
+@pytest.mark.parametrize(
+    ("sections", "code"),
+    [({"optimizer": schema_sections.SGD(lr=0.1)}, "CKP202"), ({"train": schema_sections.Train(seed=7)}, "CKP202")],
+)
+def test_another_run_is_refused(source: folder.Stored, tmp_path: Path, sections: Any, code: str) -> None:
+    with pytest.raises(DslparError) as raised:
+        offline.reshard(source, job_of(tmp_path, 2, **sections), tmp_path / "out")
+    assert [finding.code for finding in raised.value.findings] == [code]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_other_parameters_is_refused(source: folder.Stored, tmp_path: Path) -> None:
+    """A class may have changed behind its name: the config then is the same, and the tensors are not."""
+    found = index.load_index(Path(source.path))
+    parameters = {name.replace("norm.w", "norms.w"): entry for name, entry in found.parameters.items()}
+    job, stages = offline.stages_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
+    assert job.stages.counts == (1, 1)
+    offline._check_fits(source, stages, found)
+    with pytest.raises(DslparError, match=r"CKP207 other-weights: .*the model has no 'norms\.weight'"):
+        offline._check_fits(source, stages, index.Index(parameters))
+
+
+def test_nothing_is_written_over_and_nothing_half_written_is_left(source: folder.Stored, tmp_path: Path) -> None:
+    job = job_of(tmp_path, 1)
+    taken = tmp_path / "taken" / "checkpoints"
+    taken.mkdir(parents=True)
+    (taken / "mine").write_text("mine")
+    with pytest.raises(DslparError, match="CKP221"):
+        offline.reshard(source, job, tmp_path / "taken")
+    with pytest.raises(DslparError, match="CKP221"):
+        offline.export(source, taken)
+    assert [path.name for path in taken.iterdir()] == ["mine"]
+    with pytest.raises(DslparError, match="CKP205 no-checkpoint: cannot write to"):
+        offline.export(source, taken / "mine" / "below")
+
+
+def test_what_fails_on_the_way_leaves_nothing(
+    source: folder.Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(offline, "write_lazily", full)
+    job = job_of(tmp_path, 1)
+    for act in (lambda: offline.export(source, tmp_path / "w"), lambda: offline.reshard(source, job, tmp_path)):
+        with pytest.raises(DslparError, match="No space left"):
+            act()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_bounded_by_the_largest_tensor() -> None:
+    """Anonymous memory; `python -m benchmarks reshard_memory` compares two models."""
+    took = reshard_memory.peak(num_layers=1, vocab_size=8192)
+    assert took.anonymous_bytes < reshard_memory.MOST_TENSORS * took.largest_bytes < took.stored_bytes / 2
+    assert took.anonymous_bytes > took.largest_bytes / 2, "else it was not seen"
+
+
+# ---- export ----
+
+
+def weights_after_load(job: Job, files: list[str]) -> dict[str, torch.Tensor]:
+    """Exported weights, loaded into a new model, and read from it again."""
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+
+    engine = build(job, Groups(job.mesh), all_counted=True)
+    whole = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    checkpoint.load_full_state(engine.module, whole, engine.groups)
+    return checkpoint.full_state(engine.module, engine.groups)
+
+
+def test_exported_weights_load_into_any_layout(source: folder.Stored, tmp_path: Path) -> None:
+    files = offline.export(source, tmp_path / "w", max_shard_bytes=10_000)
+    shards = [str(path) for path in files if path.suffix == ".safetensors"]
+    job = job_of(tmp_path, 2, parallel=parallel(size=2, mode="1d"))
+    (found, _) = on_ranks(2, weights_after_load, job, shards, init="deepspeed")
+    stored = tensor_file.Reader(Path(source.path), index.load_index(Path(source.path)))
+    assert found.keys() == stored.index.parameters.keys()
+    assert all(torch.equal(tensor, stored.whole(name)) for name, tensor in found.items())
+    assert found["embedding.tokens.weight"].shape == (257, 16), "without padding"
+
+
+def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: folder.Stored, tmp_path: Path) -> None:
+    offline.export(source, tmp_path / "w", "BF16", 9_000)
+    told = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
+    shards = {path.name: load_file(path) for path in (tmp_path / "w").glob("*.safetensors")}
+    assert told["weight_map"] == {name: file for file, shard in shards.items() for name in shard}
+    sizes = {file: sum(2 * tensor.numel() for tensor in shard.values()) for file, shard in shards.items()}
+    assert told["metadata"]["total_size"] == sum(sizes.values())
+    assert all(size <= 9_000 for size in sizes.values())
+    assert len(shards) == int(re.findall(r"of-(\d+)", min(shards))[0]) > 2
+    assert {tensor.dtype for shard in shards.values() for tensor in shard.values()} == {torch.bfloat16}
+
+
+def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
+    weights = torch.tensor([1.0, -7e4, float("inf"), 65_504.0])
+    with pytest.raises(DslparError) as caught:
+        offline._converted("head.weight", weights, torch.float16)
+    said = (
+        "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
+    )
+    assert said in str(caught.value)
+    assert offline._converted("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
+
+
+def test_the_config_beside_it_is_the_run_s(source: folder.Stored, tmp_path: Path) -> None:
+    import dslpar
+
+    offline.export(source, tmp_path / "w")
+    job = dslpar.resolve(tmp_path / "w" / "config.yaml", 4)
+    assert manifest.config_of(job) == source.manifest["config"]
+    assert dslpar.load(tmp_path / "w" / "config.yaml").root.get("model.rope_theta") is None, "a default"
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def copy(source: folder.Stored, tmp_path: Path) -> Path:
+    """The run's folder, to spoil."""
+    import shutil
+
+    return Path(shutil.copytree(Path(source.path).parents[1], tmp_path / "run"))
+
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs `dslpar checkpoint WORDS`: status, standard output, standard error."""
+
+    def run_(*words: object) -> tuple[int, str, str]:
+        try:
+            status = main(["checkpoint", *map(str, words)])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return (status, *capsys.readouterr())
+
+    return run_
+
+
+def test_list(copy: Path, say: Say) -> None:
+    status, out, _ = say("list", copy)
+    assert status == 0
+    head, row = out.splitlines()
+    assert head.split() == ["name", "samples", "bytes", "state", "layout"]
+    assert row.endswith("whole  pipeline 2 * data 1 * tensor 2 (1d), ZeRO 1, layers 1+1")
+    (copy / "checkpoints" / "step_000002" / "state.pt").unlink()
+    (copy / "checkpoints" / "step_000003").mkdir()
+    status, out, _ = say("list", copy, "--format", "json")
+    states = {row["name"]: row["state"] for row in json.loads(out)}
+    assert states["step_000002"] == "damaged: state.pt"
+    assert states["step_000003"].startswith("damaged: ")
+
+
+def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy: Path, say: Say) -> None:
+    """As a run's folder that is named by its job's number; with a copy of somebody's, and one that was set aside."""
+    run = copy.rename(copy.with_name("123456"))
+    root = run / "checkpoints"
+    for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
+        data = {"format": folder.FORMAT, "step": step, "fixed": {}}
+        (root / name).mkdir()
+        folder.write(root / name / folder.MANIFEST, [folder._signed({**data, "files": {}})])
+    for name in ("step_best", "step_1000002.aside", "step_1000003.part"):
+        (root / name).mkdir()
+    parser = argparse.ArgumentParser()
+    names = ["step_000002", "step_999999", "step_1000000"]
+    assert [place.name for place in command._folders(run, parser)] == names
+    assert command._source(str(run), parser).step == 1_000_000
+    (root / "step_1000000" / folder.MANIFEST).unlink()
+    status, out, err = say("export", run, "--output", run / "w")
+    assert (status, out) == (1, ""), "not an older one, without a word"
+    assert "CKP215 damaged-checkpoint: step_1000000 is damaged:\n    checkpoint.json: missing" in err
+
+
+def test_list_says_of_a_later_format_that_it_is_one(tmp_path: Path, say: Say) -> None:
+    place = tmp_path / "checkpoints" / "step_000005"
+    place.mkdir(parents=True)
+    later = {"format": 3, "step": 5, "fixed": {}, "files": {"a": {"sha": "x"}}, "layout": {"axes": []}}
+    (place / folder.MANIFEST).write_bytes(folder._signed(later))
+    assert "format 3" in say("list", tmp_path)[1]
+    assert "CKP204" in say("show", tmp_path)[2]
+
+
+def test_show(copy: Path, say: Say) -> None:
+    status, out, _ = say("show", copy)
+    assert status == 0
+    assert "step 2, 16 samples\npipeline 2 * data 1 * tensor 2 (1d), ZeRO 1, layers 1+1\n" in out
+    assert f"28 parameters of {NUM_ELEMENTS:,} elements" in out
+    assert "  hidden_size: 16\n" in out
+    shown = json.loads(say("show", copy, "--format", "json")[1])
+    assert shown["config"]["model"]["hidden_size"] == 16
+
+
+def test_verify_names_each_damaged_file(copy: Path, say: Say) -> None:
+    place = copy / "checkpoints" / "step_000002"
+    assert say("verify", copy) == (0, f"{place}: whole\n", "")
+    spoilt = place / "tensors" / "00001.safetensors"
+    data = bytearray(spoilt.read_bytes())
+    data[-3] ^= 1
+    spoilt.write_bytes(data)
+    (place / "ranks" / "00002.pt").unlink()
+    status, out, _ = say("verify", place)
+    assert status == 1
+    assert "CKP215 damaged-checkpoint: step_000002 is damaged:" in out
+    assert "    ranks/00002.pt: missing\n    tensors/00001.safetensors: altered\n" in out
+    status, out, _ = say("verify", copy, "--format", "json")
+    assert (status, json.loads(out)[0]["whole"]) == (1, False)
+    for words in (("export", copy, "--output", copy / "w"), reshard_words(copy)):
+        status, out, err = say(*words)
+        assert (status, "CKP215" in err, (copy / "w").exists()) == (1, True, False), err
+
+
+def reshard_words(copy: Path) -> tuple[object, ...]:
+    config = copy / "wider.yaml"
+    config.write_text(_config(copy))
+    return ("reshard", copy, "--config", config, "--world-size", 4, "--output", copy / "w", "~parallel", "zero.stage=0")
+
+
+def _config(copy: Path) -> str:
+    from dslpar.language import yaml_io
+
+    return yaml_io.dump_plain(folder.read(copy / "checkpoints" / "step_000002").manifest["config"])
+
+
+def test_reshard_and_export(copy: Path, say: Say) -> None:
+    status, out, err = say(*reshard_words(copy))
+    assert status == 0, err
+    assert out.endswith(f"{copy / 'w' / 'checkpoints' / 'step_000002'} (pipeline 1 * data 4 * tensor 1, ZeRO 0)\n")
+    status, out, _ = say("show", copy / "w")
+    assert "cut by `dslpar checkpoint reshard`" in out
+    status, out, err = say("export", copy / "w", "--output", copy / "x", "--dtype", "fp16", "--max-shard-size", "10KB")
+    assert (status, err) == (0, "")
+    assert len(out.splitlines()) == len(list((copy / "x").iterdir())) == 2 + math.ceil(NUM_ELEMENTS * 2 / 10_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("lst",), "no command 'lst'; did you mean 'list'?"),
+        (("verify", "nowhere"), "nowhere is no folder"),
+        (("show", "."), "there is no checkpoint in ."),
+        (("verify", "."), "there is no checkpoint in ."),
+        (("export", ".", "--output", "x", "--max-shard-size", "big"), "'big' is no size, such as 5GB or 500MB"),
+        (("reshard", ".", "--config", "c.py", "--output", "x"), "--world-size N or --hostfile FILE"),
+    ],
+)
+def test_a_wrong_command_line_is_told(
+    words: tuple[str, ...], said: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = say(*words)
+    assert (status, said in err) == (2, True), err
+
+
+def test_each_action_has_its_help(say: Say) -> None:
+    for action in ("list", "show", "verify", "reshard", "export"):
+        status, out, _ = say(action, "--help")
+        assert status == 0
+        assert "exit status: 0" in out
+        assert max(map(len, out.splitlines())) <= 100
+    status, out, _ = say()
+    assert status == 2
+    assert "  reshard " in out
+
+
+def test_a_checkpoint_of_an_earlier_dslpar_is_told(tmp_path: Path, say: Say) -> None:
+    place = tmp_path / "checkpoints" / "step_000002"
+    place.mkdir(parents=True)
+    (place / "checkpoint.json").write_text('{"format": 1, "step": 2, "fixed": {}, "files": {}}')
+    assert "CKP220" in say("show", tmp_path)[2]
+    assert say("verify", tmp_path)[0] == 1
+    assert "format 1" in say("list", tmp_path)[1]
+
+
+# ---- docs/checkpoints.md ----
+
+
+def test_the_page_says_what_is_printed(source: folder.Stored, tmp_path: Path) -> None:
+    page = checkpoint_page.PAGE.read_text()
+    made = checkpoint_page.printed(page, Path(source.path).parents[1], tmp_path)
+    said = [text for _, _, text in checkpoint_page.blocks(page)]
+    assert list(map(checkpoint_page.without_bytes, said)) == list(map(checkpoint_page.without_bytes, made)), (
+        f"{checkpoint_page.PAGE} is out of date: python -m tests.support.checkpoint_page {Path(source.path).parents[1]}"
+    )
+    assert len(said) == 7

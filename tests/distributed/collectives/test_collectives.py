@@ -1,0 +1,188 @@
+"""Every collective and its backward, against arithmetic on all ranks' tensors at once; on 3 ranks over gloo.
+
+Values are small integers in float32, so all sums are exact and compared for equality.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core.mesh import Mesh
+from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.groups import Groups
+from tests.support.ranks import on_ranks
+
+SIZE = 3
+SHAPE = (3, 6, 9)
+
+
+def axis_of_all() -> Axis:
+    warnings.simplefilter("error")  # renamed names in torch must not shine through
+    return Groups(Mesh(tensor=Cuboid(y=SIZE))).axis("y")
+
+
+def numbers(rank: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(10 * seed + rank)).float()
+
+
+def chunk(x: Tensor, rank: int, dim: int) -> Tensor:
+    return x.chunk(SIZE, dim)[rank]
+
+
+# For each differentiable function: what rank r gets, of the list of all ranks' tensors, forward and backward.
+Whole = Callable[[list[Tensor], int, int], Tensor]
+
+
+def gather(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return torch.cat(xs, dim)
+
+
+def scatter(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return chunk(torch.stack(xs).sum(0), rank, dim)
+
+
+def reduce(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return torch.stack(xs).sum(0)
+
+
+def same(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return xs[rank]
+
+
+def own_slice(xs: list[Tensor], rank: int, dim: int) -> Tensor:
+    return chunk(xs[rank], rank, dim)
+
+
+PAIRS: dict[str, tuple[Whole, Whole]] = {
+    "gathered": (gather, scatter),
+    "scattered": (scatter, gather),
+    "summed": (reduce, same),
+    "shared": (same, reduce),
+    "sliced": (own_slice, gather),
+    "joined": (gather, own_slice),
+}
+
+
+DIMS = (0, 1, -1)
+
+
+def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
+    """For each dim, the output and the input gradient of this rank, and whether the input was left alone."""
+    axis = axis_of_all()
+    results = []
+    for dim in DIMS:
+        x = numbers(axis.index, SHAPE).requires_grad_()
+        before = x.detach().clone()
+        y = getattr(collectives, name)(x, axis, *([] if name in ("summed", "shared") else [dim]))
+        y.backward(numbers(axis.index, tuple(y.shape), seed=1))
+        assert x.grad is not None
+        results.append((y.detach(), x.grad, torch.equal(x, before)))
+    return results
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair(name: str) -> None:
+    forward, backward = PAIRS[name]
+    xs = [numbers(rank, SHAPE) for rank in range(SIZE)]
+    for dim, results in zip(DIMS, zip(*on_ranks(SIZE, apply_pair, name), strict=True), strict=True):
+        grads = [numbers(rank, tuple(y.shape), seed=1) for rank, (y, _, _) in enumerate(results)]
+        for rank, (y, x_grad, untouched) in enumerate(results):
+            assert torch.equal(y, forward(xs, rank, dim))
+            assert torch.equal(x_grad, backward(grads, rank, dim))
+            assert untouched
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_axis_of_one_costs_nothing(name: str) -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert getattr(collectives, name)(x, Axis(), *([] if name in ("summed", "shared") else [0])) is x
+
+
+def exchange() -> tuple[Tensor, Tensor]:
+    axis = axis_of_all()
+    x = numbers(axis.index, SHAPE).requires_grad_()
+    y = collectives.exchanged(x, axis, split_dim=-1, join_dim=1)
+    y.backward(y.detach())  # the way back of what came is what was sent
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def test_all_to_all_and_back() -> None:
+    xs = [numbers(rank, SHAPE) for rank in range(SIZE)]
+    for rank, (y, x_grad) in enumerate(on_ranks(SIZE, exchange)):
+        assert torch.equal(y, torch.cat([chunk(x, rank, -1) for x in xs], 1))
+        assert torch.equal(x_grad, xs[rank])
+
+
+def share_together() -> list[Tensor]:
+    axis = axis_of_all()
+    tensors = [torch.zeros(shape, requires_grad=True) for shape in ((2, 3), (4,), ())]
+    first, second, _ = collectives.shared_together(tensors, axis)  # the last one unused: its gradient is zero
+    (first.sum() * axis.index + second.sum()).backward()
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]
+
+
+def test_shared_together() -> None:
+    for a, b, c in on_ranks(SIZE, share_together):
+        assert a.tolist() == [[3.0] * 3] * 2
+        assert b.tolist() == [3.0] * 4
+        assert c.item() == 0
+
+
+def values_and_objects() -> dict[str, object]:
+    axis = axis_of_all()
+    own = torch.tensor([float(axis.index)])
+    received, works = collectives.start_shift(own, axis)
+    collectives.finish(works)
+    collectives.barrier(axis)
+    return {
+        "max": collectives.all_reduce(own, axis, "max").item(),
+        "shift": received.item(),
+        "broadcast": collectives.broadcast(own, axis, source=1).item(),
+        "broadcast object": collectives.broadcast_object({"from": axis.index}, axis, source=2),
+        "objects": collectives.gather_objects(axis.index, axis),
+        "own is untouched": own.item(),
+    }
+
+
+def test_values_and_objects() -> None:
+    for rank, found in enumerate(on_ranks(SIZE, values_and_objects)):
+        assert found == {
+            "max": 2.0,
+            "shift": (rank - 1) % SIZE,
+            "broadcast": 1.0,
+            "broadcast object": {"from": 2},
+            "objects": [0, 1, 2],
+            "own is untouched": rank,
+        }
+
+
+def test_alone_everything_is_the_identity() -> None:
+    x, axis = torch.ones(2), Axis()
+    assert collectives.all_reduce(x, axis) is x
+    assert collectives.broadcast(x, axis) is x
+    assert collectives.broadcast_object("a", axis) == "a"
+    assert collectives.gather_objects("a", axis) == ["a"]
+    assert collectives.shared_together([x], axis) == (x,)
+    collectives.barrier(axis)
+
+
+def reduced(dtype: torch.dtype) -> bool:
+    axis = Groups(Mesh(tensor=Cuboid(y=3, mode="1d"))).axis("y")
+    x = torch.arange(24).reshape(2, 6, 2).to(dtype) * (axis.index + 1)
+    whole = torch.arange(24).reshape(2, 6, 2).to(dtype) * 6
+    piece = collectives.start_reduce_scatter(x, axis, dim=1)
+    return piece.wait().dtype == dtype and torch.equal(piece.wait(), whole.chunk(3, 1)[axis.index])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_sum_of_pieces_in_every_type(dtype: torch.dtype) -> None:
+    """Small whole numbers: exact in all of them."""
+    assert on_ranks(3, reduced, dtype) == [True] * 3

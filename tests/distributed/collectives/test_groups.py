@@ -1,0 +1,141 @@
+"""Groups are the mesh's, and real: each is tried with a sum over its ranks. And `on_ranks` itself."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+
+from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups, Mpu
+from tests.support.ranks import RankError, on_ranks
+
+NAMES = (
+    ("d",),
+    ("q",),
+    ("y",),
+    ("z",),
+    ("x",),
+    ("tensor",),
+    ("data",),
+    ("pipe",),
+    ("model",),
+    ("q", "y"),
+    ("y", "q"),
+    ("data", "d"),
+    ("pipe", "data", "tensor"),
+)
+MESHES = (
+    Mesh(pipe=2, data=2, tensor=Tensor(y=2)),
+    Mesh(pipe=2, data=2, tensor=Tensor(y=2), order=LEGACY_ORDER),
+    Mesh(data=2, tensor=Tensor(q=2, y=2)),
+    Mesh(tensor=Tensor(d=2, q=2, y=2)),
+    Mesh(data=3),
+)
+
+
+def sums(mesh: Mesh) -> list[tuple[collectives.Axis, float]]:
+    """Each axis, without its group, and the sum over it of 2^rank: names the ranks that took part."""
+    groups = Groups(mesh)
+    found = []
+    for names in NAMES:
+        axis = groups.axis(*names)
+        total = collectives.all_reduce(torch.tensor([2.0**groups.rank]), axis).item()
+        assert torch.distributed.get_world_size(axis.group) == axis.size
+        found.append((collectives.Axis(axis.size, axis.index, axis.peers), total))
+    return found
+
+
+def axes(mesh: Mesh) -> list[collectives.Axis]:
+    """Each axis, without its group."""
+    groups = Groups(mesh)
+    return [collectives.Axis(*_of(groups.axis(*names))) for names in NAMES]
+
+
+def _of(axis: collectives.Axis) -> tuple[int, int, tuple[int, ...]]:
+    return axis.size, axis.index, axis.peers
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:3], ids=str)
+def test_a_picture_is_the_groups_without_processes(mesh: Mesh) -> None:
+    for rank, real in enumerate(on_ranks(mesh.world_size, axes, mesh)):
+        picture = Groups.picture(mesh, rank)
+        assert [picture.axis(*names) for names in NAMES] == real
+        assert (picture.mesh, picture.rank, picture.coord) == (mesh, rank, mesh.coord(rank))
+
+
+def test_through_a_picture_nobody_talks() -> None:
+    with pytest.raises(ValueError, match="process group"):
+        collectives.all_reduce(torch.ones(1), Groups.picture(MESHES[0]).axis("data"))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_groups_are_the_meshs(mesh: Mesh) -> None:
+    for rank, found in enumerate(on_ranks(mesh.world_size, sums, mesh)):
+        for names, (axis, total) in zip(NAMES, found, strict=True):
+            letters = ("pipe", "tensor") if names == ("model",) else names
+            peers = mesh.peers(rank, *letters)
+            assert axis == collectives.Axis(len(peers), peers.index(rank), peers)
+            assert total == sum(2.0**peer for peer in peers)
+
+
+def mpu_answers(mesh: Mesh) -> dict[str, object]:
+    mpu = Mpu(Groups(mesh))
+    getters = [name for name in dir(mpu) if name.startswith("get_")]
+    answers = {name: getattr(mpu, name)() for name in getters}
+    return {
+        name: torch.distributed.get_process_group_ranks(answer) if name.endswith("_group") else answer
+        for name, answer in answers.items()
+    }
+
+
+def test_mpu() -> None:
+    answers = on_ranks(4, mpu_answers, Mesh(data=2, tensor=Tensor(y=2)))[3]
+    assert answers == {
+        "get_model_parallel_group": [2, 3],
+        "get_model_parallel_rank": 1,
+        "get_model_parallel_world_size": 2,
+        "get_tensor_model_parallel_group": [2, 3],
+        "get_tensor_model_parallel_rank": 1,
+        "get_tensor_model_parallel_world_size": 2,
+        "get_data_parallel_group": [1, 3],
+        "get_data_parallel_group_ranks": [1, 3],
+        "get_data_parallel_rank": 1,
+        "get_data_parallel_world_size": 2,
+    }
+
+
+def test_one_process_needs_no_process_group() -> None:
+    groups = Groups(Mesh())
+    assert groups.rank == 0
+    assert {groups.axis(*names) for names in NAMES} == {collectives.Axis()}
+
+
+def test_a_mesh_of_another_size_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a mesh of 2 ranks in a world of 1"):
+        Groups(Mesh(data=2))
+
+
+def breaks_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("broken on purpose")
+    torch.distributed.barrier()
+
+
+def test_ranks_show_the_first_failure_and_end_the_others() -> None:
+    with pytest.raises(RankError, match=r"rank 1 failed:[\s\S]*broken on purpose"):
+        on_ranks(3, breaks_on_rank_1)
+
+
+def sleeps() -> None:
+    time.sleep(60)
+
+
+def test_ranks_that_hang_are_ended_and_show_where() -> None:
+    start = time.monotonic()
+    with pytest.raises(RankError, match=r"ranks \[0, 1\] hang[\s\S]*in sleeps"):
+        on_ranks(2, sleeps, timeout=2, init=None)
+    assert time.monotonic() - start < 20

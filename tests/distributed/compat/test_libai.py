@@ -1,0 +1,145 @@
+"""What people bring from LiBai: layer_idx, get_layer_stage_id, stage ids that the cut follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dslpar
+from dslpar.core.errors import DslparError
+from tests.distributed.models.test_sequential import points, sgd, shares, written
+from tests.support.forked_runs import train_alone
+from tests.support.ranks import on_ranks
+from tests.support.runs import BIN, free_port, metrics, start, write_config
+from tests.support.runs import CONFIG as GPT
+
+BATCH = "batch = dict(global_size=16, accumulation=2)\n"
+
+
+def _stage_ids(path: str) -> Any:
+    run = dslpar.start(path)
+    ids = [run.get_layer_stage_id(index) for index in (0, 1, -1)]
+    with pytest.raises(DslparError) as error:
+        run.get_layer_stage_id(7)
+    return ids, run.stage, run.num_stages, str(error.value)
+
+
+def test_the_stage_of_a_layer_by_its_index(tmp_path: Path) -> None:
+    model = GPT.replace("num_layers=2", "num_layers=3").replace("clip_grad_norm=1.0", "{}")
+    ids = "dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1])"
+    for said, expected in ((ids, [0, 1, 1]), (ids.replace("0, 1, 1", "0, 0, 1"), [0, 0, 1])):
+        path = written(tmp_path, model.replace("{}", said))
+        ranks = on_ranks(2, _stage_ids, path, init="deepspeed")
+        assert [rank[:3] for rank in ranks] == [(expected, 0, 2), (expected, 1, 2)]
+        assert "PIP208 no-such-layer: there is no layer 7: the model has 3\nhelp: from 0 to 2" in ranks[0][3]
+
+
+def _placements(path: str) -> Any:
+    from dslpar.layers.dtensor import broadcast, split
+
+    run = dslpar.start(path)
+    noise, found = torch.arange(128.0).view(16, 8), []
+    for layer in (0, 1, -1):
+        placement = run.get_layer_placement(layer)
+        local = run.distribute(noise, run.get_nd_sbp([split(0), broadcast]), placement).to_local()
+        found.append((placement.mesh.tolist(), tuple(local.shape)))
+    with pytest.raises(DslparError, match="there is no layer 7"):
+        run.get_layer_placement(7)
+    return run.stage, found
+
+
+def test_the_placement_of_a_layer_is_the_mesh_of_its_stage(tmp_path: Path) -> None:
+    """LiBai's get_layer_placement; a rank of another stage may ask, and holds nothing."""
+    model = GPT.replace("num_layers=2", "num_layers=3").replace("clip_grad_norm=1.0", "{}")
+    ids = "dist=dict(tensor_parallel_size=2, pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1])"
+    ranks = on_ranks(8, _placements, written(tmp_path, model.replace("{}", ids)), init="deepspeed")
+    stages = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    for rank, (mine, found) in enumerate(ranks):
+        assert mine == rank // 4
+        assert [mesh for mesh, _ in found] == [stages[0], stages[1], stages[1]]
+        assert [shape for _, shape in found] == [(8, 8) if stage == mine else (0,) for stage in (0, 1, 1)]
+
+
+def _by_a_program(path: str) -> Any:
+    run = dslpar.start(path)
+    try:
+        return run.get_layer_stage_id(0), run.get_layer_stage_id(-1)
+    except DslparError as error:
+        return str(error)
+
+
+def test_a_model_of_the_program_is_cut_by_what_the_config_says(tmp_path: Path) -> None:
+    said = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
+    assert on_ranks(2, _by_a_program, written(tmp_path, said + BATCH), init="deepspeed") == [(0, 1)] * 2
+    unsaid = on_ranks(2, _by_a_program, written(tmp_path, "parallel = dict(pipeline=2)\n" + BATCH), init="deepspeed")
+    assert "PIP208 no-such-layer: nothing says how the layers are cut before the model is there" in unsaid[0]
+    assert on_ranks(1, _by_a_program, written(tmp_path, BATCH), init="deepspeed") == [(0, 0)]
+
+
+class Block(nn.Module):
+    """A layer that knows its index, as LiBai's do."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x).tanh()
+
+
+class Head(Block):
+    def __init__(self) -> None:
+        super().__init__(layer_idx=-1)
+        self.linear = nn.Linear(6, 4)
+
+
+def _cut(path: str) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Tanh(), *(Block(index) for index in range(4)), Head())
+    engine, *_ = dslpar.initialize(path, model=model, optimizer=sgd(model.parameters()))
+    engine.train_batch(shares(engine, *points(0)))
+    return engine.job.stages.actual_ids, sorted({name.split(".")[0] for name, _ in engine.named_parameters()})
+
+
+def test_the_cut_follows_stage_ids_over_layer_idx(tmp_path: Path) -> None:
+    """Four indices, six layers: what stands before goes with the first, the head (-1) with the last."""
+    ids = "train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1, 1]))\n"
+    ranks = on_ranks(2, _cut, written(tmp_path, ids + BATCH), init="deepspeed")
+    assert ranks == [((0, 1, 1, 1), ["1"]), ((0, 1, 1, 1), ["2", "3", "4", "5"])]
+
+
+LAYERS = """\
+model = dict(type='Sequential', layers_cfg=[
+    dict(type='Embedding', num_embeddings=256, embedding_dim=16),
+    dict(type='Linear', in_features=16, out_features=32),
+    dict(type='GELU'),
+    dict(type='LayerNorm', normalized_shape=32),
+    dict(type='Linear', in_features=32, out_features=256),
+])
+optimizer = dict(type='SGD', lr=0.5, momentum=0.9)
+batch = dict(global_size=8, micro_size=4)
+train = dict(steps=4, clip_grad_norm=1.0, save_interval=0)
+data = dict(files=['text.txt'], seq_len=16)
+"""
+
+
+def test_layers_of_a_config_alone_train_on_text(tmp_path: Path) -> None:
+    """By train.py: in one process, and over two stages by torchrun."""
+    config = write_config(tmp_path, LAYERS)
+    piped = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port()), "train.py"]
+    words = ["--config", str(config), f"train.output_dir={tmp_path / 'two'}", "parallel.pipeline=2"]
+    for done in (
+        train_alone("--config", str(config), f"train.output_dir={tmp_path / 'one'}"),
+        start([*piped, *words]),
+    ):
+        assert done.status == 0, done.output
+    lines = [[(row["loss"], row["grad_norm"]) for row in metrics(tmp_path / name)] for name in ("one", "two")]
+    assert len(lines[0]) == 4
+    for one, two in zip(*lines, strict=True):
+        assert two == pytest.approx(one, rel=1e-6)
+    assert lines[0][-1][0] < lines[0][0][0]

@@ -1,0 +1,290 @@
+"""The engine beyond invariance: what it reports, averages and refuses; and DeepSpeed's bugs, watched."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.errors import DslparError
+from dslpar.layout.resolve import Job, resolve
+from dslpar.schema import sections as schema_sections
+from tests.support.ranks import on_ranks
+
+VOCAB, LENGTH = 30, 8
+
+
+def job(world: int, model: Any = None, batch: schema_sections.Batch | None = None, **sections: Any) -> Job:
+    gpt = schema_sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH)
+    made = schema_sections.Spec(model=model or gpt, batch=batch or schema_sections.Batch(global_size=4), **sections)
+    return resolve(made, world, "cfg.py")
+
+
+def batches(made: Job, data_rank: int, step: int = 0, ignored: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Random micro-batches; of the global batch, the first `ignored` tokens are not counted."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, VOCAB, (made.batch.global_size, LENGTH + 1), generator=generator)
+    ids, labels = tokens[:, :-1], tokens[:, 1:].clone()
+    labels = labels.flatten().index_fill(0, torch.arange(ignored), -100).view_as(ids)
+    micro, data = made.batch.micro_size, made.mesh.data
+    rows = [
+        slice((a * data + data_rank) * micro, (a * data + data_rank + 1) * micro)
+        for a in range(made.batch.accumulation)
+    ]
+    return [(ids[row], labels[row]) for row in rows]
+
+
+def engine_of(made: Job, all_counted: bool = True) -> Any:
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+
+    return build(made, Groups(made.mesh), all_counted=all_counted)
+
+
+# ---- what it reports ----
+
+
+def _steps(made: Job) -> list[tuple[float, float, float, int]]:
+    engine = engine_of(made)
+    rows = []
+    for step in range(3):
+        fed = batches(made, engine.groups.coord["data"], step)
+        held = engine.eval_batch(fed)
+        loss = engine.train_batch(fed)
+        assert held == pytest.approx(loss, rel=1e-6), "evaluation is the same loss, without a step"
+        rows.append((loss, engine.grad_norm, engine.lr, engine.consumed_samples))
+    return rows
+
+
+PIPE = schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2))
+
+
+@pytest.mark.parametrize("parallel", [schema_sections.Parallel(), PIPE], ids=["data 2", "pipe 2"])
+def test_it_reports_the_lr_it_used_and_where_it_stands(parallel: schema_sections.Parallel) -> None:
+    made = job(
+        2,
+        parallel=parallel,
+        optimizer=schema_sections.SGD(lr=0.3),
+        lr_scheduler=schema_sections.LRScheduler(type="linear", warmup_steps=2),
+        train=schema_sections.Train(steps=3),
+    )
+    ranks = on_ranks(2, _steps, made, init="deepspeed")
+    assert ranks[0] == ranks[1], "all ranks report the same"
+    assert [lr for _, _, lr, _ in ranks[0]] == pytest.approx([0.15, 0.3, 0.0])
+    assert [consumed for *_, consumed in ranks[0]] == [4, 8, 12]
+
+
+def test_the_norm_is_there_and_unclipped_at_every_zero_stage() -> None:
+    norms = []
+    for stage in (0, 1, 2, 3):
+        for clip in (None, 0.01):
+            made = job(
+                1,
+                zero=schema_sections.Zero(stage=stage),
+                train=schema_sections.Train(clip_grad_norm=clip),
+                optimizer=schema_sections.SGD(),
+            )
+            norms.append(on_ranks(1, _steps, made, init="deepspeed")[0][0][1])
+    assert norms == pytest.approx([norms[0]] * 8, rel=1e-6)
+    assert norms[0] > 0.1
+
+
+# ---- counted tokens ----
+
+
+def _losses(made: Job, ignored: int) -> tuple[float, float, float]:
+    engine = engine_of(made, all_counted=False)
+    fed = batches(made, engine.groups.coord["data"], 0, ignored)
+    return engine.eval_batch(fed), engine.train_batch(fed), engine.grad_norm
+
+
+@pytest.mark.parametrize("ignored", [13, 4 * LENGTH])
+def test_the_loss_is_over_counted_tokens_of_the_global_batch(ignored: int) -> None:
+    """13 ignored tokens are more than a whole sample: data ranks and micro-batches count differently."""
+    whole = on_ranks(1, _losses, job(1), ignored, init="deepspeed")[0]
+    batch = schema_sections.Batch(global_size=4, accumulation=2)
+    for parallel in (schema_sections.Parallel(), PIPE):
+        ranks = on_ranks(2, _losses, job(2, parallel=parallel, batch=batch), ignored, init="deepspeed")
+        assert ranks[0] == ranks[1] == pytest.approx(whole, rel=1e-6)
+    assert (whole == (0.0, 0.0, 0.0)) == (ignored == 4 * LENGTH)
+
+
+# ---- a gradient that is not finite ----
+
+
+def _overflow(made: Job) -> tuple[bool, float, bool]:
+    engine = engine_of(made)
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    (ids, labels), *_ = batches(made, 0)
+    engine._loss = lambda logits, labels: logits.float().sum() * math.inf
+    engine.train_batch([(ids, labels)])
+    same = all(torch.equal(a, b) for a, b in zip(before, engine.module.parameters(), strict=True))
+    return engine.skipped, engine.grad_norm, same
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_step_that_is_not_finite_is_skipped(stage: int, dtype: str, clip: float | None) -> None:
+    """At every stage alike: weights stay, momentum and decay do nothing."""
+    sections = {"zero": schema_sections.Zero(stage=stage), "precision": schema_sections.Precision(dtype=dtype)}
+    made = job(1, **sections, train=schema_sections.Train(clip_grad_norm=clip))
+    skipped, norm, same = on_ranks(1, _overflow, made, init="deepspeed")[0]
+    assert (skipped, math.isfinite(norm), same) == (True, False, True)
+
+
+def _overflow_on_the_first_stage(made: Job) -> tuple[bool, bool]:
+    engine = engine_of(made)
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    next(iter(engine.module.parameters())).register_hook(lambda grad: grad * math.inf)
+    engine.train_batch(batches(made, 0))
+    same = all(torch.equal(a, b) for a, b in zip(before, engine.module.parameters(), strict=True))
+    return engine.skipped, same
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_all_stages_of_a_pipeline_skip_together(clip: float | None) -> None:
+    parallel = schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2))
+    made = job(2, parallel=parallel, train=schema_sections.Train(clip_grad_norm=clip))
+    assert on_ranks(2, _overflow_on_the_first_stage, made, init="deepspeed") == [(True, True)] * 2
+
+
+# ---- decay, dropout, foreign models ----
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    from dslpar.engine.build import parameter_groups
+
+    decayed, rest = parameter_groups(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Embedding(4, 3)))
+    assert [p.dim() for p in decayed["params"]] == [2, 2]
+    assert "weight_decay" not in decayed
+    assert [p.dim() for p in rest["params"]] == [1, 1, 1]
+    assert rest["weight_decay"] == 0.0
+
+
+def test_frozen_parameters_are_not_trained() -> None:
+    from dslpar.engine.build import parameter_groups
+
+    layer = nn.Linear(2, 3)
+    layer.weight.requires_grad = False
+    assert parameter_groups(layer) == [{"params": [layer.bias], "weight_decay": 0.0}]
+
+
+def _dropout_losses(made: Job) -> list[float]:
+    engine = engine_of(made)
+    return [engine.train_batch(batches(made, engine.groups.coord["data"], step)) for step in range(2)]
+
+
+def test_dropout_gives_the_same_run_again() -> None:
+    gpt = schema_sections.GPT(
+        num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.2
+    )
+    made = job(2, model=gpt, parallel=PIPE)
+    runs = [on_ranks(2, _dropout_losses, made, init="deepspeed")[0] for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+class Bigram(nn.Module):
+    """A model of someone else's: ids to logits."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab, vocab)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids)  # type: ignore[no-any-return]
+
+
+def foreign(target: str) -> schema_sections.OtherModel:
+    return schema_sections.OtherModel(target=target, args={"vocab": VOCAB})
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_any_module_trains_with_data_parallelism(stage: int) -> None:
+    results = []
+    for world in (1, 2):
+        made = job(
+            world,
+            model=foreign(f"{__name__}.Bigram"),
+            zero=schema_sections.Zero(stage=stage),
+            optimizer=schema_sections.SGD(lr=5.0),
+        )
+        results.append(on_ranks(world, _steps, made, init="deepspeed")[0])
+    losses = [[loss for loss, *_ in rows] for rows in results]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert [row[1] for row in results[0]] == pytest.approx([row[1] for row in results[1]], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("target", "code"), [("no_such_package.Model", "CFG006"), ("torch.nn.Nothing", "CFG006"), ("math.sqrt", "CFG201")]
+)
+def test_what_is_no_model_is_refused(target: str, code: str) -> None:
+    from dslpar.models.build import model_of
+
+    with pytest.raises(DslparError, match=code):
+        model_of(job(1, model=foreign(target)))
+
+
+def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
+    from dslpar.models.build import model_of
+
+    parallel = schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=2, mode="1d"))
+    with pytest.raises(DslparError, match="TEN111"):
+        model_of(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
+
+
+# ---- DeepSpeed's bugs: when one of these fails, its workaround can go (dslpar/distributed/deepspeed_patches.py) ----
+
+
+def test_b6_the_shm_op_still_ignores_its_group() -> None:
+    from deepspeed.comm.torch import TorchBackend, build_shm_op
+
+    assert "build_shm_op()" in inspect.getsource(TorchBackend.__init__)
+    source = inspect.getsource(TorchBackend.inference_all_reduce)
+    assert "torch.ops.deepspeed.inference_all_reduce_(tensor)" in source
+    assert callable(build_shm_op)
+
+
+def _old_names() -> list[str]:
+    import deepspeed.comm as dist
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.all_gather_into_tensor(torch.zeros(1), torch.zeros(1))
+    return [str(warning.message) for warning in caught]
+
+
+def test_deepspeed_still_uses_torch_s_old_names() -> None:
+    if not hasattr(torch.distributed, "all_gather_single"):
+        pytest.skip("this torch has the old names alone")
+    assert any("all_gather_into_tensor` is deprecated" in text for text in on_ranks(1, _old_names, init="deepspeed")[0])
+
+
+def _counts_a_tied_copy() -> float:
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    p = nn.Parameter(torch.zeros(1))
+    p.grad = torch.full((1,), 3.0)
+    p.ds_pipe_replicated, p.tensor_model_parallel = True, True  # type: ignore[attr-defined]
+    return float(clip_grad_norm_([p], max_norm=10.0))
+
+
+def test_b1_tied_copies_still_count_without_zero() -> None:
+    assert on_ranks(1, _counts_a_tied_copy, init="deepspeed")[0] == 3.0
+
+
+def _norm_of_deepspeed() -> object:
+    made = job(1)
+    engine = engine_of(made)
+    del engine.deepspeed._take_model_step  # the wrapped one is the instance's
+    engine.deepspeed.backward(engine.deepspeed(batches(made, 0)[0][0]).sum())
+    engine.deepspeed.step()
+    return engine.deepspeed.get_global_grad_norm()
+
+
+def test_deepspeed_still_has_no_norm_without_zero() -> None:
+    assert on_ranks(1, _norm_of_deepspeed, init="deepspeed")[0] is None

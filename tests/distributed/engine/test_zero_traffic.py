@@ -1,0 +1,133 @@
+"""What data parallelism sends in a step: counted at torch's own collectives, equal to the ring's closed forms.
+
+In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
+(N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks: N - 1 sends for N ranks,
+(N-1)/N E on average, and the ranks take turns as roots of equal pieces. Weights are chosen so that nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections
+from tests.distributed.engine.test_engine import LENGTH, batches, engine_of, job
+from tests.support.ranks import on_ranks
+
+Sent = Counter[str]
+SMALL = 2
+"""Elements of what is no gradient and no weight: a loss, a norm, a flag of overflow."""
+
+
+def _size(tensors: Any) -> int:
+    """Elements of a tensor, or of a list of them, of lists of them."""
+    return tensors.numel() if isinstance(tensors, torch.Tensor) else sum(map(_size, tensors))
+
+
+SENDS: Mapping[str, Callable[[int, tuple[Any, ...]], float]] = {
+    "allreduce_": lambda n, args: 2 * (n - 1) / n * _size(args[0]),
+    "_allgather_base_": lambda n, args: (n - 1) / n * _size(args[0]),
+    "allgather_": lambda n, args: (n - 1) / n * _size(args[0]),
+    "_reduce_scatter_base_": lambda n, args: (n - 1) / n * _size(args[1]),
+    "reduce_": lambda n, args: (n - 1) / n * _size(args[0]),
+    "send": lambda n, args: _size(args[0]),  # our own sums of two ranks over gloo
+    "recv_": lambda n, args: 0,
+}
+"""What one call sends by torch's name for it, from the group's size and the operator's arguments."""
+
+
+class _Counting(TorchDispatchMode):
+    """While active, every collective of torch.distributed is counted; one that is not in the table is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Sent = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            elements = SENDS[name](_group_of(args).size(), args)
+            self.sent["scalars" if elements <= 2 * SMALL else "elements"] += elements
+            self.sent[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup:
+    boxed = [arg for arg in args if isinstance(arg, torch.ScriptObject)]
+    (group,) = (box for box in boxed if box._type().qualified_name().endswith(".ProcessGroup"))
+    return dist.ProcessGroup.unbox(group)
+
+
+def _a_step(made: Job) -> tuple[Sent, int, int]:
+    """What the second step sends, and the elements of this rank's matrices and vectors."""
+    engine = engine_of(made)
+    data_rank = engine.groups.coord["data"]
+    engine.train_batch(batches(made, data_rank, 0))
+    with _Counting() as counting:
+        engine.train_batch(batches(made, data_rank, 1))
+    sizes = [sum(p.numel() for p in engine.module.parameters() if (p.dim() >= 2) == whole) for whole in (True, False)]
+    return counting.sent, *sizes  # type: ignore[return-value]
+
+
+def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **zero: Any) -> Job:
+    gpt = sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=32, max_seq_len=LENGTH)
+    return job(
+        world,
+        model=gpt,
+        zero=sections.Zero(stage=stage, extra=zero),
+        batch=sections.Batch(global_size=8, accumulation=accumulation),
+        precision=sections.Precision(dtype=dtype),
+    )
+
+
+def counted(made: Job) -> tuple[float, Sent]:
+    """Parameters' worth of what a rank sends, on average over ranks, over (N-1)/N; and the calls of rank 0."""
+    ranks = on_ranks(made.mesh.world_size, _a_step, made, init="deepspeed")
+    n, (_, matrices, vectors) = made.mesh.world_size, ranks[0]
+    assert matrices % (2 * n) == vectors % (2 * n) == 0, "nothing to pad: DeepSpeed aligns shards to 2 elements"
+    elements = sum(sent["elements"] for sent, *_ in ranks) / n
+    assert all(sent["scalars"] < 30 for sent, *_ in ranks)
+    return elements / (matrices + vectors) / ((n - 1) / n), ranks[0][0]
+
+
+# A gradient is reduced to the rank that holds its optimizer state; the weights come back.
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("stage", "accumulation", "parameters"),
+    [
+        (1, 1, 2),
+        (2, 1, 2),
+        (1, 2, 2),  # micro-batches add up before they are sent
+        (2, 2, 3),  # ZeRO 2 keeps no whole gradient, so it reduces each micro-batch's
+    ],
+)
+def test_zero_sends_two_parameters_a_step(world: int, stage: int, accumulation: int, parameters: int) -> None:
+    found, calls = counted(trained(world, stage, accumulation))
+    assert found == pytest.approx(parameters, rel=1e-12), calls
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_s_default_sends_three(stage: int) -> None:
+    """An all-reduce where a reduce would do: what `use_multi_rank_bucket_allreduce=False`, our default, saves."""
+    found, _ = counted(trained(2, stage, 1, use_multi_rank_bucket_allreduce=True))
+    assert found == pytest.approx(3, rel=1e-12)
+
+
+def test_without_zero_gradients_are_all_reduced_once() -> None:
+    found, calls = counted(trained(2, 0, 2))
+    assert found == pytest.approx(2, rel=1e-12)
+    assert calls["reduce_"] == calls["_allgather_base_"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_half_precision_sends_as_many(dtype: str, stage: int) -> None:
+    found, calls = counted(trained(2, stage, 1, dtype))
+    assert found == pytest.approx(2, rel=1e-12), calls

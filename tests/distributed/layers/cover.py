@@ -1,0 +1,61 @@
+"""Which rows of the proof `make test` runs: a sample in which all that matters occurs; `make prove` runs all rows.
+
+    for layout, cases in PROOF.items(): ...       # {'1d-2': ('inward', 'outward', ...), ...}
+
+A row is a layout and a case. The sample is greedy, as that of the invariance table
+(tests/properties/invariance/cover.py): the row
+with the most that is new for its number of ranks, the first of equals; so it is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+from dslpar.core.mesh import Tensor
+from tests.distributed.layers.cases import CASES, FAMILIES
+from tests.support.layouts import CUBOIDS, LAYOUTS, kept, mode_of
+
+KEPT = kept(["2d-4", "3d-8", "1d-sequence-2", "cuboid-1-2-3-hidden-heads"])
+LONG = ("cuboid-3-2-2-hidden-heads", "cuboid-3-2-2-batch-batch")
+"""Of twelve ranks with x the longest side; each residual and inner is seen in (2, 3, 2) already."""
+SIDES = {name: tensor for name, tensor in CUBOIDS.items() if name in LONG or tensor.shape != (3, 2, 2)}
+PROVEN = LAYOUTS | SIDES | {name: tensor for name, tensor in KEPT.items() if tensor not in LAYOUTS.values()}
+"""All layouts of the proof."""
+
+Sample = Mapping[str, tuple[str, ...]]
+Seen = Callable[[Tensor, str], set[Hashable]]
+
+
+def seen(tensor: Tensor, case: str) -> set[Hashable]:
+    """Each case in each mode, with each `keep`, each way to keep the residual and the inner activations; and some model
+    with each choice of these together, and on each number of ranks of a mode.
+    """
+    mode, held = mode_of(tensor), {"residual": tensor.residual, "inner": tensor.inner}
+    pairs = {(what, value, case) for what, value in ({"mode": mode, "keep": tensor.keep} | held).items()}
+    return pairs | ({(mode, tensor.size), (mode, *held.values())} if FAMILIES[case] == "models" else set())
+
+
+def seen_after_steps(tensor: Tensor, case: str) -> set[Hashable]:
+    """Each case, and a layer and a model in each mode: what is left to see is that copies stay together."""
+    return {case, (mode_of(tensor), FAMILIES[case] == "models"), tensor.size}
+
+
+def covering(layouts: Mapping[str, Tensor], seen: Seen) -> Sample:
+    """Rows in which all is seen that is seen in all rows: {layout: cases}."""
+    found = {(name, case.__name__): seen(tensor, case.__name__) for name, tensor in layouts.items() for case in CASES}
+    left, chosen = set().union(*found.values()), []
+    while left:
+        best = max(found, key=lambda row: len(found[row] & left) / layouts[row[0]].size)
+        left -= found.pop(best)
+        chosen.append(best)
+    rows = {name: tuple(case for row, case in chosen if row == name) for name in layouts}
+    return {name: cases for name, cases in rows.items() if cases}
+
+
+def seen_in(layouts: Mapping[str, Tensor], sample: Sample, seen: Seen) -> set[Hashable]:
+    """What is seen in the rows of a sample."""
+    return set().union(*(seen(layouts[name], case) for name, cases in sample.items() for case in cases))
+
+
+PROOF = covering(PROVEN, seen)
+STEPS = covering(LAYOUTS, seen_after_steps)

@@ -1,0 +1,210 @@
+"""Attention beyond the proof: what padding may not touch, grouped heads in every version of torch, half precision.
+
+That outputs and gradients are right in every mode is in the proof (cases attention_*, block_llama), and what the proof
+sees going wrong between ranks, in test_mutations.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core import mesh
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
+from tests.distributed.layers.cases.blocks import padding
+from tests.distributed.layers.proof import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+
+SHAPE = (BATCH, SEQUENCE, HIDDEN)
+HALVES = mesh.Tensor(q=2, mode="cuboid")
+"""Of the batch."""
+GROUPED: dict[str, Any] = {"num_kv_heads": KV_HEADS, "rotary": Rotary()}
+
+
+def made(groups: Groups, **more: Any) -> Attention:
+    layer = Attention(groups, HIDDEN, QUERY_HEADS, **GROUPED, init=normal(0.3), init_out=normal(0.3), **more)
+    initialize(layer, groups, seed=3)
+    return layer
+
+
+# ---- padding ----
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_padding_holds_changes_no_token(causal: bool) -> None:
+    layer, mask, x = made(Groups(Mesh()), causal=causal), padding(), numbers(SHAPE, 1).float()
+    other = torch.where(mask.unsqueeze(-1), x, 1e3 * numbers(SHAPE, 2).float())
+    assert torch.equal(layer(x, mask=mask)[mask], layer(other, mask=mask)[mask])
+    assert not torch.equal(layer(x)[mask], layer(other)[mask]), "without the mask it does"
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_queries_without_keys_give_zeros(causal: bool) -> None:
+    """Only the bias of the projection back is left, and no gradient comes to the input."""
+    layer, mask = made(Groups(Mesh()), causal=causal), padding()
+    x = numbers(SHAPE, 1).float().requires_grad_()
+    with torch.no_grad():
+        layer.out.bias.copy_(torch.arange(HIDDEN))
+    y = layer(x, mask=mask)
+    alone = ~mask.cumsum(1).bool() if causal else ~mask.any(1, keepdim=True).expand_as(mask)
+    assert 0 < alone.sum() < alone.numel()
+    assert torch.equal(y[alone], layer.out.bias.expand_as(y[alone]))
+    y.square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert torch.equal(x.grad[alone & ~mask], torch.zeros_like(x.grad[alone & ~mask]))
+
+
+def test_no_padding_is_no_mask() -> None:
+    """Float32, sums of some tens of terms."""
+    layer, x = made(Groups(Mesh())), numbers(SHAPE, 1).float()
+    whole = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
+    assert torch.allclose(layer(x, mask=whole), layer(x), atol=1e-5)
+
+
+def refused(tensor: mesh.Tensor, mask: Tensor) -> str:
+    groups = Groups(Mesh(tensor=tensor))
+    x = torch.zeros(placement.residual(tensor, *SHAPE).local_shape)
+    try:
+        made(groups)(x, mask=mask)
+    except DslparError as error:
+        return str(error)
+    return ""
+
+
+def test_a_mask_is_of_the_whole_micro_batch() -> None:
+    """A piece of it, or Hugging Face's mask of integers, would be taken for another mask."""
+    piece_of_it, as_integers = padding()[:6], padding().long()
+    for mask in (piece_of_it, as_integers, padding().unsqueeze(1)):
+        for said in on_ranks(2, refused, HALVES, mask):
+            assert "TEN223" in said
+            assert "bool (12, 12)" in said
+    assert on_ranks(2, refused, HALVES, padding()) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "codes"),
+    [
+        ((50, 12, 4, None), ["TEN205"]),
+        ((48, 12, 5, None), ["TEN207"]),
+        ((36, 12, 12, Rotary()), ["TEN209"]),
+        ((50, 12, 5, Rotary()), ["TEN205", "TEN207"]),
+        ((48, 12, 0, None), ["TEN207"]),
+        ((48, 0, 12, Rotary()), ["TEN205"]),
+    ],
+)
+def test_heads_that_do_not_divide(sizes: tuple[Any, ...], codes: list[str]) -> None:
+    hidden, heads, kv_heads, rotary = sizes
+    with pytest.raises(DslparError) as raised:
+        Attention(Groups(Mesh()), hidden, heads, num_kv_heads=kv_heads, rotary=rotary)
+    assert [finding.code for finding in raised.value.findings] == codes
+
+
+def heads_over(tensor: mesh.Tensor, heads: int, kv_heads: int) -> list[str]:
+    try:
+        Attention(Groups(Mesh(tensor=tensor)), 48, heads, num_kv_heads=kv_heads)
+    except DslparError as error:
+        return [finding.code for finding in error.findings]
+    return []
+
+
+@pytest.mark.parametrize("layout", ["1d-2", "ring-2", "ulysses-2"])
+def test_heads_that_do_not_divide_over_ranks(layout: str) -> None:
+    """The ring shares no heads out."""
+    for heads, kv_heads, codes in ((3, 3, ["TEN201", "TEN206"]), (6, 3, ["TEN206"]), (6, 2, [])):
+        expected = [] if layout == "ring-2" else codes
+        assert on_ranks(2, heads_over, LAYOUTS[layout], heads, kv_heads) == [expected] * 2
+
+
+# ---- grouped heads ----
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_torch_without_grouped_queries(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.5 keys are repeated: the same products in another order."""
+    q, k, v = numbers((2, 6, 5, 4), 1), numbers((2, 3, 5, 4), 2), numbers((2, 3, 5, 4), 3)
+    grouped = attention.attend(q, k, v, causal=causal)
+    monkeypatch.setattr(attention, "_GROUPED", False)
+    assert (attention.attend(q, k, v, causal=causal) - grouped).abs().max() < 1e-14
+
+
+# ---- dropout ----
+
+
+def kept_probabilities(tensor: mesh.Tensor) -> Tensor:
+    """[batch, heads, sequence] of this rank: the sums of probabilities that are not dropped, all keys being equal."""
+    groups = Groups(Mesh(tensor=tensor))
+    layer = made(groups, causal=False, dropout=0.5)
+    samples = BATCH // (1 if tensor.split == "sequence" else tensor.x)
+    length = SEQUENCE // (tensor.x if tensor.split == "sequence" else 1)
+    q, k, v = (torch.zeros(samples, heads, length, layer.head_dim) for heads in layer.heads)
+    torch.manual_seed(11)
+    return layer._attend(q, k, v + 1, None)[..., 0]
+
+
+@pytest.mark.parametrize("layout", ["ring-2", "ulysses-2", "2d-4"])
+def test_dropout_differs_between_pieces(layout: str) -> None:
+    """No two pieces of attention's inner activations have the same mask; the same seed gives the same again."""
+    tensor = LAYOUTS[layout]
+    found = on_ranks(tensor.size, kept_probabilities, tensor)
+    pieces = found if tensor.impl == "ring" else [piece for rank in found for piece in rank.chunk(tensor.x, 1)]
+    assert len({tuple(piece.flatten().tolist()) for piece in pieces}) == len(pieces)
+    again = on_ranks(tensor.size, kept_probabilities, tensor)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+# ---- half precision ----
+
+
+def in_bfloat16(tensor: mesh.Tensor) -> dict[str, Any]:
+    """Of a block in Llama's form: dtypes, and how far bfloat16 is from float32, of the output and the gradients."""
+    groups = Groups(Mesh(tensor=tensor))
+    at = placement.residual(tensor, *SHAPE)
+    results: dict[torch.dtype, list[Tensor]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        form = Form(norm="rmsnorm", activation="swiglu", **GROUPED)
+        block = Block(groups, HIDDEN, QUERY_HEADS, form=form, init=normal(0.2), init_out=normal(0.2))
+        initialize(block, groups, seed=3)
+        block.to(dtype)
+        x = at.cut(numbers(SHAPE, 1), groups.coord).to(dtype).requires_grad_()
+        y = block(x, padding())
+        y.backward(at.cut(numbers(SHAPE, 2), groups.coord).to(dtype))
+        results[dtype] = [y.detach(), x.grad, block.attention.qkv.weight.grad, block.mlp.up.weight.grad]
+    exact, half = results.values()
+    return {
+        "dtypes": {part.dtype for part in half},
+        "errors": [((b - a).norm() / a.norm()).item() for a, b in zip(exact, half, strict=True)],
+    }
+
+
+@pytest.mark.parametrize("layout", ["1d-2", "ring-2", "ulysses-2", "2d-4"])
+def test_bfloat16_comes_out_as_it_went_in_and_near(layout: str) -> None:
+    """2^-9 a rounding, some tens of them on the way to a gradient: 3 % at most; anything wrong is off by 100 %."""
+    for found in on_ranks(LAYOUTS[layout].size, in_bfloat16, LAYOUTS[layout]):
+        assert found["dtypes"] == {torch.bfloat16}
+        assert max(found["errors"]) < 0.03
+
+
+# ---- ranks agree ----
+
+
+def outputs(tensor: mesh.Tensor, dtype: torch.dtype) -> Tensor:
+    groups = Groups(Mesh(tensor=tensor))
+    layer, at = made(groups, causal=False), placement.residual(tensor, *SHAPE)
+    with torch.inference_mode():
+        y = layer(at.cut(numbers(SHAPE, 1), groups.coord).to(dtype), mask=padding())
+        return gather(y, at, groups)
+
+
+def test_evaluation_in_inference_mode_gives_the_same() -> None:
+    """Float32 in another order of summation."""
+    whole = outputs(mesh.Tensor(), torch.float32)
+    for y in on_ranks(2, outputs, LAYOUTS["ring-2"], torch.float32):
+        assert (y - whole).abs().max() < 1e-4 * whole.abs().max()

@@ -1,0 +1,87 @@
+"""The proof of norms, tables, heads, losses and doors can fail: each of these mistakes is seen, by a wide margin.
+
+As in test_mutations.py: thresholds are far above the proof's tolerance (1e-12), and below what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dslpar.core import mesh
+from dslpar.core.mesh import Tensor
+from dslpar.distributed.collectives import Axis
+from dslpar.layers import boundary, embedding, loss, norm, placement
+from tests.distributed.layers.cases import errors
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+
+FEATURES = Tensor(z=2, mode="cuboid")
+TWICE = Tensor(y=2, z=2, mode="cuboid", residual="hidden")
+"""Features of the residual are cut by z, then by y."""
+
+
+def joined_slowest_first() -> None:
+    def joined(groups: Any, x: Any, dims: tuple[tuple[str, ...], ...]) -> Any:
+        return joined_rightly(groups, x, tuple(letters[::-1] for letters in dims))
+
+    joined_rightly, boundary.joined = boundary.joined, joined
+
+
+def entered_fastest_first() -> None:
+    def residual_cuts(tensor: mesh.Tensor) -> placement.Cuts:
+        right = placement.residual_cuts(tensor)
+        return right._replace(features=right.features[::-1])
+
+    boundary.residual_cuts = residual_cuts
+
+
+def statistics_keep_their_gradient() -> None:
+    """The backward of a norm sums over this rank's features alone."""
+    through_rightly = norm._through_statistics
+    norm._through_statistics = lambda grad, normed, _, **how: through_rightly(grad, normed, Axis(), **how)
+
+
+def padding_learns() -> None:
+    embedding.Embedding._padding_of_panel = lambda *_: -1
+
+
+def smoothing_is_not_differentiated() -> None:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.even = 0.0
+        return backward_rightly(ctx, *grads)
+
+    backward_rightly, loss._TokenLosses.backward = loss._TokenLosses.backward, backward
+
+
+def bias_of_the_head_is_not_summed() -> None:
+    def logit_vector(*args: Any) -> placement.Placement:
+        return replace(logit_vector_rightly(*args), partial=())
+
+    logit_vector_rightly, placement.logit_vector = placement.logit_vector, logit_vector
+
+
+MUTATIONS = (
+    (joined_slowest_first, TWICE, "doors"),
+    (entered_fastest_first, TWICE, "doors"),
+    (statistics_keep_their_gradient, FEATURES, "norm"),
+    (statistics_keep_their_gradient, FEATURES, "rms_norm"),
+    (padding_learns, LAYOUTS["1d-2"], "embedding_with_padding"),
+    (smoothing_is_not_differentiated, LAYOUTS["1d-2"], "losses_smoothed"),
+    (bias_of_the_head_is_not_summed, LAYOUTS["2d-4"], "head_with_bias"),
+)
+
+
+def mutated(mutate: Any, tensor: Tensor, case: str) -> dict[str, float]:
+    mutate()
+    try:
+        return errors(tensor, case)
+    except AssertionError as error:  # copies that differ are a way to be found out as well
+        return {str(error): float("inf")}
+
+
+@pytest.mark.parametrize(("mutate", "tensor", "case"), MUTATIONS)
+def test_a_mutation_is_seen(mutate: Any, tensor: Tensor, case: str) -> None:
+    assert max(max(found.values()) for found in on_ranks(tensor.size, mutated, mutate, tensor, case)) > 1e-3

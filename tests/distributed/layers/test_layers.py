@@ -1,0 +1,80 @@
+"""Every layer, and GPT, in every mode against dense float64: output, input gradient, every parameter's gradient.
+
+The tolerance is argued in proof.py. The default run is a sample in which everything that matters occurs (cover.py);
+`prove` runs all layouts with all cases.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dslpar.core.mesh import Tensor
+from tests.distributed.layers.cases import CASES, errors
+from tests.distributed.layers.cover import PROOF, PROVEN, seen, seen_in
+from tests.distributed.layers.proof import TOLERANCE
+from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
+from tests.support.ranks import on_ranks
+
+
+def assert_exact(tensor: Tensor, *cases: str) -> None:
+    for rank, found in enumerate(on_ranks(tensor.size, errors, tensor, *cases, timeout=200)):
+        wrong = {what: error for what, error in found.items() if not error <= TOLERANCE}
+        assert not wrong, f"rank {rank} of {tensor}: {wrong}"
+
+
+@pytest.mark.parametrize("name", PROOF)
+def test_layers_equal_dense_ones(name: str) -> None:
+    assert_exact(PROVEN[name], *PROOF[name])
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", PROVEN)
+def test_all_layers_equal_dense_ones(name: str) -> None:
+    assert_exact(PROVEN[name])
+
+
+def test_one_process_equals_dense() -> None:
+    assert_exact(Tensor())
+
+
+NINE = Tensor(q=3, y=3, mode="2d", residual="hidden")
+
+
+@pytest.mark.prove
+def test_2d_on_nine_ranks() -> None:
+    """What divides by 9 of the proof's sizes: the MLP's features, but not attention's."""
+    assert_exact(NINE, "inward", "outward", "mlp", "norm", "positions", "embedding", "head")
+
+
+EVERYTHING = everything()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_cuboid(name: str) -> None:
+    assert_exact(EVERYTHING[name], "inward", "outward", "block", "gpt_tied")
+
+
+# ---- what is covered ----
+
+
+def test_the_sample_has_what_the_whole_has() -> None:
+    whole = {name: tuple(case.__name__ for case in CASES) for name in PROVEN}
+    assert seen_in(PROVEN, PROOF, seen) == seen_in(PROVEN, whole, seen)
+    less = {name: cases[1:] for name, cases in PROOF.items()}
+    assert seen_in(PROVEN, less, seen) != seen_in(PROVEN, whole, seen)
+
+
+def test_the_sample_has_what_it_should() -> None:
+    tensors = [PROVEN[name] for name in PROOF]
+    modes = {"1d, replicated", "1d, sequence", "2d", "2.5d", "3d", "cuboid", "ring", "ulysses"}
+    assert {tensor.size for tensor in tensors} >= {2, 3, 4, 6, 8, 12}
+    assert {tensor.d for tensor in tensors if tensor.mode == "2.5d"} >= {2, 3}
+    assert {tensor.shape for tensor in tensors} >= {(2, 3, 1), (1, 2, 3), (2, 3, 2), (2, 2, 2)}
+    assert {tensor.keep for tensor in tensors} == {*KEEPS}
+    for mode in ("3d", "cuboid"):
+        held = {(tensor.residual, tensor.inner) for tensor in tensors if tensor.mode == mode}
+        assert held == {(residual, inner) for residual in RESIDUALS for inner in INNERS}
+    for case in CASES:
+        held_in = {mode_of(PROVEN[name]) for name, cases in PROOF.items() if case.__name__ in cases}
+        assert held_in == modes, case.__name__

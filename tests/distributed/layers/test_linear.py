@@ -1,0 +1,207 @@
+"""Linear's hand-written product against its definition: collectives with their backward around torch's own linear.
+
+Both do the same sums in the same order, but for a bias that torch's kernel adds as it multiplies: 1e-15 is some units
+in the last place. That the definition itself is right is proven against dense layers, in test_layers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Linear, initialize, placement
+from dslpar.layers.cuboid import Kept
+from dslpar.layers.linear import Product, multiply
+from dslpar.layers.parameter import Init
+from dslpar.layers.placement import Placement
+from tests.distributed.layers.proof import BATCH, FFN, HIDDEN, SEQUENCE, relative
+from tests.support.layouts import LAYOUTS, kept
+from tests.support.ranks import on_ranks
+from tests.support.traffic_counter import counting
+
+Errors = dict[str, float]
+BLOCKS = (FFN, HIDDEN, HIDDEN)
+INNER_BLOCKS = sum(BLOCKS)
+
+
+# The definition -------------------------------------------------------------------------------------------------
+
+
+def composed(x: Tensor, weight: Tensor, bias: Tensor | None, how: Product) -> Tensor:
+    """Each operand gathered, the product, its sum kept as Y is; autograd does the rest."""
+    panel = gathered(collectives.shared(weight, how.depth), how.w)
+    y = summed(functional.linear(gathered(x, how.x), panel), how.y)
+    return y if bias is None else y + bias
+
+
+def gathered(stored: Tensor, how: Kept) -> Tensor:
+    if how.dim is None:
+        return collectives.shared(stored, how.axis)
+    panel = collectives.gathered(stored, how.axis, how.dim)
+    return panel if how.axis.size == 1 else panel.index_select(how.dim, by_rank(panel, how).argsort())
+
+
+def summed(partial: Tensor, how: Kept) -> Tensor:
+    if how.dim is None:
+        return collectives.summed(partial, how.axis)
+    if how.axis.size > 1:
+        partial = partial.index_select(how.dim, by_rank(partial, how))
+    return collectives.scattered(partial, how.axis, how.dim)
+
+
+def by_rank(panel: Tensor, how: Kept) -> Tensor:
+    """Where in the panel each element of the first rank's piece is, then of the second's, ..."""
+    assert how.dim is not None
+    length = panel.shape[how.dim]
+    blocks = torch.arange(length).split([length * block // sum(how.blocks or (1,)) for block in how.blocks or (1,)])
+    return torch.cat([block.chunk(how.axis.size)[rank] for rank in range(how.axis.size) for block in blocks])
+
+
+# Against it -----------------------------------------------------------------------------------------------------
+
+
+def differences(tensor: mesh.Tensor) -> Errors:
+    """Output and every gradient of both ways, on this rank: inward, outward and of blocks, with 2 and 3 dims."""
+    torch.set_default_dtype(torch.float64)
+    groups = Groups(Mesh(tensor=tensor))
+    found = {}
+    for shape in ((BATCH, SEQUENCE), (BATCH * SEQUENCE,)):
+        for name, (layer, x_at, y_at) in layers(groups, *shape).items():
+            ours, theirs = (results(layer, way, x_at, y_at) for way in (multiply, composed))
+            for what, mine, right in zip(("y", "dx", "dW", "db"), ours, theirs, strict=True):
+                found[f"{name} of {len(shape) + 1} dims: {what}"] = relative(mine, right)
+    return found
+
+
+def layers(groups: Groups, *tokens: int) -> dict[str, tuple[Linear, Placement, Placement]]:
+    residual = placement.residual(groups.tensor, *tokens, HIDDEN)
+    inner, blocks = (placement.inner(groups.tensor, *tokens, features) for features in (FFN, INNER_BLOCKS))
+    return {
+        "inward": (Linear(groups, HIDDEN, FFN, role="inward"), residual, inner),
+        "outward": (Linear(groups, FFN, HIDDEN, role="outward"), inner, residual),
+        "blocks": (Linear(groups, HIDDEN, BLOCKS, role="inward"), residual, blocks),
+    }
+
+
+Way = Callable[[Tensor, Tensor, Tensor | None, Product], Tensor]
+
+
+def results(layer: Linear, way: Way, x_at: Placement, y_at: Placement) -> list[Tensor]:
+    """Of numbers that differ between ranks where they may."""
+    for p in layer.parameters():
+        p.init, p.grad = Init(0.1, 0.3), None  # type: ignore[attr-defined]
+    initialize(layer, layer.groups, seed=1)
+    x, y_grad = (numbers(at, layer.groups, seed) for seed, at in enumerate((x_at, y_at)))
+    y = way(x.requires_grad_(), layer.weight, layer.bias, layer.product)
+    y.backward(y_grad)
+    grads = [tensor.grad for tensor in (x, layer.weight, layer.bias) if tensor is not None]
+    return [y.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def numbers(at: Placement, groups: Groups, seed: int) -> Tensor:
+    full = torch.randn(at.shape, generator=torch.Generator().manual_seed(seed))
+    return at.cut(full, groups.coord)
+
+
+ALL = LAYOUTS | {name: tensor for name, tensor in kept(["2d-4", "3d-8"]).items() if tensor not in LAYOUTS.values()}
+FEW = [name for name, tensor in ALL.items() if tensor.size <= 4]
+MANY = [pytest.param(name, marks=pytest.mark.prove) for name in ALL if name not in FEW]
+
+
+@pytest.mark.parametrize("name", [*FEW, *MANY])
+def test_the_product_equals_its_definition(name: str) -> None:
+    for found in on_ranks(ALL[name].size, differences, ALL[name], timeout=90):
+        assert not {what: error for what, error in found.items() if not error <= 1e-15}
+
+
+def scrambled(tensor: mesh.Tensor) -> float:
+    """`differences` where blocks are cut as if they were one."""
+    split_rightly = Kept.start_reduce
+
+    def start_reduce(self: Kept, partial: Tensor) -> collectives.Pending:
+        return split_rightly(replace(self, blocks=()), partial)
+
+    Kept.start_reduce = start_reduce  # type: ignore[method-assign]
+    return max(differences(tensor).values())
+
+
+def test_blocks_that_are_cut_as_one_are_seen() -> None:
+    assert max(on_ranks(4, scrambled, LAYOUTS["2d-4"])) > 1e-2
+
+
+# What is frozen costs nothing -----------------------------------------------------------------------------------
+
+
+Frozen = tuple[str, ...]
+
+
+def all_calls(tensor: mesh.Tensor, cases: list[Frozen]) -> list[dict[tuple[str, str], int]]:
+    """Collectives of an inward linear's backward, where the named of x, weight and bias need no gradient."""
+    groups = Groups(Mesh(tensor=tensor))
+    return [calls_of_backward(groups, frozen) for frozen in cases]
+
+
+def calls_of_backward(groups: Groups, frozen: Frozen) -> dict[tuple[str, str], int]:
+    layer, x_at, y_at = layers(groups, BATCH, SEQUENCE)["inward"]
+    tensors = {"x": numbers(x_at, groups, 0), "weight": layer.weight, "bias": layer.bias}
+    for name, value in tensors.items():
+        assert value is not None
+        value.requires_grad_(name not in frozen)
+    y = layer(tensors["x"])
+    with counting(groups) as sent:
+        y.backward(numbers(y_at, groups, 1))
+    return dict(sent.calls)
+
+
+THREE_D = LAYOUTS["3d-8"]
+DY = {("all_gather", "z"): 1}
+DX = {("all_gather", "q"): 1, ("reduce_scatter", "y"): 1}  # W gathered again
+DW = {("all_gather", "y"): 1, ("reduce_scatter", "q"): 1}  # X gathered again
+DB = {("all_reduce", "q z"): 1}
+INWARD_3D: dict[Frozen, dict[tuple[str, str], int]] = {
+    (): DY | DX | DW | DB,
+    ("x",): DY | DW | DB,
+    ("weight",): DY | DX | DB,
+    ("bias",): DY | DX | DW,
+    ("weight", "bias"): DY | DX,
+    ("x", "bias"): DY | DW,
+    ("x", "weight"): DB,
+}
+"""An inward linear in 3d, where nothing that was gathered is kept."""
+
+
+def test_no_collective_serves_what_is_frozen() -> None:
+    for calls in on_ranks(THREE_D.size, all_calls, THREE_D, list(INWARD_3D)):
+        assert dict(zip(INWARD_3D, calls, strict=True)) == INWARD_3D
+
+
+def saved_elements(tensor: mesh.Tensor, frozen: Frozen) -> int:
+    """What an inward linear keeps for its backward."""
+    groups = Groups(Mesh(tensor=tensor))
+    layer, x_at, _ = layers(groups, BATCH, SEQUENCE)["inward"]
+    x, saved = numbers(x_at, groups, 0).requires_grad_("x" not in frozen), []
+    layer.weight.requires_grad_("weight" not in frozen)
+
+    def pack(value: Tensor) -> Tensor:
+        saved.append(value.numel())
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        layer(x)
+    return sum(saved)
+
+
+def test_nothing_is_kept_for_what_is_frozen() -> None:
+    both = replace(LAYOUTS["2d-4"], keep="both")
+    x, weight = BATCH // 2 * SEQUENCE * HIDDEN, FFN // 2 * HIDDEN  # panels: gathered over y, and over q
+    for frozen, kept_elements in {(): x + weight, ("weight",): weight, ("x",): x}.items():
+        assert on_ranks(4, saved_elements, both, frozen) == [kept_elements] * 4

@@ -1,0 +1,275 @@
+"""The proof can fail: each reduction left out, each order of cuts reversed, is seen, and by a wide margin.
+
+Thresholds are far above TOLERANCE (1e-12) and below what was measured (0.1 to 1), so no test hangs on its number.
+A mutation is made inside the ranks, which are processes of their own; nothing has to be undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.core import mesh
+from dslpar.core.mesh import Tensor
+from dslpar.distributed import collectives as comm
+from dslpar.distributed.collectives import Axis, Pending
+from dslpar.layers import attention, cuboid, embedding, linear, loss, norm, placement, rotary, sequence
+from tests.distributed.layers.cases import errors
+from tests.distributed.layers.proof import TOLERANCE
+from tests.support.layouts import LAYOUTS, kept
+from tests.support.ranks import on_ranks
+
+Mutation = Callable[[], None]
+
+
+def vectors_not_summed() -> None:
+    comm.shared_together = lambda tensors, axis: tuple(tensors)
+
+
+def depth_not_summed() -> None:
+    _change_product(lambda how: replace(how, depth=Axis()))
+
+
+def weight_rows_not_summed() -> None:
+    """dW: this rank's rows of its own partial product, in place of the sum over q."""
+
+    def start_reduce(self: cuboid.Kept, partial: Any) -> Pending:
+        if self.dim == 0 and partial.dim() == 2:
+            return Pending(partial.chunk(self.axis.size, 0)[self.axis.index].clone())
+        return start_reduce_rightly(self, partial)
+
+    start_reduce_rightly = cuboid.Kept.start_reduce
+    cuboid.Kept.start_reduce = start_reduce
+
+
+def input_gradient_not_summed() -> None:
+    """1d: Megatron's f without its all-reduce; the forward reduction of an outward linear stays."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.how = replace(ctx.how, x=cuboid.Kept(Axis(), None))
+        return backward_rightly(ctx, *grads)
+
+    backward_rightly = linear._Multiply.backward
+    linear._Multiply.backward = backward
+
+
+def residual_cut_y_then_z() -> None:
+    _change_cuts("residual_cuts")
+
+
+def inner_cut_z_then_y() -> None:
+    _change_cuts("inner_cuts")
+
+
+def weight_cut_q_then_y() -> None:
+    _change_placement("inward_weight", lambda right: replace(right, cuts=(right.cuts[0][::-1], *right.cuts[1:])))
+
+
+def x_gathered_again_in_another_order() -> None:
+    _roll_what_the_backward_gathers("x")
+
+
+def w_gathered_again_in_another_order() -> None:
+    _roll_what_the_backward_gathers("w")
+
+
+def _roll_what_the_backward_gathers(operand: str) -> None:
+    """`keep`: what the backward gathers once more begins with the next rank's piece; the forward is right."""
+
+    class Rolled(cuboid.Kept):
+        def gather(self, stored: Any) -> Any:
+            panel = super().gather(stored)
+            dim = self.dim or 0
+            return panel.roll(stored.shape[dim], dim) if self.axis.size > 1 else panel
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept = getattr(ctx.how, operand)
+        ctx.how = replace(ctx.how, **{operand: Rolled(kept.axis, kept.dim, kept.blocks)})
+        return backward_rightly(ctx, *grads)
+
+    backward_rightly = linear._Multiply.backward
+    linear._Multiply.backward = backward
+
+
+def gradient_of_joined_output_summed() -> None:
+    """`gather_output`: the backward of a gather whose ranks would go on differently."""
+    cuboid.comm.joined = comm.gathered
+
+
+def output_joined_slowest_first() -> None:
+    features_rightly = linear.features_of
+    linear.features_of = lambda *args: features_rightly(*args)[::-1]
+
+
+def blocks_cut_as_one() -> None:
+    """q, k and v: the rows of all three in one row of pieces; the vector's too, so that it fits."""
+    for name in ("inward_weight", "inner_vector"):
+        _change_placement(name, lambda right: replace(right, blocks=()))
+
+
+def heads_exchanged_as_one() -> None:
+    """Ulysses: the heads of q, k and v in one row, cut over the ranks."""
+
+    def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: sequence.Attend) -> Any:
+        qkv = comm.exchanged(torch.cat([q, k, v], dim=1), axis, split_dim=1, join_dim=2)
+        heads = [part.shape[1] // axis.size for part in (q, k, v)]
+        return comm.exchanged(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, join_dim=1)
+
+    attention.ulysses = ulysses
+
+
+def ring_never_sees_the_future() -> None:
+    sequence.Ring.attends = lambda self, step: step <= self.axis.index
+
+
+def ring_sees_the_future() -> None:
+    _change_scores(lambda how, k, step: how._replace(causal=False))
+
+
+def ring_masks_its_own_keys_alone() -> None:
+    """The padding of this rank's tokens for the keys of every other rank."""
+    _change_scores(lambda how, k, step: how._replace(mask=how.mask.roll(-step * k.shape[2], 1)))
+
+
+def _change_scores(change: Callable[[sequence.Ring, Any, int], sequence.Ring]) -> None:
+    scores_rightly = sequence.Ring.scores
+    sequence.Ring.scores = lambda self, q, k, step: scores_rightly(change(self, k, step), q, k, step)
+
+
+def groups_of_distant_heads() -> None:
+    """Query i with key i % G, where it is i // (A / G)."""
+
+    def fused(q: Any, k: Any, v: Any, *how: Any) -> Any:
+        repeats = q.shape[1] // k.shape[1]
+        return fused_rightly(q, k.repeat(1, repeats, 1, 1), v.repeat(1, repeats, 1, 1), *how)
+
+    fused_rightly = attention._fused
+    attention._fused = fused
+
+
+def mask_of_the_first_samples() -> None:
+    attention.own_samples = lambda groups, mask, x: mask[: len(mask) // groups.tensor.x]
+
+
+def positions_counted_from_each_piece() -> None:
+    turn_rightly = rotary.Rotary.__call__
+    rotary.Rotary.__call__ = lambda self, x, first, num_heads=None: turn_rightly(self, x, 0, num_heads)
+
+
+def positions_of_the_first_piece() -> None:
+    """The position table: every rank takes the rows that the first one should."""
+    embedding.placement = _Changed(placement, piece=lambda *_: (0, placement.piece(*_)[1]))
+
+
+def smoothing_left_out_of_the_gradient() -> None:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.even = 0.0
+        return backward_rightly(ctx, *grads)
+
+    backward_rightly = loss._TokenLosses.backward
+    loss._TokenLosses.backward = backward
+
+
+def norm_s_gradient_of_its_own_features() -> None:
+    """The two sums of a cut norm's backward over this rank's features alone."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        norm.comm = _Changed(comm, start_all_reduce_=lambda x, axis: Pending(x))
+        return backward_rightly(ctx, *grads)
+
+    backward_rightly = norm._CutNorm.backward
+    norm._CutNorm.backward = backward
+
+
+class _Changed:
+    """A module with some names changed, for one other module that uses it."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(vars(module) | names)
+
+
+def _change_placement(name: str, change: Callable[[placement.Placement], placement.Placement]) -> None:
+    rightly = getattr(placement, name)
+    setattr(placement, name, lambda *args: change(rightly(*args)))
+
+
+def _change_product(change: Callable[[linear.Product], linear.Product]) -> None:
+    product_rightly = linear.product
+    linear.product = lambda *args: change(product_rightly(*args))
+
+
+def _change_cuts(name: str) -> None:
+    rightly = getattr(placement, name)
+
+    def cuts(tensor: mesh.Tensor) -> placement.Cuts:
+        right = rightly(tensor)
+        return right._replace(features=right.features[::-1])
+
+    setattr(placement, name, cuts)
+
+
+MUTATIONS = (
+    (vectors_not_summed, "1d-sequence-2", "block"),
+    (vectors_not_summed, "2.5d-8-depth-2", "positions"),
+    (depth_not_summed, "2.5d-8-depth-2", "mlp"),
+    (weight_rows_not_summed, "2d-4", "mlp"),
+    (input_gradient_not_summed, "1d-2", "inward"),
+    (residual_cut_y_then_z, "cuboid-2-3-2", "inward"),
+    (inner_cut_z_then_y, "cuboid-2-3-2", "outward"),
+    (weight_cut_q_then_y, "2d-4", "inward"),
+    (x_gathered_again_in_another_order, "2d-4-keep-none", "mlp"),
+    (x_gathered_again_in_another_order, "1d-sequence-2-keep-w", "inward"),
+    (w_gathered_again_in_another_order, "2d-4-keep-x", "inward"),
+    (gradient_of_joined_output_summed, "1d-2", "gathered_inward"),
+    (output_joined_slowest_first, "cuboid-1-2-2-hidden", "gathered_outward"),
+    (blocks_cut_as_one, "1d-2", "attention_grouped"),
+    (blocks_cut_as_one, "2d-4-keep-none", "mlp_swiglu"),
+    (heads_exchanged_as_one, "ulysses-2", "attention_grouped"),
+    (ring_never_sees_the_future, "ring-2", "attention_not_causal"),
+    (ring_sees_the_future, "ring-2", "attention"),
+    (ring_masks_its_own_keys_alone, "ring-2", "attention_padded_grouped"),
+    (groups_of_distant_heads, "1d-2", "attention_grouped"),
+    (mask_of_the_first_samples, "2d-4-keep-x", "attention_padded"),
+    (positions_counted_from_each_piece, "ring-2", "attention_rotary"),
+    (positions_counted_from_each_piece, "ring-2", "gpt_llama"),
+    (positions_of_the_first_piece, "1d-sequence-2-keep-x", "positions"),
+    (smoothing_left_out_of_the_gradient, "1d-2", "losses_smoothed"),
+    (norm_s_gradient_of_its_own_features, "2d-4-keep-x", "norm"),
+    (norm_s_gradient_of_its_own_features, "2d-4-keep-x", "rms_norm"),
+)
+"""What is changed, and the smallest layout and case in which it matters."""
+LAID_OUT = LAYOUTS | kept(["2d-4", "1d-sequence-2"]) | {"cuboid-1-2-2-hidden": Tensor(y=2, z=2, residual="hidden")}
+
+
+def mutated(mutate: Mutation, tensor: mesh.Tensor, case: str) -> dict[str, float]:
+    mutate()
+    try:
+        return errors(tensor, case)
+    except AssertionError as error:  # copies that differ are a way to be found out as well
+        return {str(error): float("inf")}
+
+
+@pytest.mark.parametrize(("mutate", "layout", "case"), MUTATIONS)
+def test_a_mutation_is_seen(mutate: Mutation, layout: str, case: str) -> None:
+    tensor = LAID_OUT[layout]
+    worst = max(max(found.values()) for found in on_ranks(tensor.size, mutated, mutate, tensor, case))
+    assert worst > 1e-2
+
+
+def test_without_the_reduction_the_loss_of_the_first_step_is_still_exact() -> None:
+    """Why gradients are compared, and not losses."""
+    found = on_ranks(2, mutated, vectors_not_summed_quietly, LAYOUTS["1d-sequence-2"], "gpt_tied")[0]
+    assert found["gpt_tied: loss"] <= TOLERANCE
+    assert max(found.values()) > 1e-2
+
+
+def vectors_not_summed_quietly() -> None:
+    """As `vectors_not_summed`, with the check that copies are equal left out too."""
+    from tests.distributed.layers import cases
+
+    vectors_not_summed()
+    cases.assert_copies_equal = lambda *_: None

@@ -1,0 +1,286 @@
+"""What layers send is what dslpar.forecast.traffic says they send: counted, and equal, by collective and axis.
+
+Both are exact numbers: there is no tolerance. Sizes are the proof's, so every layout divides them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.forecast import traffic
+from dslpar.forecast.traffic import Passes, Traffic
+from dslpar.layers import (
+    MLP,
+    Attention,
+    Block,
+    Embedding,
+    Head,
+    LayerNorm,
+    Linear,
+    PositionEmbedding,
+    RMSNorm,
+    cross_entropy,
+    initialize,
+    placement,
+)
+from dslpar.models import GPT, build_module
+from tests.distributed.layers.proof import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
+from tests.support.fake_world import on_last_ranks
+from tests.support.layouts import KEEPS, LAYOUTS, everything
+from tests.support.ranks import on_ranks
+from tests.support.traffic_counter import counting
+
+TOKENS = BATCH * SEQUENCE
+
+
+class Case(NamedTuple):
+    """A layer, what goes in, and what it is said to send."""
+
+    layer: Callable[[Groups], Callable[..., torch.Tensor]]
+    x: Callable[[mesh.Tensor], torch.Tensor]
+    said: Callable[[mesh.Tensor], Passes]
+
+
+def residual(tensor: mesh.Tensor) -> torch.Tensor:
+    """The stored residual, of BATCH, SEQUENCE, HIDDEN."""
+    return torch.zeros(placement.residual(tensor, BATCH, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
+
+
+def inner(tensor: mesh.Tensor) -> torch.Tensor:
+    """An inner activation of FFN features."""
+    return torch.zeros(placement.inner(tensor, BATCH, SEQUENCE, FFN).local_shape, requires_grad=True)
+
+
+def ids(tensor: mesh.Tensor) -> torch.Tensor:
+    """Of the whole micro-batch."""
+    return tokens()[0]
+
+
+def model(**fields: object) -> GPT:
+    """A GPT of two layers."""
+    sizes = dict(num_layers=2, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=VOCAB)
+    return GPT(**sizes, max_seq_len=SEQUENCE + 4, **fields)  # type: ignore[arg-type]
+
+
+def llama(tensor: mesh.Tensor) -> dict[str, object]:
+    """The fields that make Llama's layers of GPT's."""
+    other = dict(norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, tie_embeddings=False)
+    return other | {"num_kv_heads": kv_heads(tensor)}
+
+
+def kv_heads(tensor: mesh.Tensor) -> int:
+    """The fewest heads of keys and values that the layout can share."""
+    _, _, features = placement.inner_cuts(tensor)
+    pieces = math.prod(getattr(tensor, letter) for letter in features)
+    return pieces * tensor.x if tensor.impl == "ulysses" else pieces
+
+
+def loss_of(groups: Groups, logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x: cross_entropy(groups, logits(x), tokens()[1], VOCAB)
+
+
+def gpt(groups: Groups, **fields: object) -> Callable[..., torch.Tensor]:
+    whole = model(**fields)
+    return lambda x: whole.loss(groups)(build_module(whole, groups, seed=1)(x), tokens()[1])
+
+
+CASES: Mapping[str, Case] = {
+    "inward": Case(
+        lambda groups: Linear(groups, HIDDEN, FFN, role="inward"),
+        residual,
+        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, FFN, role="inward"),
+    ),
+    "inward, no bias": Case(
+        lambda groups: Linear(groups, HIDDEN, FFN, role="inward", bias=False),
+        residual,
+        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, FFN, role="inward", bias=False),
+    ),
+    "inward, gathered": Case(
+        lambda groups: Linear(groups, HIDDEN, (FFN, FFN), role="inward", gather_output=True),
+        residual,
+        lambda tensor: traffic.linear(tensor, TOKENS, HIDDEN, 2 * FFN, role="inward", gather_output=True),
+    ),
+    "outward, gathered": Case(
+        lambda groups: Linear(groups, FFN, HIDDEN, role="outward", gather_output=True),
+        inner,
+        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", gather_output=True),
+    ),
+    "outward": Case(
+        lambda groups: Linear(groups, FFN, HIDDEN, role="outward"),
+        inner,
+        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward"),
+    ),
+    "outward, no bias": Case(
+        lambda groups: Linear(groups, FFN, HIDDEN, role="outward", bias=False),
+        inner,
+        lambda tensor: traffic.linear(tensor, TOKENS, FFN, HIDDEN, role="outward", bias=False),
+    ),
+    "mlp": Case(
+        lambda groups: MLP(groups, HIDDEN, FFN),
+        residual,
+        lambda tensor: traffic.mlp(tensor, TOKENS, HIDDEN, FFN),
+    ),
+    "mlp, swiglu": Case(
+        lambda groups: MLP(groups, HIDDEN, FFN, activation="swiglu", bias=False),
+        residual,
+        lambda tensor: traffic.mlp(tensor, TOKENS, HIDDEN, FFN, activation="swiglu", bias=False),
+    ),
+    "attention": Case(
+        lambda groups: Attention(groups, HIDDEN, HEADS),
+        residual,
+        lambda tensor: traffic.attention(tensor, TOKENS, HIDDEN, HEADS),
+    ),
+    "attention, grouped": Case(
+        lambda groups: Attention(groups, HIDDEN, HEADS, num_kv_heads=kv_heads(groups.tensor), causal=False),
+        residual,
+        lambda tensor: traffic.attention(tensor, TOKENS, HIDDEN, HEADS, kv_heads=kv_heads(tensor)),
+    ),
+    "layernorm": Case(
+        lambda groups: LayerNorm(groups, HIDDEN),
+        residual,
+        lambda tensor: traffic.norm(tensor, TOKENS, HIDDEN),
+    ),
+    "rmsnorm": Case(
+        lambda groups: RMSNorm(groups, HIDDEN),
+        residual,
+        lambda tensor: traffic.norm(tensor, TOKENS, HIDDEN, kind="rmsnorm"),
+    ),
+    "block": Case(
+        lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
+        residual,
+        lambda tensor: traffic.block(tensor, TOKENS, model()),
+    ),
+    "embedding": Case(
+        lambda groups: Embedding(groups, VOCAB, HIDDEN),
+        ids,
+        lambda tensor: traffic.embedding(tensor, TOKENS, VOCAB, HIDDEN),
+    ),
+    "positions": Case(
+        lambda groups: PositionEmbedding(groups, SEQUENCE + 4, HIDDEN),
+        residual,
+        lambda tensor: traffic.position_embedding(tensor, SEQUENCE + 4, HIDDEN),
+    ),
+    "head and loss": Case(
+        lambda groups: loss_of(groups, Head(groups, HIDDEN, VOCAB)),
+        residual,
+        lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB) + traffic.cross_entropy(tensor, TOKENS),
+    ),
+    "gpt": Case(gpt, ids, lambda tensor: traffic.gpt(tensor, TOKENS, model())),
+    "gpt, untied": Case(
+        lambda groups: gpt(groups, tie_embeddings=False),
+        ids,
+        lambda tensor: traffic.gpt(tensor, TOKENS, model(tie_embeddings=False)),
+    ),
+    "llama": Case(
+        lambda groups: gpt(groups, **llama(groups.tensor)),
+        ids,
+        lambda tensor: traffic.gpt(tensor, TOKENS, model(**llama(tensor))),
+    ),
+}
+
+
+def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
+    """Forward and backward of every case, on this rank."""
+    groups, counts = Groups(Mesh(tensor=tensor)), {}
+    for name, case in CASES.items():
+        layer, x = case.layer(groups), case.x(tensor)
+        if isinstance(layer, torch.nn.Module):
+            initialize(layer, groups, seed=1)
+        with counting(groups) as forward:
+            y = layer(x)
+        with counting(groups) as backward:
+            y.sum().backward()
+        counts[name] = forward.elements, backward.elements
+    return counts
+
+
+def differences(tensor: mesh.Tensor, counts: Mapping[str, tuple[Traffic, Traffic]]) -> list[str]:
+    """Where what a rank sent is not what is said."""
+    said = {name: case.said(tensor) for name, case in CASES.items()}
+    return [
+        f"{name} in {tensor}: sent {counts[name]}, said {passes}"
+        for name, passes in said.items()
+        if counts[name] != (passes.forward, passes.backward)
+    ]
+
+
+Counts = dict[str, list[dict[str, tuple[Traffic, Traffic]]]]
+
+
+@pytest.fixture(scope="module")
+def counted() -> Counts:
+    """By layout: what one rank of it sends, with every choice of what is kept."""
+    tensors = {name: kept(tensor) for name, tensor in LAYOUTS.items()}
+    found = iter(on_last_ranks(sent_by, [tensor for each in tensors.values() for tensor in each]))
+    return {name: [next(found) for _ in each] for name, each in tensors.items()}
+
+
+def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
+    """With every choice of the panels that live until the backward, where any are gathered at all."""
+    if tensor.q == tensor.z == 1 and (tensor.y == 1 or tensor.residual == "replicated"):
+        return [tensor]
+    return [replace(tensor, keep=keep) for keep in KEEPS]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layers_send_what_is_said(name: str, counted: Counts) -> None:
+    pairs = zip(kept(LAYOUTS[name]), counted[name], strict=True)
+    assert [line for tensor, counts in pairs for line in differences(tensor, counts)] == []
+
+
+@pytest.mark.prove
+def test_every_cuboid_sends_what_is_said() -> None:
+    tensors = list(everything().values())
+    pairs = zip(tensors, on_last_ranks(sent_by, tensors), strict=True)
+    assert [line for tensor, counts in pairs for line in differences(tensor, counts)] == []
+
+
+@pytest.mark.parametrize("name", ["1d-sequence-2", "2d-4", "ring-3", "ulysses-2"])
+def test_real_ranks_send_the_same(name: str) -> None:
+    tensor = LAYOUTS[name]
+    assert [line for counts in on_ranks(tensor.size, sent_by, tensor) for line in differences(tensor, counts)] == []
+
+
+def test_a_term_left_out_is_seen(counted: Counts) -> None:
+    """The comparison can fail: by another formula, and by another layer."""
+    keep_x, counts = LAYOUTS["2d-4"], counted["2d-4"][KEEPS.index("x")]
+    assert keep_x.keep == "x"
+    assert differences(keep_x, counts) == []
+    assert len(differences(replace(keep_x, keep="none"), counts)) >= 8
+    assert differences(keep_x, counts | {"mlp": counts["attention"]})
+
+
+def calls_of_a_block(tensor: mesh.Tensor) -> dict[str, int]:
+    """How often a block calls each collective, forward and backward."""
+    groups = Groups(Mesh(tensor=tensor))
+    block = Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN)
+    initialize(block, groups, seed=1)
+    with counting(groups) as sent:
+        block(residual(tensor)).sum().backward()
+    calls: Counter[str] = Counter()
+    for (collective, _), number in sent.calls.items():
+        calls[collective] += number
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("1d-2", {"all_reduce": 4}),  # Megatron's two forward and two backward; vectors need none
+        ("1d-sequence-2", {"all_gather": 4, "reduce_scatter": 4, "all_reduce": 1}),  # one for all residual vectors
+        ("2.5d-3-depth-3", {"all_reduce": 4 + 1}),  # one a weight; all vectors, residual and inner, are summed over d
+        ("ulysses-2", {"all_reduce": 4 + 1, "all_to_all": 4}),
+    ],
+)
+def test_a_block_calls_no_more_collectives_than_it_must(name: str, calls: dict[str, int]) -> None:
+    assert on_last_ranks(calls_of_a_block, [LAYOUTS[name]]) == [calls]

@@ -1,0 +1,398 @@
+"""Models that are lists of layers, against plain torch in one process: the cut changes no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslpar
+from dslpar.core.errors import DslparError
+from tests.distributed.models.resnet import ResNet18
+from tests.support.ranks import on_ranks
+
+STEPS, GLOBAL = 5, 16
+CONFIG = """\
+batch = dict(global_size=16, accumulation=2)
+train = dict(steps=5, clip_grad_norm=0.5)
+"""
+PIPE, PIPE_DATA = "parallel = dict(pipeline=2)\n", "parallel = dict(pipeline=2, data=2)\n"
+
+Weights = dict[str, Tensor]
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "cfg.py"
+    path.write_text(text)
+    return str(path)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def points(step: int, inputs: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
+    """A global batch."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(GLOBAL, inputs, generator=generator), torch.randint(classes, (GLOBAL,), generator=generator)
+
+
+def shares(engine: Any, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """This rank's micro-batches of a global batch."""
+    batch, data, rank = engine.job.batch, engine.job.mesh.data, engine.groups.coord["data"]
+    return [(xs[rank::data][0], ys[rank::data][0]) for xs, ys in zip(*_cut(batch, data, x, y), strict=True)]
+
+
+def _cut(batch: Any, data: int, *values: Tensor) -> list[Any]:
+    return [value.view(batch.accumulation, data, batch.micro_size, *value.shape[1:]) for value in values]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def plain_torch(module: nn.Module, micro_size: int, steps: int = STEPS, clip: float = 0.5, draw: Any = points) -> Any:
+    """What one process without DeepSpeed gives: [(loss, norm)], weights and buffers."""
+    optimizer, rows = sgd(module.parameters()), []
+    for step in range(steps):
+        x, y = draw(step)
+        pieces = list(zip(x.split(micro_size), y.split(micro_size), strict=True))
+        losses = [nn.functional.cross_entropy(module(xs), ys) / len(pieces) for xs, ys in pieces]
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        rows.append((loss.item(), norm.item()))
+    return rows, {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def steps_of(engine: Any, draw: Any = points) -> tuple[list[tuple[float, float]], Weights]:
+    """The same through the engine, and this rank's weights."""
+    rows = [(engine.train_batch(shares(engine, *draw(step))), engine.grad_norm) for step in range(STEPS)]
+    return rows, {name: p.detach().clone() for name, p in engine.named_parameters()}
+
+
+def assert_equal(got: list[Any], expected: Any, rel: float = 1e-6) -> None:
+    """Losses and norms on every rank; weights gathered from all ranks, each one there."""
+    rows, weights = expected
+    held: Weights = {}
+    for ours, theirs in got:
+        for (loss, norm), (other_loss, other_norm) in zip(ours, rows, strict=True):
+            assert loss == pytest.approx(other_loss, rel=rel)
+            assert norm == pytest.approx(other_norm, rel=rel)
+        for name, value in theirs.items():
+            assert torch.equal(held.setdefault(name, value), value), f"replicas of {name} differ"
+    assert set(held) == set(weights)
+    for name, value in weights.items():
+        assert (held[name] - value).abs().max() <= rel * value.abs().max(), name
+
+
+# ---- an nn.Sequential over stages ----
+
+
+def _sequential(path: str) -> Any:
+    model = mlp()
+    engine, *_ = dslpar.initialize(path, model=model, optimizer=sgd(model.parameters()))
+    return steps_of(engine)
+
+
+def test_an_nn_sequential_over_stages_and_replicas_is_one_process(tmp_path: Path) -> None:
+    """Two stages, two replicas, accumulation 2, momentum, clipping: fp32 to 1e-6, its own noise being 2e-7."""
+    path = written(tmp_path, PIPE_DATA + CONFIG)
+    assert_equal(on_ranks(4, _sequential, path, init="deepspeed"), plain_torch(mlp(), micro_size=4))
+
+
+# ---- the same by layers_cfg: weights do not depend on the layout ----
+
+LAYERS_CFG = [
+    {"type": "Linear", "in_features": 6, "out_features": 16},
+    {"type": "Tanh"},
+    {"type": "Linear", "in_features": 16, "out_features": 4},
+]
+
+
+class Registered(dslpar.ModelFromConfig):
+    """As ColossalAI has them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers_cfg = [
+            {"type": "Linear", "in_features": 6, "out_features": width},
+            {"type": "Tanh"},
+            {"type": "Linear", "in_features": width, "out_features": 4},
+        ]
+
+
+def _layers_cfg(path: str, as_config: bool) -> Any:
+    dslpar.MODELS.register_module(Registered)
+    model = None if as_config else dslpar.build_pipeline_model_from_cfg({"type": "Registered", "width": 16})
+    engine, *_ = dslpar.initialize(path, model=model, optimizer=sgd, train_data=[points(0)])
+    first = {name: p.detach().clone() for name, p in engine.named_parameters()}
+    return steps_of(engine), first
+
+
+@pytest.mark.parametrize("as_config", [True, False])
+def test_layers_of_a_config_are_drawn_alike_in_every_layout(tmp_path: Path, as_config: bool) -> None:
+    model = "model = dict(type='Registered', width=16)\n" if as_config else ""
+    path = written(tmp_path, PIPE + CONFIG + model)
+    ranks = on_ranks(2, _layers_cfg, path, as_config, init="deepspeed")
+    (path_1 := tmp_path / "one.py").write_text(CONFIG + model)
+    ((alone, whole),) = on_ranks(1, _layers_cfg, str(path_1), as_config, init="deepspeed")
+    drawn = {name: p for _, first in ranks for name, p in first.items()}
+    assert set(drawn) == set(whole)
+    assert all(torch.equal(drawn[name], whole[name]) for name in whole)
+    module = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+    module.load_state_dict(whole)
+    expected = plain_torch(module, micro_size=8)
+    assert_equal([steps for steps, _ in ranks], expected)
+    assert_equal([alone], expected)
+
+
+# ---- stages whose parameter groups differ ----
+
+TOKENS = """\
+model = dict(type='Sequential', layers_cfg=[
+    dict(type='Embedding', num_embeddings=16, embedding_dim=16),
+    dict(type='LayerNorm', normalized_shape=16),
+    dict(type='Linear', in_features=16, out_features=16, bias=False),
+])
+data = dict(seq_len=4)
+optimizer = dict(type='AdamW', lr=0.01, weight_decay=0.1)
+batch = dict(global_size=16, accumulation=2)
+train = dict(steps=5, clip_grad_norm=0.1)
+zero = 1
+"""
+
+
+def tokens(step: int) -> tuple[Tensor, Tensor]:
+    ids, labels = torch.randint(16, (2, GLOBAL, 4), generator=torch.Generator().manual_seed(step))
+    return ids, labels
+
+
+def _tokens(path: str) -> list[tuple[float, float]]:
+    engine, *_ = dslpar.initialize(path, train_data=[tokens(0)])
+    return steps_of(engine, tokens)[0]
+
+
+def test_a_stage_without_vectors_steps_with_the_others(tmp_path: Path) -> None:
+    """The first stage has matrices alone, the second matrices and vectors: DeepSpeed's bug B18, by which they hang."""
+    alone = on_ranks(1, _tokens, written(tmp_path, TOKENS), init="deepspeed")[0]
+    cut = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
+    ranks = on_ranks(2, _tokens, written(tmp_path, TOKENS + cut), init="deepspeed")
+    for row, *others in zip(alone, *ranks, strict=True):
+        assert others == [pytest.approx(row, rel=1e-6)] * 2
+
+
+def test_b18_zero_still_reduces_a_norm_for_each_group() -> None:
+    import inspect
+
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero
+
+    assert "for i, group in enumerate(self.bit16_groups)" in inspect.getsource(Zero.scaled_global_norm)
+    assert "_model_parallel_all_reduce(tensor=total_norm" in inspect.getsource(Zero.get_grad_norm_direct)
+
+
+# ---- a model split by hand ----
+
+
+class Flatten(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def resnet() -> ResNet18:
+    torch.manual_seed(0)
+    return ResNet18(num_classes=5, width=4)
+
+
+def by_hand(run: dslpar.Run) -> nn.Module:
+    """As ColossalAI's manual has it."""
+    model = resnet()
+    if run.stage == 0:
+        return nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool, model.layer1, model.layer2)
+    return nn.Sequential(model.layer3, model.layer4, model.avgpool, Flatten(), model.fc)
+
+
+def images(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(GLOBAL, 3, 32, 32, generator=generator), torch.randint(5, (GLOBAL,), generator=generator)
+
+
+def _by_hand(path: str) -> Any:
+    run = dslpar.start(path)
+    stage = by_hand(run)
+    engine, *_ = dslpar.initialize(run, model=dslpar.Stage(stage), optimizer=sgd(stage.parameters()))
+    rows, _ = steps_of(engine, images)
+    return rows, run.stage, run.num_stages, stage.state_dict()
+
+
+def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
+    """Weights and the running statistics of BatchNorm, at equal micro-batches. Convolutions sum in fp32: 1e-5."""
+    path = written(tmp_path, PIPE + CONFIG)
+    ranks = on_ranks(2, _by_hand, path, init="deepspeed", timeout=120)
+    assert [(stage, stages) for _, stage, stages, _ in ranks] == [(0, 2), (1, 2)]
+    rows, weights = plain_torch(resnet(), micro_size=8, draw=images)
+    for ours, *_ in ranks:
+        for (loss, norm), (other_loss, other_norm) in zip(ours, rows, strict=True):
+            assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-5)
+    parts = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2"], ["layer3", "layer4", "avgpool", "-", "fc"]
+    for (*_, state), names in zip(ranks, parts, strict=True):
+        for name, value in state.items():
+            index, _, rest = name.partition(".")
+            other = weights.pop(f"{names[int(index)]}.{rest}")
+            assert (value - other).abs().max() <= 1e-5 * max(1.0, other.abs().max()), name
+    assert not weights, "every weight and every statistic stood on one stage"
+
+
+# ---- where it is cut ----
+
+
+def counts_of(method: str, stages: int, modules: list[nn.Module]) -> tuple[int, ...]:
+    from dslpar.engine.partition import decided
+    from dslpar.layout.resolve import resolve
+    from dslpar.models import Sequential
+    from dslpar.schema import sections
+
+    pipeline = sections.PipelineParallel(size=stages, **({"method": method} if method else {}))
+    parts = sections.Spec(model=sections.OtherModel(target="x"), parallel=sections.Parallel(pipeline=pipeline))
+    job, _ = decided(resolve(parts, stages, "cfg.py"), Sequential.of(nn.Sequential(*modules)), None)  # type: ignore[arg-type]
+    assert job.stages.counts is not None
+    return job.stages.counts
+
+
+@pytest.mark.parametrize(
+    ("method", "counts"),
+    [("uniform", (3, 2)), ("libai", (2, 3)), ("parameters", (4, 1)), ("", (4, 1)), ("type:Linear", (4, 1))],
+)
+def test_methods_of_the_cut(method: str, counts: tuple[int, ...]) -> None:
+    modules = [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 100)]
+    assert counts_of(method, 2, modules) == counts
+
+
+def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
+    """Against every cut there is."""
+    from itertools import combinations
+
+    from dslpar.engine.partition import contiguous
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        length = int(torch.randint(2, 8, (), generator=generator))
+        stages = int(torch.randint(1, length + 1, (), generator=generator))
+        weights = torch.randint(0, 9, (length,), generator=generator).tolist()
+        counts = contiguous(weights, stages)
+        assert len(counts) == stages
+        assert sum(counts) == length
+        assert min(counts) > 0
+
+        def heaviest(bounds: tuple[int, ...], weights: list[int] = weights) -> int:
+            return max(sum(weights[a:b]) for a, b in zip((0, *bounds), (*bounds, len(weights)), strict=True))
+
+        best = min(heaviest(bounds) for bounds in combinations(range(1, length), stages - 1))
+        ours = heaviest(tuple(torch.tensor(counts).cumsum(0)[:-1].tolist()))
+        assert ours == best, (weights, stages, counts)
+
+
+def test_layer_idx_says_where_a_layer_goes() -> None:
+    """LiBai's: an embedding beside layer 0, a head with the last, -1."""
+    modules: list[Any] = [nn.Linear(2, 2) for _ in range(5)]
+    for module, layer_idx in zip(modules, [0, 0, 1, 2, -1], strict=True):
+        module.layer_idx = layer_idx
+    assert counts_of("uniform", 3, modules) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("indices", [[0, 2], [1, 0], [0, -3], [1, 2]])
+def test_layer_idx_must_rise_by_one(indices: list[int]) -> None:
+    modules: list[Any] = [nn.Linear(2, 2) for _ in indices]
+    for module, layer_idx in zip(modules, indices, strict=True):
+        module.layer_idx = layer_idx
+    with pytest.raises(DslparError, match=r"PIP20[12] .*layer"):
+        counts_of("uniform", 2, modules)
+
+
+# ---- mistakes ----
+
+
+def _mistaken(text_path: str, make: Callable[[], Any], keywords: dict[str, Any]) -> str:
+    try:
+        dslpar.initialize(text_path, model=make(), **keywords)
+    except DslparError as error:
+        return str(error)
+    return "nothing"
+
+
+def _shared() -> nn.Sequential:
+    linear = nn.Linear(4, 4)
+    return nn.Sequential(linear, nn.ReLU(), linear)
+
+
+def _frozen() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+
+
+def _unequal() -> nn.Sequential:
+    torch.manual_seed(torch.distributed.get_rank())
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def _batch_norm() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(()))
+
+
+def _entry(entry: dict[str, Any]) -> Callable[[], Any]:
+    from dslpar.models import Layers
+
+    return lambda: Layers([{"type": "Linear", "in_features": 4, "out_features": 4}, entry])
+
+
+MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
+    (PIPE, lambda: nn.Linear(2, 2), "PIP204 one-module: the model is one module, which cannot be cut over 2 stages"),
+    ("parallel = dict(pipeline=4)\n", mlp_of_3 := (lambda: mlp()[:3]), "PIP201.*4 stages, and the model has 3 layers"),
+    ("parallel = dict(pipeline=dict(size=2, counts=[2, 2]))\n", mlp_of_3, r"PIP202.*counts \[2, 2\] .* 3 layers"),
+    ("parallel = dict(pipeline=dict(size=2, stage_ids=[0, 1]))\n", mlp_of_3, "PIP202.*2 stage ids .* for 3 layers"),
+    ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", lambda: mlp()[:2].append(nn.ReLU()), "PIP203.*stage 1"),
+    ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", _shared, "PIP205.*0.weight on stage 0 and 2.weight"),
+    ("parallel = dict(pipeline=dict(size=2, counts=[1, 1]))\n", _frozen, "PIP203.*stage 0 has no parameter"),
+    (PIPE, _unequal, "HST221 weights-differ: rank 1 has other weights than rank 0"),
+    ("", lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), Scale()), "CFG226.*'2.by': DeepSpeed cannot broadcast"),
+    (PIPE, _entry({"type": "Linaer"}), "CFG221.*layer 1: LAYERS has no 'Linaer'\nhelp: did you mean 'Linear'"),
+    (PIPE, _entry({"type": "Linear", "in_featurs": 4}), "CFG223.*Linear: missing a required argument|unexpected"),
+    (
+        "activation_checkpoint = 1\n",
+        _batch_norm,
+        "CFG228.*'1' keeps running statistics, which activation checkpointing",
+    ),
+    ("parallel = dict(tensor=dict(size=2, mode='1d'))\n", mlp_of_3, "TEN111.*'0.weight' is a plain parameter"),
+]
+
+
+@pytest.mark.parametrize(("config", "make", "said"), MISTAKES)
+def test_what_cannot_be_cut_is_said_on_every_rank(
+    tmp_path: Path, config: str, make: Callable[[], Any], said: str
+) -> None:
+    import re
+
+    world = 4 if "pipeline=4" in config else 2
+    texts = on_ranks(world, _mistaken, written(tmp_path, config), make, {}, init="deepspeed")
+    for text in texts:
+        assert re.search(said, text), text
+        assert "help: " in text
+
+
+def test_chunks_are_refused() -> None:
+    with pytest.raises(DslparError, match=r"PIP209.*num_chunks=2: the interleaved schedule"):
+        dslpar.build_pipeline_model(mlp(), num_chunks=2)
+    with pytest.raises(DslparError, match=r"PIP202.*no partition_method 'balanced'"):
+        dslpar.build_pipeline_model(mlp(), partition_method="balanced")

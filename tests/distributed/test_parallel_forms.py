@@ -1,0 +1,63 @@
+"""Each accepted form of `parallel` trains: two steps from its text, with the losses of one process.
+
+Forms that mean the same job are run once. fp32 through DeepSpeed: 1e-6 is DESIGN's promise, the noise is 3e-7.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.layout.resolve import Job
+from dslpar.linter.check import job_of, load_text
+from tests.support.paths import FACTS
+from tests.support.ranks import on_ranks
+
+FORMS = json.loads((FACTS / "parallel_forms.json").read_text())["forms"]
+MODEL = "model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=12, vocab_size=256, max_seq_len=16)\n"
+REST = "optimizer = dict(type='SGD', lr=0.1)\nbatch = dict(global_size=16)\n"
+ACCEPTED = [form for form in FORMS if form["verdict"] == "ok" and form["world"] <= 8]
+STEPS = 2
+
+
+def job(parallel: str, world: int) -> Job:
+    line = "" if parallel == "<absent>" else f"parallel = {parallel}\n"
+    return job_of(load_text(MODEL + REST + line, "form.py"), world)
+
+
+_SEEN: dict[object, list[list[float]]] = {}
+
+
+def losses(wanted: Job) -> list[list[float]]:
+    key = (wanted.mesh, wanted.stages, wanted.batch)
+    if key not in _SEEN:
+        _SEEN[key] = on_ranks(wanted.mesh.world_size, _train, wanted, init="deepspeed", timeout=240)
+    return _SEEN[key]
+
+
+def _train(wanted: Job) -> list[float]:
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+
+    groups = Groups(wanted.mesh)
+    engine = build(wanted, groups, all_counted=True)
+    tokens = torch.randint(256, (16, 17), generator=torch.Generator().manual_seed(1))
+    size, data = wanted.batch.micro_size, groups.coord["data"]
+    rows = tokens[data * size : (data + 1) * size]
+    return [engine.train_batch([(rows[:, :-1], rows[:, 1:])]) for _ in range(STEPS)]
+
+
+def _marks(form: dict[str, Any]) -> list[pytest.MarkDecorator]:
+    return [] if form["mode"] in (None, "1d") else [pytest.mark.prove]
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, id=f"{form['world']}-{form['parallel']}", marks=_marks(form)) for form in ACCEPTED]
+)
+def test_form_trains(form: dict[str, Any]) -> None:
+    (true,) = losses(job("None", 1))
+    for rank_losses in losses(job(form["parallel"], form["world"])):
+        assert rank_losses == pytest.approx(true, rel=1e-6)

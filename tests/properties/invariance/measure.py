@@ -1,0 +1,169 @@
+"""One layout's run, the reference's, and how far they are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar.data.order import micro_batches
+from dslpar.layout.lr_scheduler import learning_rate
+from tests.properties.invariance.layouts import CLIP, GPT, ONE, SAMPLES, STEPS, Bound, Layout, Problem
+from tests.support.ranks import on_ranks
+
+TIMEOUT_S = 240
+
+
+class Curve(NamedTuple):
+    """What a run gives: loss and norm of each step, the weights after the last."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]
+
+
+class Samples:
+    """Random tokens, some far more frequent than others, as in text: gradients then have a direction, not noise alone.
+
+    Where `ignoring`, about a third of the labels does not count, in some rows all.
+    """
+
+    def __init__(self, ignoring: bool, num_samples: int = 50) -> None:
+        generator = torch.Generator().manual_seed(7)
+        length = GPT["max_seq_len"]
+        self.num_samples = num_samples
+        chance = torch.rand(num_samples, length + 1, generator=generator)
+        self.tokens = (chance**4 * GPT["vocab_size"]).long()
+        self.labels = self.tokens[:, 1:].clone()
+        if ignoring:
+            share = torch.rand(num_samples, 1, generator=generator) * 1.2
+            self.labels[torch.rand(num_samples, length, generator=generator) < share - 0.2] = -100
+
+    def batch(self, samples: list[int]) -> tuple[Tensor, Tensor]:
+        """ids and labels."""
+        return self.tokens[samples, :-1], self.labels[samples]
+
+
+def run(layout: Layout) -> Curve:
+    """Trains on this layout's ranks, through DeepSpeed."""
+    ranks = on_ranks(layout.world, _rank, layout, init="deepspeed", timeout=TIMEOUT_S)
+    losses, norms, _ = ranks[0]
+    weights: dict[str, Tensor] = {}
+    for other_losses, other_norms, held in ranks:
+        assert (other_losses, other_norms) == (losses, norms), "ranks disagree"
+        for name, weight in held.items():
+            first = weights.setdefault(name, weight)
+            # Tied copies: the data all-reduce of each stage sums in an order of its own, so these may differ by it.
+            tied = layout.tied and name == "embedding.tokens.weight"
+            assert torch.equal(first, weight) or (tied and _apart(first, weight.double()) < 1e-6), f"{name} differs"
+    return Curve(losses, norms, weights)
+
+
+def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    from dslpar.checkpoint import full_state
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+
+    job = layout.job()
+    engine = build(job, Groups(job.mesh), all_counted=not layout.ignoring)
+    samples, losses, norms = Samples(layout.ignoring), [], []
+    for _ in range(STEPS):
+        batches = micro_batches(
+            samples, job.batch, 1, engine.consumed_samples, job.mesh.data, engine.groups.coord["data"]
+        )
+        losses.append(engine.train_batch(batches))
+        norms.append(engine.grad_norm)
+    return losses, norms, full_state(engine.module, engine.groups)
+
+
+# ---- the reference: one process, double precision, torch alone ----
+
+
+@lru_cache
+def reference(problem: Problem) -> Curve:
+    """The same run without DeepSpeed and without any parallelism; every operation in double precision."""
+    curve: Curve = on_ranks(1, _reference, problem, init=None, timeout=TIMEOUT_S)[0]
+    return curve
+
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.999), eps=1e-8),
+    "RMSprop": partial(torch.optim.RMSprop, lr=1e-4, momentum=0.5),
+    "Adagrad": partial(torch.optim.Adagrad, lr=1e-2, initial_accumulator_value=0.1),
+}
+
+
+def _reference(problem: Problem) -> Curve:
+    from dslpar.core.mesh import Mesh
+    from dslpar.distributed.groups import Groups
+    from dslpar.models import build_module
+    from dslpar.models.build import model_of
+
+    job = ONE._replace(**problem._asdict()).job()
+    model, groups = model_of(job), Groups(Mesh(), rank=0)
+    torch.manual_seed(job.spec.train.seed)
+    module = build_module(model, groups, job.spec.train.seed).double()
+    loss_of = model.loss(groups)
+    decay = [
+        {"params": [p for p in module.parameters() if p.dim() >= 2], "weight_decay": job.spec.optimizer.weight_decay},
+        {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = OPTIMIZERS[problem.optimizer](decay)
+    samples, losses, norms = Samples(problem.ignoring), [], []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(job.spec.lr_scheduler, job.spec.optimizer.lr, STEPS, step)
+        whole = job.batch._replace(micro_size=SAMPLES, accumulation=1)
+        ((ids, labels),) = micro_batches(samples, whole, 1, step * SAMPLES, 1, 0)
+        optimizer.zero_grad()
+        loss = loss_of(module(ids), labels)
+        loss.backward()
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
+        for p in module.parameters() if problem.clip else ():
+            p.grad *= min(1.0, CLIP / (norm + 1e-6))
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm)
+    assert min(norms) > CLIP
+    return Curve(losses, norms, {name: p.detach() for name, p in module.named_parameters()})
+
+
+# ---- how far apart ----
+
+
+def deviation(layout: Layout, curve: Curve) -> Bound:
+    """The worst of each, relative to the reference; of weights the worst tensor, by max|a - b| / max|b|."""
+    true = reference(layout.problem)
+    assert curve.weights.keys() == true.weights.keys()
+    weights = [
+        _apart(_counted(name, curve.weights[name], layout), _counted(name, true.weights[name], layout))
+        for name in true.weights
+    ]
+    return Bound(_worst(curve.losses, true.losses), _worst(curve.norms, true.norms), _largest(weights))
+
+
+def _worst(values: list[float], true: list[float]) -> float:
+    return _largest([abs(a - b) / abs(b) for a, b in zip(values, true, strict=True)])
+
+
+def _largest(values: list[float]) -> float:
+    """NaN is no small deviation, as `max` has it, but the largest."""
+    return max(math.inf if math.isnan(value) else value for value in values)
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a.double() - b).abs().max() / b.abs().max())
+
+
+def _counted(name: str, weight: Tensor, layout: Layout) -> Tensor:
+    """Without key biases where steps do not shrink with the gradient: their true gradient is 0 (DESIGN, section 1)."""
+    if not (layout.optimizer != "SGD" and name.endswith("qkv.bias")):
+        return weight
+    query, _, value = weight.chunk(3)
+    return torch.cat([query, value])

@@ -1,0 +1,259 @@
+"""`python -m tests.properties.mutation.__main__`: which changes of the rules do the tests of the linter notice?
+
+    python -m tests.properties.mutation.__main__                         every mutant; prints those that no test notices
+    python -m tests.properties.mutation.__main__ linter/zero.py          of some files
+    python -m tests.properties.mutation.__main__ --sample 100 --seed 1   of a hundred
+    python -m tests.properties.mutation.__main__ --disabled              each rule in turn says nothing: CODE, by its
+    page, by others
+
+The tests run once as they are, and what they lint is remembered. A mutant is a child process in which one function has
+other code. It lints the remembered configs with the rules that could differ: where all say the same, no test could
+notice ("weak mutation", Howden 1982); where one differs, the tests that linted that config run until one fails. So a
+mutant costs milliseconds, and each verdict is still that of the real tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from dslpar.linter import context, engine
+from dslpar.linter.context import Context
+from dslpar.linter.rule import Rule
+from tests.properties.mutation.mutants import PACKAGE, Mutant, mutants
+
+ROOT = PACKAGE.parent
+TESTS = ("tests/unit/linter", "tests/unit/layout/test_divisors.py", "tests/unit/layout/test_listed_stages.py")
+LEFT_OUT = ("*mutation*", "*speed*", "*readme*", "*oracle*", "*fuzz*")
+"""Tests that lint nothing that others do not, or far too much."""
+QUICK = tuple(
+    f"tests/unit/linter/test_{name}.py" for name in ("pages", "places", "said", "boundaries", "performance", "dead")
+)
+"""Enough to see that a rule is missed."""
+SLOW_S = 1.0
+"""Tests that take longer are tried last."""
+CPU_S = 3
+MOST_TRIED = 80
+"""Tests that one mutant is shown, at most."""
+
+
+class Call(NamedTuple):
+    """Something that was linted, and the tests that did."""
+
+    arguments: tuple[Any, ...]
+    reading: Any
+    said: dict[str, object]
+    """By the code of the rule."""
+    tests: list[pytest.Item]
+
+
+class Suite:
+    """The tests, and what they lint."""
+
+    def __init__(self, items: Sequence[pytest.Item]) -> None:
+        self.calls: dict[object, Call] = {}
+        self.seconds: dict[str, float] = {}
+        self.direct: list[pytest.Item] = []
+        for item in items:
+            self._record(item)
+        for call in self.calls.values():
+            call.said.update({rule.code: said(rule, call) for rule in engine.RULES})
+
+    def _record(self, item: pytest.Item) -> None:
+        began, linted, remembered = time.process_time(), [], Context.__init__
+
+        def remember(self: Context, *arguments: Any) -> None:
+            remembered(self, *arguments)
+            linted.append((arguments, self.reading))
+
+        Context.__init__ = remember  # type: ignore[method-assign, assignment]
+        passed = passes(item)
+        Context.__init__ = remembered  # type: ignore[method-assign]
+        self.seconds[item.nodeid] = time.process_time() - began
+        if not passed:
+            print(f"left out, since it fails as it is: {item.nodeid}", file=sys.stderr)
+            return
+        if item.path.parent.name == "plan":
+            self.direct.append(item)
+        for arguments, reading in linted:
+            call = self.calls.setdefault(_key(arguments), Call(arguments, reading, {}, []))
+            call.tests.append(item)
+
+    def tests_that_differ(self, rules: Sequence[Rule], read_anew: bool) -> Iterator[pytest.Item]:
+        """Tests that linted a config of which one of the rules now says something else; the quick ones first."""
+        seen, late = set(), []
+        for call in self.calls.values():
+            if all(said(rule, call, read_anew) == call.said[rule.code] for rule in rules):
+                continue
+            for item in call.tests:
+                if item.nodeid not in seen:
+                    seen.add(item.nodeid)
+                    if self.seconds[item.nodeid] < SLOW_S:
+                        yield item
+                    else:
+                        late.append(item)
+        yield from late
+
+
+def _key(arguments: tuple[Any, ...]) -> object:
+    config, *rest = arguments
+    return (config.path, tuple(config.sources.items()), repr(rest))
+
+
+def said(rule: Rule, call: Call, read_anew: bool = False) -> object:
+    """What a rule says of something that was linted."""
+    if not read_anew:
+        context.read = lambda config, registered=None: call.reading  # type: ignore[assignment]
+    try:
+        return list(rule.findings(Context(*call.arguments)))
+    except Exception as error:  # noqa: BLE001 (a mutant may fail in any way)
+        return repr(error)
+    finally:
+        context.read = READ
+
+
+READ = context.read
+
+
+def passes(item: pytest.Item) -> bool:
+    """Whether a test passes now."""
+    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+# Verdicts ---------------------------------------------------------------------------------------------------------
+
+KILLED, SURVIVED, UNSEEN = 1, 2, 3
+VERDICTS = {SURVIVED: "no test fails  ", UNSEEN: "nothing differs"}
+
+
+def in_child(judge: Callable[[], int]) -> int:
+    """The verdict of a child process; one that dies, or takes too long, has killed its mutant."""
+    pid = os.fork()
+    if pid == 0:
+        status = KILLED
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1), os.dup2(silent, 2)
+            status = judge()
+        finally:
+            os._exit(status)
+    status = os.waitpid(pid, 0)[1]
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else KILLED
+
+
+def verdict(suite: Suite, mutant: Mutant) -> int:
+    """Whether a test notices the mutant; in a child process."""
+    mutant.function.__code__ = mutant.code
+    of_rules = mutant.file.startswith("linter/")
+    rules = [rule for rule in engine.RULES if not of_rules or _knows(rule, mutant)]
+    verdict = UNSEEN
+    tests = suite.tests_that_differ(rules, read_anew=not of_rules)
+    for _, item in zip(range(MOST_TRIED), tests, strict=False):
+        if not passes(item):
+            return KILLED
+        verdict = SURVIVED
+    if not of_rules and any(not passes(item) for item in suite.direct):
+        return KILLED
+    return verdict
+
+
+def _knows(rule: Rule, mutant: Mutant) -> bool:
+    """Whether the rule stands in the mutant's module, or in one that has something of it."""
+    names, module = rule.check.__globals__, mutant.function.__module__
+    return names["__name__"] == module or any(getattr(value, "__module__", None) == module for value in names.values())
+
+
+def disabled(suite: Suite, rule: Rule) -> int:
+    """1 if the rule's page notices that it says nothing, 2 if another test does, 3 if both do; in a child process."""
+    rule.check.__code__ = _nothing.__code__
+    by_page, by_others = 0, 0
+    told = [item for call in suite.calls.values() if call.said[rule.code] for item in call.tests]
+    for item in {item.nodeid: item for item in told}.values():
+        is_page = item.path.name == "test_pages.py"
+        if (by_page if is_page else by_others) == 0 and not passes(item):
+            by_page, by_others = by_page or is_page, by_others or not is_page
+        if by_page and by_others:
+            break
+    return by_page + 2 * by_others
+
+
+def _nothing(cx: Context) -> Iterator[Any]:
+    yield from ()
+
+
+# The command ------------------------------------------------------------------------------------------------------
+
+
+def files() -> list[str]:
+    """The modules that hold rules, and the tables that rules read."""
+    of_rules = {rule.check.__module__.removeprefix("dslpar.").replace(".", "/") + ".py" for rule in engine.RULES}
+    return [*sorted(of_rules), "plan/divisors.py", "plan/listed.py"]
+
+
+class Run:
+    """A pytest plugin: collects as pytest does, and then judges mutants instead of running the tests."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.survivors = 0
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running the tests."""
+        suite = Suite(sorted(session.items, key=lambda item: item.path.name != "test_pages.py"))
+        gc.freeze()
+        self._disabled(suite) if self.arguments.disabled else self._mutants(suite)
+        return True
+
+    def _disabled(self, suite: Suite) -> None:
+        for rule in engine.RULES:
+            found = in_child(lambda rule=rule: disabled(suite, rule))  # type: ignore[misc]
+            print(rule.code, int(found & 1 > 0), int(found & 2 > 0), flush=True)
+
+    def _mutants(self, suite: Suite) -> None:
+        print(f"{len(suite.seconds)} tests in {sum(suite.seconds.values()):.0f} s, {len(suite.calls)} configs")
+        made = [mutant for file in self.arguments.files or files() for mutant in mutants(file)]
+        if self.arguments.sample:
+            made = random.Random(self.arguments.seed).sample(made, min(len(made), self.arguments.sample))
+        for count, mutant in enumerate(made):
+            if count and count % 100 == 0:
+                print(f"so far {count - self.survivors} of {count} are noticed", file=sys.stderr, flush=True)
+            found = in_child(lambda mutant=mutant: verdict(suite, mutant))  # type: ignore[misc]
+            if found != KILLED:
+                self.survivors += 1
+                print(f"{VERDICTS[found]}  {mutant}", flush=True)
+        killed = len(made) - self.survivors
+        print(f"{killed} of {len(made)} mutants are noticed: {100 * killed / max(1, len(made)):.1f} %")
+
+
+def main(words: Sequence[str]) -> int:
+    """See the module; the exit status is 0 unless the tests cannot be collected."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.properties.mutation.__main__", description=__doc__, formatter_class=raw
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="below dslpar/; by default every module with rules")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="by default the linter's")
+    parser.add_argument("--disabled", action="store_true", help="each rule in turn says nothing")
+    run = Run(parser.parse_args(words))
+    os.chdir(ROOT)
+    options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
+    options += [f"--ignore-glob={pattern}" for pattern in LEFT_OUT]
+    paths = run.arguments.tests or (QUICK if run.arguments.disabled else TESTS)
+    return int(pytest.main([*options, *paths], plugins=[run]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

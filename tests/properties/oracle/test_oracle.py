@@ -1,0 +1,243 @@
+"""What lint passes, DeepSpeed accepts; what DeepSpeed refuses, lint refuses: random configs through both.
+
+Of each config that lint passes, rank 0 and another rank of its world go the real way, up to deepspeed.initialize and,
+where nothing has to come from a neighbour, one step. What lint refuses is built all the same: where DeepSpeed takes it,
+`reasons.REASONS` says why lint does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from functools import cache
+
+import pytest
+
+from dslpar.core.errors import DslparError, has_errors
+from dslpar.linter import check as linter_check
+from dslpar.schema import deepspeed_policy, sections_reader
+from dslpar.schema import sections as spec
+from dslpar.schema.torch_optimizers import OPTIMIZERS
+from dslpar.schema.torch_schedulers import SCHEDULES
+from tests.properties.oracle.real import Verdict, config_of, forced_job, judge
+from tests.properties.oracle.reasons import REASONS
+from tests.properties.oracle.sample import Case, sample
+
+ALL = 1_000
+PARTS = 8
+IN_TEST = 50
+COMPILED = {"DeepSpeedCPUAdam": "CPUAdamBuilder", "FusedAdam": "FusedAdamBuilder", "FusedLion": "CPULionBuilder"}
+"""Optimizers that DeepSpeed compiles when they are first made on a CPU, for half a minute; and by what."""
+ANNOUNCED = {"CFG111", "PIP110"}
+"""Infos that say: this class is not known before it is built, and is checked then."""
+MACHINE = ("not been implemented on CPU backend", "must be on supported devices: ['cuda'")
+"""What no linter can know: some of DeepSpeed's optimizers, and torch's capturable ones, are for GPUs alone."""
+
+
+def false_passes(verdicts: Iterable[Verdict]) -> list[str]:
+    """Configs that lint passes and the real way refuses, each in full."""
+    return [
+        f"sample({verdict.case.seed}), world {verdict.case.world}: {built.by}: {built.said}\n"
+        f"{verdict.case.text}{built.where}"
+        for verdict in verdicts
+        for built in verdict.built
+        if verdict.passes and not built.accepted and not expected(verdict, built.by, built.said)
+    ]
+
+
+def expected(verdict: Verdict, by: str, said: str) -> bool:
+    """Whether lint has said that it cannot know, or the machine has not what the config asks for."""
+    announced = by == "dslpar" and any(finding.code in ANNOUNCED for finding in verdict.findings)
+    return announced or any(words in said for words in MACHINE)
+
+
+def false_refusals(verdicts: Iterable[Verdict]) -> Counter[str]:
+    """How often lint refused what was built past it, by code."""
+    return Counter(code for verdict in verdicts if not verdict.passes and verdict.accepted for code in verdict.codes)
+
+
+def check(verdicts: Sequence[Verdict]) -> None:
+    """Prints the table; fails with each false pass and each refusal without a reason."""
+    print(table(verdicts))
+    wrong = false_passes(verdicts)
+    assert not wrong, f"{len(wrong)} false passes:\n" + "\n".join(wrong[:5])
+    assert set(false_refusals(verdicts)) <= set(REASONS)
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """What became of all, and the false refusals with their reasons."""
+    passing = [verdict for verdict in verdicts if verdict.passes]
+    asked = [built for verdict in passing for built in verdict.built]
+    refused = Counter(verdict.built[0].by or "accepted" for verdict in verdicts if not verdict.passes)
+    said = [
+        f"lint passes {len(passing)} of {len(verdicts)}; of their {len(asked)} ranks"
+        f" {sum(built.accepted for built in asked)} were built and {sum(built.stepped for built in asked)} took a step",
+        f"lint refuses {len(verdicts) - len(passing)}; past it: {dict(refused)}",
+    ]
+    counts = false_refusals(verdicts)
+    return "\n".join([*said, *(f"  {code} {counts[code]:3}  {REASONS.get(code, '?')}" for code in sorted(counts))])
+
+
+# ---- which configs ----
+
+
+def compiled(case: Case) -> set[str]:
+    """What DeepSpeed would compile for it."""
+    offloaded_lion = {"CPULionBuilder"} if "Lion" in case.text else set()
+    return {builder for name, builder in COMPILED.items() if name in case.text} | offloaded_lion
+
+
+@cache
+def covering() -> tuple[Case, ...]:
+    """As many as the tests run, chosen so that they differ; none of them has to compile anything."""
+    cases = [case for case in map(sample, range(ALL)) if not compiled(case)]
+    chosen, seen = [], set[str]()
+    for case in cases:
+        new = set(_features(case)) - seen
+        if new and len(chosen) < IN_TEST:
+            chosen.append(case)
+            seen |= new
+    rest = [case for case in cases if not case.broken and case not in chosen]
+    return (*chosen, *rest[: IN_TEST - len(chosen)])
+
+
+def _features(case: Case) -> Iterator[str]:
+    """What a config is a case of."""
+    config = config_of(case)
+    yield case.broken
+    if has_errors(linter_check.lint(config, case.world)):
+        return
+    job = linter_check.job_of(config, case.world)
+    piped = "piped" if job.mesh.pipe > 1 else "whole"
+    yield from (f"{piped} {job.mesh.tensor.mode}", f"{piped} zero {job.spec.zero.stage}", job.spec.precision.dtype)
+    yield f"{piped} {type(job.spec.model).__name__} {job.mesh.order}"
+
+
+def keys_of_spec() -> set[str]:
+    """Every key that a config can have; an optimizer's or a schedule's own by their names alone."""
+    sections = {
+        "parallel": (spec.Parallel,), "parallel.data": (spec.DataParallel,),
+        "parallel.pipeline": (spec.PipelineParallel,),
+        "parallel.tensor": (spec.TensorParallel,), "model": (spec.GPT,), "data": (spec.TextData,),
+        "optimizer": (spec.AdamW, spec.SGD), "lr_scheduler": (spec.LRScheduler,), "batch": (spec.Batch,),
+        "train": (spec.Train,), "train.dist": (spec.Dist,), "activation_checkpoint": (spec.ActivationCheckpoint,),
+        "checkpoint": (spec.Checkpoint,), "monitor": (spec.Monitor,), "monitor.csv": (spec.FileMonitor,),
+        "monitor.tensorboard": (spec.FileMonitor,), "monitor.wandb": (spec.WandbMonitor,),
+        "schedule": (spec.PipelineSchedule,),
+    }  # fmt: skip
+    ours = {f"{name}.{item.name}" for name, classes in sections.items() for cls in classes for item in fields(cls)}
+    theirs = {
+        "zero": deepspeed_policy.ZERO,
+        "precision": {**deepspeed_policy.BF16, **deepspeed_policy.FP16},
+        "deepspeed": deepspeed_policy.TOP,
+    }
+    return ours | {f"{name}.{key}" for name, keys in theirs.items() for key in keys}
+
+
+def check_coverage(cases: Iterable[Case]) -> None:
+    """Every key, name, mode and stage occurs among configs that lint passes."""
+    keys, names, layouts = set[str](), set[str](), set[tuple[str | None, int, bool]]()
+    for case in cases:
+        config = config_of(case)
+        if has_errors(linter_check.lint(config, case.world)):
+            continue
+        keys |= set(sections_reader.read(config).written)
+        job = linter_check.job_of(config, case.world)
+        sections = (job.spec.optimizer, job.spec.lr_scheduler)
+        names |= {str(getattr(section, "target", getattr(section, "type", ""))) for section in sections}
+        layouts.add((job.mesh.tensor.mode, job.spec.zero.stage, job.mesh.pipe > 1))
+    assert keys_of_spec() <= keys, sorted(keys_of_spec() - keys)
+    known = {name for rows in (OPTIMIZERS, SCHEDULES) for name, row in rows.items() if not row.refused}
+    assert known | {"constant", "linear", "cosine"} <= names, known - names
+    possible = {(mode, stage, False) for mode in (*spec.MODES, None) for stage in range(4)}
+    possible |= {(mode, stage, True) for mode in (*spec.MODES, None) for stage in range(2)}
+    assert possible <= layouts, possible - layouts
+
+
+# ---- the tests ----
+
+
+@pytest.mark.timeout(240)
+def test_lint_and_deepspeed_agree() -> None:
+    verdicts = judge(covering())
+    check(verdicts)
+    assert any(verdict.passes for verdict in verdicts)
+
+
+@pytest.mark.prove
+def test_the_1_000_cover_the_spec() -> None:
+    check_coverage(sample(seed) for seed in range(ALL))
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_lint_and_deepspeed_agree_on_1_000(part: int) -> None:
+    check(judge(_compiled_first([sample(seed) for seed in range(part, ALL, PARTS)])))
+
+
+def _compiled_first(cases: list[Case]) -> list[Case]:
+    """Compiles once what many ranks would; without a compiler, leaves out and counts what needs one."""
+    needed = set().union(*map(compiled, cases))
+    if shutil.which("c++") is None or shutil.which("ninja") is None:
+        kept = [case for case in cases if not compiled(case)]
+        print(f"no compiler: {len(cases) - len(kept)} configs with {', '.join(sorted(needed))} are left out")
+        return kept
+    from deepspeed.accelerator import get_accelerator
+
+    for name in sorted(needed):
+        get_accelerator().create_op_builder(name).load(verbose=False)
+    return cases
+
+
+# ---- the test can fail ----
+
+MODEL = "model = dict(type='GPT', num_layers=2, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)\n"
+
+
+def test_a_false_pass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linter that passes everything passes what DeepSpeed refuses."""
+    case = Case(0, MODEL + "parallel = dict(pipeline=2)\nzero = 2\n", 2, (1,), "")
+    assert false_passes(judge([case])) == []
+    monkeypatch.setattr(linter_check, "lint", lambda *_: [])
+    monkeypatch.setattr(linter_check, "job_of", forced_job)
+    (said,) = false_passes(judge([case]))
+    assert "DeepSpeed: AssertionError" in said
+
+
+def test_a_false_refusal_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(0, MODEL + "train = dict(stepz=1)\n", 2, (0, 1), "")
+    verdicts = judge([case])
+    assert false_refusals(verdicts) == {"CFG101": 1}
+    monkeypatch.delitem(dict(REASONS), "CFG101")
+    monkeypatch.setattr("tests.properties.oracle.test_oracle.REASONS", {})
+    with pytest.raises(AssertionError):
+        check(verdicts)
+
+
+# ---- what it once found ----
+
+LAYER = "dict(type='torch.nn.Linear', in_features=8, out_features=8)"
+FOUND = {
+    "TEN130": f"model = dict(type='Sequential', layers_cfg=[{LAYER}])\n"
+    "parallel = dict(tensor=dict(size=2, mode='1d'))\n",
+    "PIP113": "model = dict(type='Sequential', layers_cfg=[{'type': 'ReLU'}, {'type': 'ReLU'}])\n"
+    "parallel = dict(pipeline=dict(size=2, method='parameters'))\n",
+    "BAT130": MODEL + "optimizer = dict(type='ASGD', differentiable=True)\n",
+    "BAT131": MODEL + "optimizer = dict(type='Adagrad', fused=True, foreach=True)\n",
+}
+
+
+@pytest.mark.parametrize("code", FOUND)
+def test_what_it_found_is_refused(code: str) -> None:
+    with pytest.raises(DslparError, match=code):
+        linter_check.job_of(linter_check.load_text(FOUND[code], "cfg.py"), 2)
+
+
+def test_betas_of_two_kinds_of_numbers_run() -> None:
+    text = MODEL + "optimizer = dict(type='AdamW', betas=[0, 0.5])\n"
+    (verdict,) = judge([Case(0, text, 2, (0, 1), "")])
+    assert verdict.passes
+    assert verdict.accepted, verdict.built

@@ -1,0 +1,85 @@
+"""The layouts that save and resume, and which pairs of them are proven, as data.
+
+PAIRS       # (saved under, resumed under), names of LAYOUTS
+SAMPLE      # what `make test` runs of these: a ring through every mode, every ZeRO stage, pipelines and replicas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.properties.invariance.layouts import LEGACY, Layout, pipe, tensor
+
+Pair = tuple[str, str]
+
+TENSOR = {
+    "1d": tensor("1d", 2),
+    "1d sequence": tensor("1d", 2, sequence=True),
+    "2d": tensor("2d", 4),
+    "2.5d": tensor("2.5d", 2, depth=2),
+    "3d": tensor("3d", 8),
+    "cuboid": tensor("cuboid", 4, shape=(1, 2, 2)),
+    "ring": tensor("sequence", 2),
+    "ulysses": tensor("sequence", 2, impl="ulysses"),
+}
+
+SMALL: dict[str, Layout] = {
+    "one process": Layout(1, {}),
+    "data 2, 1d 2, ZeRO 2": Layout(4, TENSOR["1d"], zero=2),
+    "3d 8": Layout(8, TENSOR["3d"]),
+    "pipe 2 (1, 3), ring 2": Layout(4, pipe(2, counts=(1, 3)) | TENSOR["ring"]),
+    "data 2, 2.5d 2, ZeRO 3": Layout(4, TENSOR["2.5d"], zero=3, accumulation=4),
+    "pipe 4": Layout(4, pipe(4), accumulation=4),
+    "2d 4, ZeRO 1": Layout(4, TENSOR["2d"], zero=1),
+    "legacy order, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2) | {"order": LEGACY}, zero=1),
+    "cuboid (1, 2, 2)": Layout(4, TENSOR["cuboid"], accumulation=1),
+    "pipe 2 (3, 1), 1d 2 sequence": Layout(4, pipe(2, stage_ids=(0, 0, 0, 1)) | TENSOR["1d sequence"]),
+    "ulysses 2": Layout(2, TENSOR["ulysses"]),
+}
+"""The ring of `make test`, in this order."""
+
+MORE: dict[str, Layout] = {
+    "data 4": Layout(4, {}),
+    "pipe 2, 1d 2": Layout(4, pipe(2) | TENSOR["1d"]),
+    "data 2, ZeRO 3": Layout(2, {}, zero=3),
+    "data 2, ZeRO 2, offload": Layout(2, {}, zero=2, offload=("optimizer",)),
+    "1d 3": Layout(3, tensor("1d", 3)),
+    "data 8, ZeRO 1": Layout(8, {}, zero=1),
+    "data 2, 1d 2 sequence, ZeRO 3": Layout(4, TENSOR["1d sequence"], zero=3),
+    "pipe 2, 2d 4, ZeRO 1": Layout(8, pipe(2) | TENSOR["2d"], zero=1),
+    "data 2, ulysses 2, ZeRO 3": Layout(4, TENSOR["ulysses"], zero=3),
+    "2.5d 8 (depth 2)": Layout(8, tensor("2.5d", 8, depth=2)),
+    "data 2, ring 2, ZeRO 1": Layout(4, TENSOR["ring"], zero=1),
+    "3d 8, ZeRO 3": Layout(8, TENSOR["3d"], zero=3),
+    "pipe 2, data 4, ZeRO 1": Layout(8, pipe(2), zero=1),
+    "cuboid (2, 3, 1)": Layout(6, tensor("cuboid", 6, shape=(2, 3, 1))),
+    "data 2, 2d 4, ZeRO 2": Layout(8, TENSOR["2d"], zero=2),
+    "pipe 2, 2.5d 2": Layout(4, pipe(2) | TENSOR["2.5d"]),
+    "pipe 4, data 2": Layout(8, pipe(4)),
+    "ulysses 4": Layout(4, tensor("sequence", 4, impl="ulysses")),
+    "pipe 2, cuboid (1, 2, 2)": Layout(8, pipe(2) | TENSOR["cuboid"]),
+    "1d 4 sequence": Layout(4, tensor("1d", 4, sequence=True)),
+}
+
+ADAM: dict[str, Layout] = {
+    "AdamW, one process": Layout(1, {}, optimizer="AdamW"),
+    "AdamW, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2), zero=1, optimizer="AdamW"),
+    "AdamW, data 2, 1d 2, ZeRO 3": Layout(4, TENSOR["1d"], zero=3, optimizer="AdamW"),
+    "AdamW, 2d 4": Layout(4, TENSOR["2d"], optimizer="AdamW"),
+}
+"""What divides by the root of a second moment, and counts its steps."""
+
+LAYOUTS = SMALL | MORE | ADAM
+
+
+def ring(names: Sequence[str], ahead: int = 1) -> list[Pair]:
+    """Each to the one that is so far ahead, around."""
+    return [(name, names[(at + ahead) % len(names)]) for at, name in enumerate(names)]
+
+
+SAMPLE = ring(list(SMALL))
+PAIRS = list(
+    dict.fromkeys(
+        [*SAMPLE, *ring(list(SMALL | MORE)), *ring(list(SMALL), ahead=4), *ring(list(ADAM)), *ring(list(ADAM), 2)]
+    )
+)

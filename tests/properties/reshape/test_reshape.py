@@ -1,0 +1,108 @@
+"""Saved under one layout, resumed under another: the same tensors to the bit, and the curve of a run never stopped."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from dslpar.layout.resolve import Job
+from tests.properties.invariance.layouts import Layout, bound_of
+from tests.properties.reshape.layouts import LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
+from tests.properties.reshape.measure import Run, deviation, differing, resumed_under, saved_under
+from tests.support.layouts import mode_of
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each layout saves, once."""
+    return tmp_path_factory.mktemp("saved")
+
+
+@cache
+def saved(name: str, root: Path) -> tuple[Path, Run]:
+    """The folder of a run that has saved under that layout, and the run."""
+    folder = root / str(list(LAYOUTS).index(name))
+    return folder, saved_under(LAYOUTS[name], folder)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, marks=[] if pair in SAMPLE else [pytest.mark.prove], id=" -> ".join(pair)) for pair in PAIRS],
+)
+def test_what_one_layout_saves_another_goes_on_from(pair: Pair, root: Path) -> None:
+    folder, before = saved(pair[0], root)
+    after = resumed_under(LAYOUTS[pair[1]], folder)
+    assert_one_curve(LAYOUTS[pair[1]], before, after)
+
+
+def assert_one_curve(layout: Layout, before: Run, after: Run) -> None:
+    """Five steps before, five after: ten of one run in double precision."""
+    differ, loss, norm = deviation(layout, before, after)
+    assert differ == []
+    assert loss <= bound_of(layout).loss
+    assert norm <= bound_of(layout).grad_norm
+
+
+# ---- what the table has ----
+
+
+def jobs(pairs: list[Pair]) -> list[tuple[Job, Job]]:
+    return [(LAYOUTS[source].job(), LAYOUTS[target].job()) for source, target in pairs]
+
+
+@pytest.mark.parametrize("pairs", [SAMPLE, PAIRS], ids=["sample", "all"])
+def test_the_pairs_cover_modes_stages_and_what_changes(pairs: list[Pair]) -> None:
+    told = jobs(pairs)
+    for at in (0, 1):  # as a source, and as a target
+        cubes = {mode_of(both[at].mesh.tensor) for both in told}
+        assert cubes == {"None", *(mode_of(Layout(8, section).job().mesh.tensor) for section in TENSOR.values())}
+        assert {both[at].spec.zero.stage for both in told} == {0, 1, 2, 3}
+        assert len({both[at].mesh.order for both in told}) == 2
+        assert {both[at].batch.accumulation for both in told} == {1, 2, 4}
+        assert {both[at].mesh.world_size for both in told} >= {1, 2, 4, 8}
+        assert any(both[at].stages.counts not in (None, (4,), (2, 2), (1, 1, 1, 1)) for both in told), "uneven stages"
+    for axis in ("pipe", "data", "world_size"):
+        signs = {
+            (getattr(b.mesh, axis) > getattr(a.mesh, axis)) - (getattr(b.mesh, axis) < getattr(a.mesh, axis))
+            for a, b in told
+        }
+        assert signs >= {1, -1}, f"{axis} both grows and shrinks"
+    assert all(a.mesh != b.mesh or a.spec.zero.stage != b.spec.zero.stage for a, b in told)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(PAIRS) >= 40
+    assert {name for pair in PAIRS for name in pair} == set(LAYOUTS)
+    assert all(LAYOUTS[a].problem == LAYOUTS[b].problem for a, b in PAIRS), "one run"
+
+
+# ---- it can fail ----
+
+
+def test_a_bit_that_differs_is_seen() -> None:
+    one = {"weight": torch.tensor([1.0, 2.0])}
+    other = {
+        "weight": torch.tensor([1.0, 2.0])
+        .view(torch.int32)
+        .add(torch.tensor([0, 1]))
+        .to(torch.int32)
+        .view(torch.float32)
+    }
+    assert differing(one, one) == []
+    assert differing(one, other) == ["weight"]
+
+
+def test_a_lost_momentum_is_seen(root: Path) -> None:
+    """Without the optimizer's state the curve leaves the bound: the comparison looks at what is restored."""
+    name = "one process"
+    folder, before = saved(name, root)
+    after = resumed_under(LAYOUTS[name], folder, forgets="momentum_buffer")
+    assert differing(before.whole, after.whole) == [], "as it was loaded"
+    with pytest.raises(AssertionError):
+        assert_one_curve(LAYOUTS[name], before, after)
+    bent = before._replace(losses=[loss * (1 + 2e-6) for loss in before.losses])
+    with pytest.raises(AssertionError):
+        assert_one_curve(LAYOUTS[name], bent, resumed_under(LAYOUTS[name], folder))

@@ -1,1 +1,0 @@
-"""Promise 3 as a table: what is saved on one layout goes on in any other. `python -m tests.reshape` runs all of it."""

@@ -1,0 +1,130 @@
+"""Ranks of worlds that are not there: torch's fake process group, whose collectives return at once.
+
+Shapes are right and numbers are not; so what is sent and what is kept can be counted for any world in one process, and
+what DeepSpeed refuses at its start can be seen. It must not be the test's own: `on_last_ranks(fn, tensors)` runs
+`fn(tensor)` for one cuboid after another in a fork, `in_forks(fn, items)` each item in a fork of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore  # here, and not in every fork: it takes a second
+
+from dslpar.core.mesh import Tensor
+from tests.support.fork import fork
+from tests.support.ranks import on_ranks
+
+Item = TypeVar("Item")
+
+
+class LostError(Exception):
+    """A fork ended without an answer, by a signal or at the time-out."""
+
+
+@contextmanager
+def fake_world(rank: int, world: int) -> Iterator[None]:
+    """This process as one rank of a world of which the others are not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def on_last_ranks(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor], timeout: float = 240) -> list[Any]:
+    """What `fn(tensor)` returns on the last rank of each cuboid, in a world of its ranks alone."""
+    (values,) = on_ranks(1, _one_by_one, fn, tensors, timeout=timeout, init=None)
+    return list(values)
+
+
+def _one_by_one(fn: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> list[Any]:
+    values = []
+    for tensor in tensors:
+        with fake_world(tensor.size - 1, tensor.size):
+            values.append(fn(tensor))
+    return values
+
+
+# ---- one fork an item ----
+
+
+def in_forks(fn: Callable[[Item], Any], items: Sequence[Item], at_once: int = 2, timeout_s: float = 60) -> list[Any]:
+    """What `fn(item)` returns, by item, each in a fork of its own; a LostError in the place of what never came.
+
+    What the forks print is lost. `fn` must catch what it wants to tell.
+    """
+    values: dict[int, Any] = {}
+    running: dict[int, _Fork] = {}
+    try:
+        for index, item in enumerate(items):
+            while len(running) >= at_once:
+                _gather(running, values)
+            fork = _Fork(fn, item, index, time.monotonic() + timeout_s)
+            running[fork.pipe] = fork
+        while running:
+            _gather(running, values)
+    finally:
+        for fork in running.values():
+            fork.end()
+    return [values[index] for index in range(len(items))]
+
+
+class _Fork:
+    """A child at work on one item."""
+
+    def __init__(self, fn: Callable[[Any], Any], item: Any, index: int, deadline: float) -> None:
+        self.index, self.deadline, self.data = index, deadline, b""
+        self.pipe, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = fork()
+        if self.pid == 0:
+            os.close(self.pipe)
+            _answer(writing, fn, item)
+        os.close(writing)
+
+    def end(self) -> int:
+        """Ends the child, if it has not ended; its status."""
+        os.close(self.pipe)
+        os.kill(self.pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _answer(pipe: int, fn: Callable[[Any], Any], item: Any) -> NoReturn:
+    status = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        warnings.resetwarnings()  # pytest's make errors of them, a run's do not
+        answer = pickle.dumps(fn(item))
+        with open(pipe, "wb") as writing:
+            writing.write(answer)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _gather(running: dict[int, _Fork], values: dict[int, Any]) -> None:
+    """Waits until a fork has something to say; those that have ended, or have hung too long, leave `running`."""
+    ready, _, _ = select.select(list(running), [], [], 0.5)
+    for pipe in list(running):
+        fork = running[pipe]
+        piece = os.read(pipe, 1 << 20) if pipe in ready else None
+        if piece:
+            fork.data += piece
+        elif piece is not None or time.monotonic() > fork.deadline:
+            status = fork.end()
+            values[fork.index] = pickle.loads(fork.data) if fork.data else LostError(f"no answer, status {status}")
+            del running[pipe]

@@ -1,0 +1,155 @@
+"""Ranks of train.py without a launcher: forked from this process, which has imported all that they need.
+
+    job = start_job(8, ["--config", "cfg.py"], Path("said.txt"))    # what the ranks say comes to that file
+    job.kill(3)                                                     # as the kernel does it, with no word to anybody
+    assert job.wait(60) == [1, 1, 1, -9, 1, 1, 1, 1]
+
+Eight starts of Python, torch and DeepSpeed take half a minute on two cores, eight forks a tenth of a second. From there
+on it is the program itself: `train.main`, with a launcher's variables in the environment, and sockets between ranks.
+A launcher would end the peers of a rank that died; here they are left to themselves.
+
+    done = train_alone("--config", "cfg.py", "train.steps=2")       # one process, to its end
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from tests.support.fork import fork
+from tests.support.runs import ROOT, Finished, free_port
+
+_IMPORTED_BY_RANKS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch.fx.experimental.symbolic_shapes",
+    "dslpar.engine.build",
+    "dslpar.training.loop",
+    "dslpar.training",
+)
+
+
+class ForkedJob:
+    """The ranks of one job, by rank."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = tuple(pids)
+        self._statuses: dict[int, int] = {}
+
+    def statuses(self) -> list[int | None]:
+        """Of each rank, as subprocess gives them: -9 of one that was killed; None while it lives."""
+        for pid in self.pids:
+            if pid not in self._statuses:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self._statuses[pid] = os.waitstatus_to_exitcode(status)
+        return [self._statuses.get(pid) for pid in self.pids]
+
+    @property
+    def runs(self) -> bool:
+        """Whether all ranks live."""
+        return all(status is None for status in self.statuses())
+
+    def kill(self, *ranks: int) -> None:
+        """SIGKILL, to these ranks in this order; to all, where none is named."""
+        for rank in ranks or range(len(self.pids)):
+            if self.pids[rank] not in self._statuses:  # else the number may be another's by now
+                os.kill(self.pids[rank], signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """SIGSTOP to all: what they are doing stays as it is, until `thaw`."""
+        self._send_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to all that are there."""
+        self._send_all(signal.SIGCONT)
+
+    def _send_all(self, number: int) -> None:
+        for pid in self.pids:
+            if pid not in self._statuses:
+                os.kill(pid, number)
+
+    def wait(self, timeout_s: float) -> list[int | None]:
+        """The statuses when all have ended. Raises: AssertionError at the time-out; the ranks are killed then."""
+        end = time.monotonic() + timeout_s
+        while None in (statuses := self.statuses()):
+            if time.monotonic() > end:
+                alive = [rank for rank, status in enumerate(statuses) if status is None]
+                self.kill()
+                raise AssertionError(f"ranks {alive} live after {timeout_s} s")
+            time.sleep(0.005)
+        return statuses
+
+
+@contextlib.contextmanager
+def start_job(ranks: int, argv: Sequence[str], output: Path) -> Iterator[ForkedJob]:
+    """Starts train.py on that many ranks of this host. What is left of it at the end of the `with` is killed."""
+    for name in _IMPORTED_BY_RANKS:  # once, here
+        import_module(name)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    port, pids = str(free_port()), list[int]()
+    for rank in range(ranks):
+        pid = fork()
+        if pid == 0:
+            _rank(_place(rank, ranks, port) if ranks > 1 else {}, argv, output)
+        pids.append(pid)
+    job = ForkedJob(pids)
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.wait(30)
+
+
+def train_alone(*argv: str, timeout_s: float = 120) -> Finished:
+    """A run of train.py in one process, which nobody has launched."""
+    with tempfile.TemporaryDirectory(prefix="dslpar_alone_") as folder:
+        output = Path(folder, "said.txt")
+        with start_job(1, argv, output) as job:
+            (status,) = job.wait(timeout_s)
+        return Finished(int(status or 0), output.read_text(encoding="utf-8"))
+
+
+def _place(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """What a launcher tells a rank."""
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), **world}
+
+
+def _rank(variables: dict[str, str], argv: Sequence[str], output: Path) -> NoReturn:
+    """A rank's whole life, in which nothing of pytest is left: its files, its warnings, what it would run at exit."""
+    try:
+        _speak_to(output)
+        os.chdir(ROOT)
+        atexit._clear()
+        warnings.resetwarnings()
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)  # as Python itself begins
+        os.environ.update(variables)
+        from dslpar.distributed.bootstrap import leave
+        from dslpar.training.main import main
+
+        leave(main(argv))
+    except BaseException:  # noqa: BLE001  # at last this, as for the interpreter itself
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def _speak_to(output: Path) -> None:
+    """Standard output and error, in Python and below it; pytest has put its own files in their places."""
+    opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)

@@ -1,0 +1,101 @@
+"""The layouts that the layers are proven in: a name, and the cuboid with what is kept how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from dslpar.core.mesh import Tensor
+
+ONE_D = {f"1d-{size}": Tensor(y=size, mode="1d") for size in (2, 3, 4, 6)}
+SEQUENCE = {f"1d-sequence-{size}": Tensor(y=size, mode="1d", residual="sequence") for size in (2, 3, 4, 6)}
+TWO_D = {"2d-4": Tensor(q=2, y=2, mode="2d", residual="hidden")}
+TWO_AND_A_HALF_D = {
+    "2.5d-8-depth-2": Tensor(d=2, q=2, y=2, mode="2.5d", residual="hidden"),
+    "2.5d-3-depth-3": Tensor(d=3, mode="2.5d", residual="hidden"),
+    "2.5d-12-depth-3": Tensor(d=3, q=2, y=2, mode="2.5d", residual="hidden"),
+}
+THREE_D = {"3d-8": Tensor(q=2, y=2, z=2, mode="3d", residual="batch", inner="batch", keep="none")}
+CUBOID = {
+    "cuboid-2-3-2": Tensor(q=2, y=3, z=2, mode="cuboid", residual="hidden", keep="none"),
+    "cuboid-1-2-2-replicated": Tensor(y=2, z=2, mode="cuboid"),
+    "cuboid-1-2-2-sequence-batch": Tensor(y=2, z=2, mode="cuboid", residual="sequence", inner="batch"),
+    "3d-8-sequence-heads": Tensor(q=2, y=2, z=2, mode="3d", residual="sequence"),
+}
+SPLIT = {
+    f"{impl}-{size}": Tensor(d=size, mode="sequence", split="sequence", impl=impl)  # type: ignore[arg-type]
+    for impl, size in product(("ring", "ulysses"), (2, 3, 4, 6))
+}
+LAYOUTS = ONE_D | SEQUENCE | TWO_D | TWO_AND_A_HALF_D | THREE_D | CUBOID | SPLIT
+
+RESIDUALS = ("replicated", "sequence", "hidden", "batch")
+INNERS = ("batch", "heads")
+
+
+def _cuboid(x: int, y: int, z: int) -> dict[str, Tensor]:
+    """One shape with every way to keep the residual and the inner activations; a cube is mode 3d."""
+    mode = "3d" if x == y == z else "cuboid"
+    return {
+        f"{mode}-{x}-{y}-{z}-{residual}-{inner}": Tensor(
+            q=x,
+            y=y,
+            z=z,
+            mode=mode,
+            residual=residual,
+            inner=inner,
+            keep="none",  # type: ignore[arg-type]
+        )
+        for residual in (RESIDUALS if y > 1 else RESIDUALS[:1])
+        for inner in (INNERS if z > 1 else INNERS[1:])
+    }
+
+
+CUBOIDS = {
+    name: tensor
+    for shape in ((2, 3, 1), (1, 2, 3), (2, 2, 2), (2, 3, 2), (3, 2, 2))
+    for name, tensor in _cuboid(*shape).items()
+    if tensor not in LAYOUTS.values()
+}
+"""Shapes whose sides differ, and the cube, with each residual and inner."""
+
+KEEPS = ("x", "w", "both", "none")
+
+
+def kept(names: list[str]) -> dict[str, Tensor]:
+    """The named layouts with each choice of the panels that live until the backward."""
+    return {
+        f"{name}-keep-{keep}": replace((LAYOUTS | CUBOIDS)[name], keep=keep) for name, keep in product(names, KEEPS)
+    }  # type: ignore[arg-type]
+
+
+def everything() -> dict[str, Tensor]:
+    """Every cuboid up to 8 ranks with no axis above 2, every way to keep the residual and the inner activations.
+
+    Left out: a batch in 8 pieces, which the 12 samples of the proof do not divide into.
+    """
+    return {
+        f"d{d}q{q}y{y}z{z}-{residual}-{inner}-{keep}": Tensor(
+            d=d,
+            q=q,
+            y=y,
+            z=z,
+            mode="cuboid",
+            residual=residual,  # type: ignore[arg-type]
+            inner=inner,  # type: ignore[arg-type]
+            keep=keep,  # type: ignore[arg-type]
+        )
+        for d, q, y, z in product((1, 2), repeat=4)
+        if d * q * y * z <= 8
+        for residual in (("replicated", "sequence", "hidden", "batch") if y > 1 else ("replicated",))
+        for inner in (("batch", "heads") if z > 1 else ("heads",))
+        for keep in (("x", "none") if q > 1 else ("x",))
+        if not (residual == "batch" and d * q * y == 8)
+        if not (inner == "batch" and d * q * z == 8)
+    }
+
+
+def mode_of(tensor: Tensor) -> str:
+    """The mode, with what is a mode of its own in all but name: 1d with sequence, ring and Ulysses."""
+    if tensor.split == "sequence":
+        return tensor.impl
+    return f"1d, {tensor.residual}" if tensor.mode == "1d" else str(tensor.mode)

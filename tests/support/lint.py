@@ -1,0 +1,52 @@
+"""Configs as text, linted for a world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslpar.cluster.filter import choose
+from dslpar.cluster.hostfile import parse
+from dslpar.core.errors import Finding
+from dslpar.linter.check import load_text
+from dslpar.linter.engine import lint
+
+MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"
+BATCH = "batch = dict(micro_size=16)\n"
+PATH = "cfg.py"
+TOO_SMALL = ("PERF103", "PERF104", "PERF105", "PERF106")
+"""What the sizes of tests would always get: next to no micro-batch here is large enough for any mode but '1d', and next
+to no pipeline has more micro-batches than one, or layers enough to cut them evenly."""
+
+
+def findings(
+    text: str,
+    world: int | None = 8,
+    overrides: Sequence[str] = (),
+    hostfile: str | None = None,
+    ignored: Sequence[str] = TOO_SMALL,
+    include: str = "",
+    exclude: str = "",
+) -> list[Finding]:
+    """What lint says of a config's text."""
+    cluster = parse(hostfile, "hosts") if hostfile is not None else None
+    if cluster is not None and (include or exclude):
+        cluster = choose(cluster, include or exclude, "--include" if include else "--exclude")
+    return [found for found in lint(load_text(text, PATH, overrides), world, cluster) if found.code not in ignored]
+
+
+def codes(text: str, world: int | None = 8, overrides: Sequence[str] = (), hostfile: str | None = None) -> list[str]:
+    """The codes alone."""
+    return [finding.code for finding in findings(text, world, overrides, hostfile)]
+
+
+def marked(text: str, finding: Finding) -> str:
+    """The characters that a finding in `text` points at, on its first line."""
+    place = finding.location
+    line = text.splitlines()[place.line - 1]
+    end = place.end_column if place.end_line == place.line else len(line) + 1
+    return line[place.column - 1 : end - 1]
+
+
+def wrong(text: str, world: int | None = 8) -> list[Finding]:
+    """What lint says, but for what is legal and slow."""
+    return [finding for finding in findings(text, world) if not finding.code.startswith("PERF")]

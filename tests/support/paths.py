@@ -1,0 +1,8 @@
+"""Where things are: the root of the checkout, and the acceptance tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FACTS = ROOT / "tests" / "support" / "facts"

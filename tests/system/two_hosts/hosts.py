@@ -1,0 +1,378 @@
+"""Two hosts on one machine, for launchers that go over ssh: each has its own network, name, processes, mounts and sshd.
+
+    with two_hosts() as hosts:
+        hostfile = hosts.hostfile(slots=4)                  # "host0 slots=4", "host1 slots=4"
+        done = hosts.run(0, ["deepspeed", "--hostfile", hostfile, "train.py"], timeout_s=100)
+        job = hosts.start(0, ["mpirun", ...], output=path)  # job.pid: what runs, to send it a signal
+        hosts.cut(1), hosts.restore(1), hosts.kill(1)
+
+A host is a process in namespaces of its own, and dies with the process that asked for it, SIGKILL included; with it go
+its network and mounts, so nothing is ever left over, and any number of these pairs live side by side. A third
+namespace is the switch: host 0 keeps its link when host 1's is cut. Files are shared, as on a cluster's file system.
+ssh finds keys in mounts that no one else sees, so nobody's ~/.ssh is read or written. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from tests.support.paths import ROOT
+
+BIN = Path(sys.executable).parent
+PACKAGES = {
+    "ip": "iproute2",
+    "pdsh": "pdsh",
+    "ssh": "openssh-client",
+    "sshd": "openssh-server",
+    "unshare": "util-linux",
+}
+"""Program to the Debian package that has it."""
+SBIN = "/usr/sbin:/sbin"
+Names = Literal["known", "loopback", "unknown"]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+_BORN_S = 20
+
+SSH_CONFIG = """\
+Host *
+    IdentityFile {folder}/key
+    IdentitiesOnly yes
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    LogLevel ERROR
+    ConnectTimeout 10
+"""
+SSHD_CONFIG = """\
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PasswordAuthentication no
+UseDNS no
+MaxStartups 100
+PidFile none
+SetEnv {environ}
+"""
+BOOT = """\
+set -e
+hostname {name}
+ip link set lo up
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+if test -d ~/.ssh; then mount -t tmpfs tmpfs ~/.ssh; fi
+mount --bind {folder}/ssh_config /etc/ssh/ssh_config
+mount --bind {folder}/{name}.hosts /etc/hosts
+until ip address show dev eth0 2>/dev/null | grep -q {address}; do sleep 0.02; done
+exec "$(command -v sshd)" -D -e -f {folder}/{name}.sshd_config
+"""
+
+
+class Finished(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    output: str
+
+
+class Job(NamedTuple):
+    """A command that runs on a host."""
+
+    process: subprocess.Popen[bytes]
+    """What entered the host, and waits there; its status is the command's."""
+    pid: int
+    """The command itself, as seen from outside: where signals go."""
+
+
+def missing() -> str:
+    """Why there can be no two hosts here, and what to install; empty where there can."""
+    if os.geteuid() != 0:
+        return "two hosts need root, for namespaces"
+    absent = {package for program, package in PACKAGES.items() if not shutil.which(program, path=_path(os.environ))}
+    if absent:
+        return f"two hosts need apt-get install {' '.join(sorted(absent))}"
+    tried = subprocess.run(["unshare", "-n", "-u", "-m", "-p", "-f", "ip", "link"], capture_output=True, text=True)
+    return f"two hosts need namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@contextlib.contextmanager
+def two_hosts(*, names: Names = "known", **environ: str) -> Iterator[Hosts]:
+    """Two hosts, up and reachable by ssh.
+
+    `names`: whether a host's name is known to both as its address; or to itself as 127.0.1.1, as Debian sets it up, and
+    torch's gloo trips over it; or to nobody, and hostfiles hold addresses.
+    `environ`: set for every ssh session, on top of the settings of tests.
+    """
+    assert not missing(), missing()
+    with tempfile.TemporaryDirectory(prefix="dslpar_hosts_") as folder:
+        hosts = Hosts(Path(folder), names, environ)
+        try:
+            hosts.boot()
+            yield hosts
+        finally:
+            hosts.end()
+
+
+class Hosts:
+    """host0 and host1, and the switch between them."""
+
+    names = ("host0", "host1")
+    addresses = ("10.77.0.10", "10.77.0.11")
+
+    def __init__(self, folder: Path, names: Names, environ: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._names = names
+        self._settings = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **environ}
+        self._switch: _Namespaces | None = None
+        self._jobs: list[subprocess.Popen[bytes]] = []
+        self._hosts: list[_Namespaces | None] = [None, None]
+
+    # ---- what tests ask for ----
+
+    def environ(self, host: int) -> dict[str, str]:
+        """For commands that start on a host: of this process, with the environment's programs first."""
+        return os.environ | {"PYTHONPATH": str(ROOT), "PATH": _path(os.environ)} | self._session(host)
+
+    @property
+    def called(self) -> tuple[str, str]:
+        """What the hosts are called by each other."""
+        return self.addresses if self._names == "unknown" else self.names
+
+    def hostfile(self, slots: int) -> str:
+        """Path of a hostfile, which DeepSpeed and OpenMPI read alike."""
+        path = self.folder / f"hostfile_{slots}"
+        path.write_text("".join(f"{name} slots={slots}\n" for name in self.called))
+        return str(path)
+
+    def start(
+        self,
+        host: int,
+        words: Sequence[str],
+        output: Path,
+        cwd: Path | str = ROOT,
+        environ: Mapping[str, str] = NOTHING,
+    ) -> Job:
+        """Starts a command on a host, in a session of its own; it inherits `environ` on top of `self.environ(host)`."""
+        with open(output, "wb") as file:
+            process = subprocess.Popen(
+                [*self._enter(host), f"--wd={cwd}", "--", *words],
+                env=self.environ(host) | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._jobs.append(process)
+        return Job(process, _child(process))
+
+    def run(
+        self,
+        host: int,
+        words: Sequence[str],
+        timeout_s: float = 120,
+        cwd: Path | str = ROOT,
+        environ: Mapping[str, str] = NOTHING,
+    ) -> Finished:
+        """Runs a command on a host to its end. At the time-out all on both hosts that it may have started is killed,
+        and the test fails.
+        """
+        output = self.folder / f"output_{time.monotonic_ns()}"
+        job = self.start(host, words, output, cwd, environ)
+        try:
+            status = job.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.sweep()
+            job.process.wait()
+            raise AssertionError(f"no end after {timeout_s} s:\n{output.read_text(errors='replace')[-5000:]}") from None
+        return Finished(status, output.read_text(errors="replace"))
+
+    def processes(self, host: int) -> dict[int, list[str]]:
+        """What runs on a host, sshd and the sessions that it waits for aside: process to its command line."""
+        inside = self._hosts[host]
+        return inside.processes() if inside else {}
+
+    def sweep(self) -> None:
+        """Ends whatever runs on the hosts."""
+        for host in (0, 1):
+            for pid in self.processes(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def cut(self, host: int) -> None:
+        """The host is gone from the network, and nobody is told: no packet comes or goes."""
+        self._on_switch("ip", "link", "set", f"port{host}", "down")
+
+    def restore(self, host: int) -> None:
+        """The host is on the network again, newly booted if it had been killed."""
+        if self._hosts[host] is None:
+            self._boot_host(host)
+        self._on_switch("ip", "link", "set", f"port{host}", "up")
+        self._until_reachable(host)
+
+    def kill(self, host: int) -> None:
+        """As if the power were gone: no connection is closed, no process ends in order."""
+        inside, self._hosts[host] = self._hosts[host], None
+        assert inside is not None, f"{self.names[host]} is down"
+        self.cut(host)
+        self._on_switch("ip", "link", "delete", f"port{host}")  # connections that wait for an answer would keep it
+        inside.end()
+
+    def shared_disk(self, path: Path | str, size_bytes: int) -> None:
+        """On both hosts `path` is one file system of this size; outside of them it is not seen."""
+        assert self._switch is not None
+        options = ("-t", "tmpfs", "-o", f"size={size_bytes}")
+        self._done(["nsenter", "-t", str(self._switch.pid), "-m", "mount", *options, "tmpfs", str(path)])
+
+    def small_disk(self, host: int, path: Path | str, size_bytes: int) -> None:
+        """On that host, and there alone, `path` is a file system of this size."""
+        options = ("-t", "tmpfs", "-o", f"size={size_bytes}")
+        self._done([*self._enter(host), "--", "mount", *options, "tmpfs", str(path)])
+
+    # ---- how they come to be ----
+
+    def boot(self) -> None:
+        """The switch, the keys, both hosts; until each answers by ssh."""
+        for name in ("key", "host_key"):
+            self._done(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)])
+        (self.folder / "ssh_config").write_text(SSH_CONFIG.format(folder=self.folder))
+        # What is mounted beside the switch is seen by hosts, and not the other way round.
+        self._switch = _Namespaces(("-n", "-m", "--propagation", "shared"), "exec sleep infinity")
+        self._on_switch("ip", "link", "add", "bridge", "type", "bridge")
+        self._on_switch("ip", "link", "set", "bridge", "up")
+        for host in (0, 1):
+            self._boot_host(host)
+        for host in (0, 1):
+            self._until_reachable(host)
+
+    def end(self) -> None:
+        """Nothing is left of the hosts."""
+        for namespaces in (*self._hosts, self._switch):
+            if namespaces is not None:
+                namespaces.end()
+        for process in self._jobs:
+            process.wait()
+
+    def _boot_host(self, host: int) -> None:
+        assert self._switch is not None
+        name, address = self.names[host], self.addresses[host]
+        (self.folder / f"{name}.hosts").write_text("127.0.0.1 localhost\n" + self._known_to(name))
+        self._temporary(host).mkdir(exist_ok=True)
+        session = {"PATH": _path(os.environ), **self._session(host)}
+        settings = " ".join(f'"{key}={value}"' for key, value in session.items())
+        config = SSHD_CONFIG.format(folder=self.folder, environ=settings)
+        (self.folder / f"{name}.sshd_config").write_text(config)
+        script = BOOT.format(folder=self.folder, name=name, address=address)
+        beside = ("nsenter", "-t", str(self._switch.pid), "-m")
+        flags = ("-n", "-u", "-m", "--propagation", "slave", "-p", "--mount-proc")
+        inside = self._hosts[host] = _Namespaces(flags, script, beside)
+        port = f"port{host}"
+        card = ("name", "eth0", "address", f"02:00:00:00:00:0{host}", "netns", str(inside.pid))  # a reboot keeps it
+        self._on_switch("ip", "link", "add", port, "type", "veth", "peer", *card)
+        self._on_switch("ip", "link", "set", port, "master", "bridge", "up")
+        network = ["nsenter", "-t", str(inside.pid), "-n", "ip"]
+        self._done([*network, "link", "set", "eth0", "up"])
+        self._done([*network, "address", "add", f"{address}/24", "dev", "eth0"])
+
+    def _session(self, host: int) -> dict[str, str]:
+        """What is set for every session on a host."""
+        return {"TMPDIR": str(self._temporary(host)), **self._settings}
+
+    def _temporary(self, host: int) -> Path:
+        """Its temporary files: OpenMPI tells jobs apart by process ids, which two hosts may have in common."""
+        return self.folder / f"tmp{host}"
+
+    def _known_to(self, host: str) -> str:
+        """What /etc/hosts says of the names there."""
+        known = dict(zip(self.names, self.addresses, strict=True)) if self._names != "unknown" else {}
+        known |= {host: "127.0.1.1"} if self._names == "loopback" else {}
+        return "".join(f"{address} {name}\n" for name, address in known.items())
+
+    def _until_reachable(self, host: int) -> None:
+        def answers() -> bool:
+            words = [*self._enter(host), "--", "ssh", self.addresses[host], "true"]
+            return subprocess.run(words, env=self.environ(host), capture_output=True, timeout=_BORN_S).returncode == 0
+
+        self._until(answers, f"no sshd on {self.names[host]}")
+
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + _BORN_S
+        while not condition():
+            assert time.monotonic() < deadline, otherwise
+            time.sleep(0.02)
+
+    def _enter(self, host: int) -> list[str]:
+        inside = self._hosts[host]
+        assert inside is not None, f"{self.names[host]} is down"
+        return ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(inside.pid), "-n", "-u", "-m", "-p"]
+
+    def _on_switch(self, *words: str) -> str:
+        assert self._switch is not None
+        return self._done(["nsenter", "-t", str(self._switch.pid), "-n", *words])
+
+    def _done(self, words: Sequence[str]) -> str:
+        done = subprocess.run(words, env=self.environ(0), capture_output=True, text=True, timeout=_BORN_S)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+        return done.stdout
+
+
+class _Namespaces:
+    """A process in namespaces of its own; it dies with this one, and they with it."""
+
+    def __init__(self, flags: Sequence[str], script: str, beside: Sequence[str] = ()) -> None:
+        end_with_us = ["setpriv", "--pdeathsig", "KILL", *beside, "unshare", "--kill-child", "-f", *flags]
+        environ = os.environ | {"PATH": _path(os.environ)}
+        self._process = subprocess.Popen([*end_with_us, "sh", "-c", script], env=environ, stderr=subprocess.PIPE)
+        self.pid = _child(self._process)
+        """The first process of the namespaces, as seen from outside."""
+
+    def processes(self) -> dict[int, list[str]]:
+        """All in the same process namespace, but for sshd and its sessions."""
+        mine, found = _namespace(self.pid), {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and _namespace(int(entry.name)) == mine:
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+                    if words[0] and not words[0].startswith("sshd:") and int(entry.name) != self.pid:
+                        found[int(entry.name)] = words
+        return found
+
+    def end(self) -> None:
+        """The kernel kills all of them with the first."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr:
+            self._process.stderr.close()
+
+
+def _namespace(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
+
+
+def _child(process: subprocess.Popen[bytes]) -> int:
+    """The one child of a process that has just been started, as soon as it is there; 0 if it ended without."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + _BORN_S
+    while process.poll() is None:
+        assert time.monotonic() < deadline, "no child"
+        if words := children.read_text().split():
+            return int(words[0])
+        time.sleep(0.005)
+    return 0
+
+
+def _path(environ: Mapping[str, str]) -> str:
+    return os.pathsep.join([str(BIN), environ.get("PATH", os.defpath), SBIN])

@@ -1,0 +1,87 @@
+"""What befalls jobs on two hosts: they end in time on both, with a status that is not 0, and name who it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults_on_hosts import CONFIG, FAULTS, LAUNCHERS, befall
+from tests.support.runs import TEXT
+from tests.system.two_hosts.hosts import ROOT, missing, two_hosts
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+QUICK = (("SIGKILL", "mpirun"),)
+PROVEN = ("deepspeed", "mpirun")
+"""The launchers of the table."""
+CELLS = [
+    pytest.param(fault, launcher, marks=() if (fault, launcher) in QUICK else pytest.mark.prove)
+    for fault in FAULTS
+    for launcher in PROVEN
+]
+
+
+@pytest.mark.parametrize(("fault", "launcher"), CELLS)
+def test_a_job_ends(fault: str, launcher: str) -> None:
+    one = befall(launcher, fault)
+    assert one.misses() == [], "\n".join(one.lines)
+
+
+ELSEWHERE = """\
+import importlib.abc, importlib.machinery, sys
+class Inject(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "dslpar.launch.supervise":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            receiver = module.Receiver
+            module.Receiver = lambda folder, addresses: receiver(folder, ["10.77.0.250"])
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Inject())
+"""
+"""Has `dslpar launch` tell ranks an address that nobody answers at: a firewall's work."""
+
+
+@pytest.mark.prove
+def test_a_job_whose_guards_cannot_reach_dslpar_launch_is_told_to_stop_by_ssh(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "sitecustomize.py").write_text(ELSEWHERE)
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "cfg.py").write_text(CONFIG.format(save_interval=100000, hang_s=60))
+    with two_hosts(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])) as hosts:
+        path = Path(hosts.hostfile(2))
+        path.write_text(path.read_text().splitlines()[1] + "\n")
+        words = ["dslpar", "launch", "--no-checks", "--hostfile", str(path), str(tmp_path / "cfg.py")]
+        job = hosts.start(0, [*words, f"train.output_dir={out}"], tmp_path / "said")
+        metrics, ends = out / "metrics.jsonl", time.monotonic() + 120
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert job.process.poll() is None, (tmp_path / "said").read_text()
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.process.wait(30) == 128 + signal.SIGTERM
+        assert hosts.processes(1) == {}
+        assert list(out.glob("checkpoints/step_*"))
+
+
+def test_a_miss_is_told() -> None:
+    """The table can tell what falls short."""
+    from benchmarks.faults_on_hosts import Outcome
+
+    good = "[rank 2 of 4 on host1, stage 1 (pipe 1), step 3] failed"
+    assert Outcome("mpirun", "exception", 1.0, 1, [], ["noise", good]).misses() == []
+    assert Outcome("mpirun", "exception", 16.0, 1, [], [good]).misses() == ["16 s"]
+    assert Outcome("mpirun", "exception", 1.0, 0, [], [good]).misses() == ["status 0"]
+    assert Outcome("mpirun", "exception", 45.0, None, ["python"], [good]).misses()[1:] == ["1 processes left", "no end"]
+    (missed,) = Outcome("mpirun", "exception", 1.0, 1, [], [good.replace("rank 2", "rank 3")]).misses()
+    assert missed.startswith("not said: rank 2")
+    assert set(FAULTS) >= {fault for fault, _ in QUICK}
+    assert set(LAUNCHERS) >= set(PROVEN)

@@ -1,0 +1,73 @@
+"""Which sample comes when: DESIGN section 9, and the same whatever the layout."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dslpar.data.order import micro_batches, permutation, sample_at
+from dslpar.data.text import Text
+from dslpar.layout.resolve import Batch
+
+
+class Numbered:
+    """Samples that are their own numbers."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def batch(self, samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(samples), torch.tensor(samples)
+
+
+def step_of(data: int, accumulation: int, num_samples: int, consumed: int, seed: int = 3) -> list[int]:
+    """The samples of one step, in the order of rows, put together from all data ranks."""
+    size = 72
+    batch = Batch(size, size // (data * accumulation), accumulation)
+    rows: dict[int, int] = {}
+    for rank in range(data):
+        batches = micro_batches(Numbered(num_samples), batch, seed, consumed, data, rank)
+        for index, (ids, _) in enumerate(batches):
+            first = (index * data + rank) * batch.micro_size
+            rows |= dict(enumerate(ids.tolist(), first))
+    return [rows[row] for row in range(size)]
+
+
+@given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 6]), st.integers(5, 60), st.integers(0, 5))
+def test_a_step_takes_the_next_samples_of_the_run_in_every_layout(
+    data: int, accumulation: int, num_samples: int, step: int
+) -> None:
+    expected = [sample_at(k, num_samples, 3) for k in range(step * 72, (step + 1) * 72)]
+    assert step_of(data, accumulation, num_samples, step * 72) == expected
+
+
+@given(st.integers(1, 50), st.integers(0, 3), st.integers(0, 2**40))
+def test_each_epoch_is_a_permutation(num_samples: int, epoch: int, seed: int) -> None:
+    order = [sample_at(k, num_samples, seed) for k in range(epoch * num_samples, (epoch + 1) * num_samples)]
+    assert sorted(order) == list(range(num_samples))
+    assert order == permutation(num_samples, seed, epoch).tolist()
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [tuple(permutation(100, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
+    assert len(set(orders)) == 4
+
+
+def test_the_order_is_the_same_in_every_version() -> None:
+    """Changing it would change every run's curve."""
+    assert permutation(8, 1234, 0).tolist() == [0, 2, 6, 7, 4, 5, 1, 3]
+
+
+def test_windows_of_text_overlap_in_one_byte() -> None:
+    text = Text(bytearray(b"abcdefghij"), 3)
+    assert text.num_samples == 3
+    ids, labels = text.batch([2, 0])
+    assert ids.dtype == labels.dtype == torch.int64
+    assert [bytes(row) for row in ids.tolist()] == [b"ghi", b"abc"]
+    assert [bytes(row) for row in labels.tolist()] == [b"hij", b"bcd"]
+
+
+def test_the_last_window_needs_a_byte_after_it() -> None:
+    assert Text(bytearray(b"abcdef"), 3).num_samples == 1
+    assert Text(bytearray(b"abcdefg"), 3).num_samples == 2

@@ -1,0 +1,206 @@
+"""Where a process stands, from each launcher's environment."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dslpar.cluster.launcher_env import around
+from dslpar.core.errors import DslparError
+from dslpar.distributed.bootstrap import Place, device_of, find
+from tests.support.runs import mpirun, start
+
+LAUNCHED = {
+    "nobody": ({}, Place()),
+    "deepspeed": (
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_SIZE": "4",
+            "MASTER_ADDR": "n0",
+            "MASTER_PORT": "29501",
+        },
+        Place(5, 8, 1, 4, "n0", 29501),
+    ),
+    "torchrun": (
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "4",
+            "MASTER_ADDR": "n0",
+            "MASTER_PORT": "1",
+        },
+        Place(5, 8, 1, 4, "n0", 1),
+    ),
+    "mpirun with an address": (
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "MASTER_ADDR": "n0",
+        },
+        Place(3, 4, 1, 2, "n0", 29500),
+    ),
+    "mpiexec of MPICH": (
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+        Place(1, 2, 1, 2, "127.0.0.1", 29500),
+    ),
+    "srun": (
+        {
+            "SLURM_PROCID": "9",
+            "SLURM_STEP_NUM_TASKS": "16",
+            "SLURM_LOCALID": "1",
+            "SLURM_NTASKS_PER_NODE": "8",
+            "SLURM_STEP_NODELIST": "gpu[07-08]",
+        },
+        Place(9, 16, 1, 8, "gpu07", 29500),
+    ),
+    "srun with a list of tasks": (
+        {
+            "SLURM_PROCID": "9",
+            "SLURM_STEP_NUM_TASKS": "11",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+            "SLURM_STEP_NODELIST": "gpu[07-09]",
+            "SLURM_JOB_ID": "71",
+        },
+        Place(9, 11, 1, 3, "gpu07", 27707),
+    ),
+    "torchrun inside Slurm": (
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "LOCAL_WORLD_SIZE": "4"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+        | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(3, 4, 1, 4, "n0", 1),
+    ),
+    "a script that srun starts, and that sets what torch wants": (
+        {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"}
+        | {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(5, 6, 1, 2, "n0", 1),
+    ),
+    "a script that sets what torch wants, on several hosts": (
+        {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
+        Place(1, 8, 1, 7, "n0", 1),
+    ),
+    "a script that sets what torch wants, on one": (
+        {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        Place(1, 8, 1, 8, "127.0.0.1", 1),
+    ),
+    "a batch script of Slurm, without srun": (
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
+        Place(),
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_the_place_is_found(launcher: str) -> None:
+    environ, place = LAUNCHED[launcher]
+    assert find(environ) == place
+
+
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+
+
+def test_two_mpi_jobs_on_one_host_meet_at_different_ports() -> None:
+    ports = {find(OMPI | {"PMIX_NAMESPACE": name}).master_port for name in ("prterun-a-1@1", "prterun-a-2@1")}
+    assert len(ports) == 2
+    assert all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_two_steps_of_one_slurm_job_meet_at_different_ports() -> None:
+    """`srun -n 4 ... & srun -n 4 ... &` on one host."""
+    step = dict(LAUNCHED["srun"][0]) | {"SLURM_JOB_ID": "71"}
+    assert len({find(step | {"SLURM_STEP_ID": number}).master_port for number in ("0", "1", "2")}) == 3
+
+
+def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
+    """Slurm's --gpus-per-task: each rank has a device 0, and there is no other."""
+    place = Place(5, 16, 5, 8)
+    assert [device_of(place, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
+
+
+def test_who_has_started_this_process() -> None:
+    assert around({}) == ""
+    assert around(LAUNCHED["a batch script of Slurm, without srun"][0]) == ""
+    assert around({"PMI_RANK": "0", "PMI_SIZE": "1"}) == ""
+    assert around(LAUNCHED["srun"][0]) == "Slurm"
+    assert around(LAUNCHED["mpiexec of MPICH"][0]) == "MPICH"
+    assert around({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}) == "", "a host of a Kubernetes job"
+    assert around(dict(LAUNCHED["srun"][0]) | {"SLURM_PTY_PORT": "4000"}) == "", "srun --pty bash"
+
+
+def test_several_hosts_need_an_address() -> None:
+    with pytest.raises(DslparError, match="MASTER_ADDR") as caught:
+        find(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert "-x MASTER_ADDR" in caught.value.findings[0].help
+
+
+def test_openmpi_knows_rank_0_s_host() -> None:
+    code = "import os; from dslpar.cluster import pmix; print(pmix.host_of_rank_0(os.environ))"
+    done = start([*mpirun(2), sys.executable, "-c", code], 60)
+    assert (done.status, done.output.split()) == (0, [socket.gethostname()] * 2)
+
+
+def test_openmpi_s_variables_without_its_daemon() -> None:
+    """Of a shell that a rank has started and left, say: refused, not waited for."""
+    code = "import os; from dslpar import bootstrap; bootstrap.find(os.environ)"
+    environ = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "gone", "PMIX_RANK": "0"}
+    done = start([sys.executable, "-c", code], 60, **environ, OMPI_LIBDIR_LOC=str(Path(sys.prefix, "lib")))
+    assert done.status == 1
+    assert "HST202" in done.output
+
+
+def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
+    """Slurm's list of nodes is sorted, and rank 0 is where the user's own list begins."""
+    environ = dict(LAUNCHED["srun"][0]) | {"SLURM_DISTRIBUTION": "arbitrary"}
+    with pytest.raises(DslparError, match="HST202"):
+        find(environ)
+    assert find(environ | {"MASTER_ADDR": "gpu08"}).master_addr == "gpu08"
+
+
+def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
+    with pytest.raises(DslparError, match="LOCAL_RANK"):
+        find({"WORLD_SIZE": "4", "RANK": "1"})
+    with pytest.raises(DslparError, match="PMI_SIZE is 4, and MPI_LOCALRANKID not set"):
+        find({"PMI_RANK": "1", "PMI_SIZE": "4"})
+
+
+def test_nobody_imports_torch_or_mpi_to_find_out() -> None:
+    code = "import sys, dslpar.training; assert not {'torch', 'deepspeed', 'mpi4py', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- leaving ----
+
+_LEAVES = """
+import atexit, sys, threading, time
+from dslpar.distributed.bootstrap import leave
+
+class Destroyed:
+    def __del__(self): print("destroyed")
+
+kept = Destroyed()
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+sys.stdout.write("said, ")
+leave(3)
+"""
+
+
+def test_leaving_is_an_exit_without_destructors() -> None:
+    """A destructor of torch's aborts sometimes, after a run that had gone well."""
+    done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said, thread\nexit function\n", "")

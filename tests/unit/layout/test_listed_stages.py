@@ -1,0 +1,37 @@
+"""The cut of listed layers: what weighs, and where layers of one index, or of none, go."""
+
+from __future__ import annotations
+
+import pytest
+
+from dslpar.layout.listed_stages import class_names, counts
+from dslpar.schema.sections import OtherModel
+
+
+def model(*layers: tuple[str, int | None]) -> OtherModel:
+    return OtherModel(target="a.B", args={"layers_cfg": [{"type": name, "layer_idx": index} for name, index in layers]})
+
+
+def test_functions_weigh_nothing_and_go_before_or_after() -> None:
+    names = ("Linear", "ReLU", "Dropout", "Linear", "ReLU", "my.Layer", "Flatten", "Linear")
+    listed = model(*((name, None) for name in names))
+    assert counts(listed, "cost", 4) == (3, 2, 2, 1)  # one with parameters on each stage
+    assert counts(listed, "cost", 8) == (1,) * 8
+    assert class_names(listed)[5] == "Layer"
+
+
+def test_layers_of_one_index_go_together() -> None:
+    listed = model(("Linear", None), ("Linear", 0), ("ReLU", None), ("Linear", 1), ("Linear", 2), ("Linear", -1))
+    assert listed.num_layers == 3
+    assert counts(listed, "cost", 2) == (2, 1)  # of 2, 1 and 2 with parameters
+    assert counts(listed, "type:^relu$", 2) == (2, 1)
+
+
+def test_only_the_built_layers_tell_their_parameters() -> None:
+    assert counts(model(("Linear", None), ("Linear", None)), "parameters", 2) is None
+
+
+@pytest.mark.parametrize("indices", [(None, None, None), (-1, None, None), (0, 0, 0)])
+def test_how_many_there_are(indices: tuple[int | None, ...]) -> None:
+    listed = model(*(("Linear", index) for index in indices))
+    assert listed.num_layers == (3 if indices[0] is None else 1)

@@ -1,0 +1,174 @@
+"""From a spec to a Job: batch arithmetic, cuboids and stages as DESIGN 3 to 6 have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dslpar import DslparError, resolve
+from dslpar.layout.resolve import Batch, Job
+from dslpar.linter import check
+from dslpar.linter.check import load_text
+from dslpar.schema import sections
+from tests.support.lint import MODEL, PATH, codes
+
+
+def job_of(text: str, world: int = 8) -> Job:
+    return resolve(load_text(MODEL + text, PATH), world)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("", (4, 1, 1)),
+        ("global_size=16", (16, 4, 1)),
+        ("micro_size=3", (12, 3, 1)),
+        ("accumulation=5", (20, 1, 5)),
+        ("global_size=16, micro_size=2", (16, 2, 2)),
+        ("global_size=16, accumulation=2", (16, 2, 2)),
+        ("micro_size=2, accumulation=3", (24, 2, 3)),
+        ("global_size=24, micro_size=2, accumulation=3", (24, 2, 3)),
+    ],
+)
+def test_batch(batch: str, expected: tuple[int, int, int]) -> None:
+    job = job_of(f"parallel = dict(pipeline=2)\nbatch = dict({batch})\n")
+    assert job.batch == Batch(*expected)
+    assert job.batch.global_size == job.batch.micro_size * job.batch.accumulation * job.mesh.data
+
+
+@pytest.mark.parametrize(
+    "batch",
+    ["global_size=3", "global_size=18", "global_size=16, micro_size=3", "global_size=16, micro_size=2, accumulation=3"],
+)
+def test_a_batch_that_does_not_fit(batch: str) -> None:
+    assert codes(f"{MODEL}parallel = dict(pipeline=2)\nbatch = dict({batch})\n") == ["BAT101"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "least"),
+    [
+        ("size=4, mode='1d'", 1),
+        ("size=4, mode='1d', sequence=True", 1),
+        ("size=4, mode='2d'", 2),
+        ("size=8, mode='2.5d', depth=2", 4),
+        ("size=8, mode='3d'", 4),
+        ("size=8, mode='3d', residual='sequence', inner='heads'", 2),
+        ("size=4, mode='sequence'", 1),
+        ("size=8, mode='cuboid', shape=(2, 2, 2)", 2),
+    ],
+)
+def test_least_micro_size(tensor: str, least: int) -> None:
+    assert job_of(f"parallel = dict(tensor=dict({tensor}))\n").batch.micro_size == least
+    if least > 1:
+        wrong = f"{MODEL}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size={least + 1})\n"
+        assert codes(wrong) == ["BAT102"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        ("size=4, mode='1d'", dict(d=1, q=1, y=4, z=1, residual="replicated", keep="x", split="batch")),
+        ("size=4, mode='1d', sequence=True", dict(y=4, residual="sequence")),
+        ("size=4, mode='2d'", dict(d=1, q=2, y=2, z=1, residual="hidden", keep="x")),
+        ("size=8, mode='2.5d', depth=2", dict(d=2, q=2, y=2, z=1, residual="hidden")),
+        ("size=8, mode='3d'", dict(d=1, q=2, y=2, z=2, residual="batch", inner="batch", keep="none")),
+        ("size=4, mode='sequence', impl='ulysses'", dict(d=4, y=1, split="sequence", impl="ulysses")),
+        (
+            "size=6, mode='cuboid', shape=[2, 3, 1]",
+            dict(q=2, y=3, z=1, residual="hidden", inner="heads", keep="none"),
+        ),
+        ("size=4, mode='2d', keep='both'", dict(keep="both")),
+    ],
+)
+def test_cuboid(tensor: str, expected: dict[str, Any]) -> None:
+    world = 6 if "size=6" in tensor else 8
+    cuboid = job_of(f"parallel = dict(tensor=dict({tensor}))\n", world).mesh.tensor
+    assert {name: getattr(cuboid, name) for name in expected} == expected
+
+
+def test_stages_of_both_forms() -> None:
+    libai = job_of("train = dict(dist=dict(pipeline_parallel_size=4))\n").stages
+    assert (libai.counts, libai.auto_ids) == ((2, 2, 3, 1), libai.actual_ids)
+    assert job_of("parallel = dict(pipeline=dict(size=4, method='libai'))\n").stages == libai
+    by_hand = job_of("parallel = dict(pipeline=dict(size=4, counts=[1, 1, 1, 5]))\n").stages
+    assert by_hand.counts == (1, 1, 1, 5)
+    assert by_hand.actual_ids == (0, 1, 2, 3, 3, 3, 3, 3)
+    assert by_hand.auto_ids == (0, 0, 1, 1, 2, 2, 3, 3)
+
+
+def test_microbatches_of_a_schedule_are_the_accumulation() -> None:
+    job = job_of("parallel = dict(pipeline=2)\nschedule = dict(type='1f1b', num_microbatches=4)\n")
+    assert job.batch == Batch(16, 1, 4)
+    both = job_of("schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=4, global_size=64)\n")
+    assert both.batch == Batch(64, 2, 4)
+
+
+LINEAR = "dict(type='Linear', in_features=8, out_features=8)"
+LAYERS = "model = dict(type='torch.nn.Sequential', layers_cfg=[{layers}])\n"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "counts"),
+    [
+        ("2", (4, 2)),  # by the layers that have parameters, two on each stage
+        ("dict(size=2, method='uniform')", (3, 3)),
+        ("dict(size=3, method='libai')", (2, 2, 2)),
+        ("dict(size=3, method='type:linear')", (2, 3, 1)),
+        ("dict(size=2, counts=[1, 5])", (1, 5)),
+        ("dict(size=2, stage_ids=[0, 0, 0, 0, 0, 1])", (5, 1)),
+        ("dict(size=2, method='parameters')", None),  # known when they are built
+        ("1", (6,)),
+    ],
+)
+def test_stages_of_listed_layers(pipeline: str, counts: tuple[int, ...] | None) -> None:
+    layers = (LINEAR, "dict(type='ReLU')", LINEAR, "dict(type='ReLU')", "dict(type='a.MyLayer')", LINEAR)
+    text = f"{LAYERS.format(layers=', '.join(layers))}parallel = dict(pipeline={pipeline})\n"
+    stages = resolve(load_text(text, PATH), 12).stages
+    assert stages.counts == counts
+    assert (stages.actual_ids is None) == (counts is None or pipeline == "1")
+
+
+def test_layer_idx_counts_what_a_pipeline_cuts() -> None:
+    layers = "[dict(type='a.MyLayer', layer_idx=index) for index in (None, 0, 0, 1, None, 2, -1)]"
+    text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=3)\n"
+    job = resolve(load_text(text, PATH), 3)
+    assert (job.spec.model.num_layers, job.stages.counts) == (3, (1, 1, 1))
+
+
+def test_layers_that_nothing_lists_are_cut_when_they_are_built() -> None:
+    stages = resolve(load_text("model = dict(type='a.B')\nparallel = dict(pipeline=2)\n", PATH), 2).stages
+    assert stages == (None, None, None)
+
+
+def test_idle_handlers_are_left_out() -> None:
+    names = ("DataParallelGradientHandler", "my.Handler")
+    job = job_of(f"gradient_handler = [dict(type=name) for name in {names}]\n")
+    assert [handler.target for handler in job.spec.gradient_handler] == ["my.Handler"]
+
+
+def test_registered_names_are_known_where_they_are_registered() -> None:
+    text = "model = dict(type='MyNet', layers_cfg=[dict(type='MyLayer')])\ngradient_handler = dict(type='MyHandler')\n"
+    config = load_text(text, PATH)
+    names = {"models": ["MyNet"], "layers": ["MyLayer"], "gradient_handlers": ["MyHandler"]}
+    job = check.job_of(config, 1, registered=names)
+    assert (job.spec.model, job.spec.gradient_handler) == (
+        sections.OtherModel(target="MyNet", args={"layers_cfg": [{"type": "MyLayer"}]}),
+        (sections.GradientHandler(target="MyHandler"),),
+    )
+    found = check.lint(config, 1)
+    assert [finding.code for finding in found] == ["CFG108"] * 3
+    assert all("known only in the process that registers it" in finding.help for finding in found)
+
+
+def test_where_a_run_writes() -> None:
+    assert job_of("").output_dir == "outputs/cfg"
+    assert job_of("train = dict(output_dir='elsewhere')\n").output_dir == "elsewhere"
+
+
+def test_resolve_raises_every_finding() -> None:
+    with pytest.raises(DslparError) as caught:
+        job_of("parallel = dict(pipeline=3)\nzero = 7\n")
+    assert [finding.code for finding in caught.value.findings] == ["PAR101", "CFG103"]
+    assert "cfg.py:2:26: PAR101 world-not-a-multiple" in str(caught.value)
+    assert "help: worlds of 6 or 9 fit" in str(caught.value)

@@ -1,0 +1,115 @@
+"""Cuts of layers over stages: the best cut against brute force, LiBai's rule, no empty stage ever."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import accumulate, combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dslpar import models
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layout import stages
+from dslpar.schema.sections import GPT
+
+LAYERS_AND_STAGES = st.integers(1, 9).flatmap(lambda layers: st.tuples(st.just(layers), st.integers(1, layers)))
+
+
+def score(weights: list[int], counts: tuple[int, ...]) -> tuple[int, int]:
+    sums = [0, *accumulate(weights)]
+    ends = [0, *accumulate(counts)]
+    loads = [sums[end] - sums[start] for start, end in pairwise(ends)]
+    return max(loads), sum(load * load for load in loads)
+
+
+def best(weights: list[int], size: int) -> tuple[int, int]:
+    layers = len(weights)
+    cuts = ((0, *cut, layers) for cut in combinations(range(1, layers), size - 1))
+    return min(score(weights, tuple(end - start for start, end in pairwise(cut))) for cut in cuts)
+
+
+@given(LAYERS_AND_STAGES, st.integers(0, 9), st.integers(0, 5), st.integers(0, 9))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_balanced_is_the_best_cut(sizes: tuple[int, int], first: int, layer: int, last: int) -> None:
+    layers, size = sizes
+    counts = stages.balanced(first, layer, last, layers, size)
+    assert (len(counts), sum(counts), min(counts) >= 1) == (size, layers, True)
+    weights = [layer] * layers
+    weights[0] += first
+    weights[-1] += last
+    assert score(weights, counts) == best(weights, size)
+
+
+@given(LAYERS_AND_STAGES)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_every_method_fills_every_stage(sizes: tuple[int, int]) -> None:
+    layers, size = sizes
+    model = GPT(num_layers=layers, hidden_size=64, num_heads=4, vocab_size=5000, max_seq_len=32)
+    cuts = [
+        stages.libai(layers, size),
+        stages.uniform(layers, size),
+        stages.by_cost(model, size, 32),
+        stages.by_parameters(model, size),
+        stages.by_type("block|head", model, size),
+    ]
+    for counts in cuts:
+        assert (len(counts), sum(counts), min(counts) >= 1) == (size, layers, True)
+
+
+def test_a_large_head_lightens_the_last_stage() -> None:
+    model = GPT(num_layers=24, hidden_size=256, num_heads=4, vocab_size=50000, max_seq_len=128)
+    assert stages.by_cost(model, 4, 128) == (7, 8, 8, 1)
+    assert stages.uniform(24, 4) == (6, 6, 6, 6)
+
+
+GPT2 = GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=50, max_seq_len=16)
+FORMS = [
+    GPT2,
+    replace(GPT2, tie_embeddings=False, ffn_hidden_size=40, num_kv_heads=2),
+    replace(GPT2, norm="rmsnorm"),
+    replace(GPT2, activation="swiglu", num_kv_heads=1),
+    replace(GPT2, bias=False),
+    replace(GPT2, positions="rotary"),
+    replace(GPT2, norm="rmsnorm", activation="swiglu", positions="rotary", bias=False, num_kv_heads=2),
+]
+
+
+@pytest.mark.parametrize("model", FORMS, ids=lambda model: f"{model.norm}-{model.activation}-{model.positions}")
+def test_parameters_and_classes_are_the_module_s(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each layer weighs: seen where the cut is made, against the layers built on one rank."""
+    seen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(
+        stages, "balanced", lambda first, layer, last, num_layers, size: seen.append((first, layer, last))
+    )
+    stages.by_parameters(model, 2)
+    groups = Groups(Mesh())
+    built = [spec.build() for spec in models.GPT(**asdict(model)).layers(groups)]
+    token, positions, block, other_block, norm, head = (sum(p.numel() for p in layer.parameters()) for layer in built)
+    assert seen == [(token + positions, block, norm + head)]
+    assert other_block == block
+    weights = sum(p.numel() for p in built[2].parameters() if p.dim() == 2)
+    assert stages.block_weights(model) == weights
+    *classes, _ = stages.layer_classes(model)
+    for layer, name in zip([built[0], built[1], built[2], built[4]], classes, strict=True):
+        assert name in [cls.__name__ for cls in type(layer).__mro__]
+
+
+def test_a_table_of_positions_moves_the_cut() -> None:
+    """With a long table of positions the first stage has fewer blocks; rotary positions have none."""
+    model = GPT(num_layers=8, hidden_size=64, num_heads=8, vocab_size=1000, max_seq_len=32, ffn_hidden_size=64)
+    assert stages.by_parameters(model, 2) == (4, 4)
+    assert stages.by_parameters(replace(model, positions="rotary", max_seq_len=1000), 2) == (4, 4)
+    assert stages.by_parameters(replace(model, max_seq_len=1000), 2) == (3, 5)
+
+
+def test_ids_and_counts() -> None:
+    assert stages.ids_of((2, 1)) == (0, 0, 1)
+    assert stages.counts_of((0, 0, 1), 2) == (2, 1)
+
+
+def test_a_deep_model_is_cut_at_once() -> None:
+    model = GPT(num_layers=1000, hidden_size=64, num_heads=4, vocab_size=5000, max_seq_len=32)
+    assert sum(stages.by_cost(model, 128, 32)) == 1000

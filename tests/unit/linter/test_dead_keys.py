@@ -1,0 +1,213 @@
+"""DEAD110 and on, CFG120, CFG121: keys without effect are told, those with one are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dslpar.linter.rules.dead import _IDLE, _NEVER, _stages_of
+from dslpar.schema import deepspeed_policy
+from tests.support.lint import MODEL, codes, findings, marked
+
+PIPED = "parallel = dict(pipeline=2)\n"
+
+# what is written, what is told, what the caret marks
+TOLD = [
+    ("parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))", "DEAD110", "True"),
+    ("parallel = dict(tensor=dict(size=1, mode='3d', residual='hidden', keep='x'))", "DEAD110", "'hidden'"),
+    ("parallel = dict(tensor=dict(size=1, mode='2d', keep='x'))", "DEAD110", "'x'"),
+    ("parallel = dict(order=('data', 'pipe', 'tensor'))", "DEAD111", "('data', 'pipe', 'tensor')"),
+    ("parallel = dict(pipeline=8, order=('data', 'pipe', 'tensor'))", "DEAD111", "('data', 'pipe', 'tensor')"),
+    ("train = dict(eval_steps=4)", "DEAD112", "4"),
+    ("train = dict(steps=10, eval_interval=11)", "DEAD113", "11"),
+    ("train = dict(steps=10, log_interval=11)", "DEAD113", "11"),
+    ("train = dict(steps=10, save_interval=11)", "DEAD113", "11"),
+    ("lr_scheduler = dict(min_lr=1e-5)", "DEAD114", "1e-5"),
+    ("parallel = dict(pipeline=8)\nzero = 1", "DEAD115", "1"),
+    ("parallel = dict(tensor=dict(size=8, mode='1d'))\nzero = 3", "DEAD115", "3"),
+    ("zero = dict(stage=0, reduce_bucket_size=5e8)", "DEAD116", "5e8"),
+    ("zero = dict(stage=1, sub_group_size=1e9)", "DEAD116", "1e9"),
+    ("zero = dict(stage=3, round_robin_gradients=True)", "DEAD116", "True"),
+    ("zero = dict(stage=2, allgather_partitions=True)", "DEAD116", "True"),
+    ("zero = dict(stage=1, reduce_bucket_size=5e8)\nprecision = 'bf16'", "DEAD116", "5e8"),
+    ("zero = dict(stage=1, use_multi_rank_bucket_allreduce=True)\nprecision = 'bf16'", "DEAD116", "True"),
+    (PIPED + "zero = dict(stage=1, overlap_comm=True)", "DEAD116", "True"),
+    ("deepspeed = dict(aio=dict(block_size=1048576))", "DEAD117", "aio"),
+    ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
+    ("zero = 1\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
+    ("zero = 2\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
+    ("micro_batch_size = 4", "CFG121", "micro_batch_size"),
+    ("train = dict(steps=9, dist=dict(data_parallel_size=1))\ntrain.update(dist=dict())", "CFG120", "dict()"),
+]
+# what has an effect, or is a form that others document
+SILENT = [
+    "parallel = dict(tensor=dict(size=1, mode='1d'))",
+    "parallel = dict(tensor=dict(size=2, mode='1d', sequence=True))",
+    "parallel = dict(order=('pipe', 'data', 'tensor'))",
+    PIPED + "parallel.order = ('data', 'pipe', 'tensor')",
+    "train = dict(eval_steps=4, eval_interval=50)",
+    "train = dict(steps=10, eval_interval=10, log_interval=10, save_interval=10)",
+    "train = dict(save_interval=0)",
+    "lr_scheduler = dict(type='linear', min_lr=1e-5)",
+    "lr_scheduler = dict(min_lr=0.0)",
+    "zero = 1",
+    "parallel = dict(pipeline=8)\nzero = 1\nprecision = 'bf16'",
+    "parallel = dict(pipeline=8)\nzero = dict(stage=1, offload_optimizer='cpu')",
+    "parallel = dict(tensor=dict(size=8, mode='1d'))\nzero = dict(stage=3, offload_param='cpu')",
+    "zero = dict(stage=2, reduce_bucket_size=5e8, overlap_comm=True, allgather_bucket_size=5e8)",
+    "zero = dict(stage=3, stage3_prefetch_bucket_size=5e7, sub_group_size=1e9, overlap_comm=True)",
+    "zero = dict(stage=1, allgather_bucket_size=5e8)\nprecision = 'bf16'",
+    "zero = dict(stage=1, reduce_bucket_size=5e8, offload_optimizer='cpu')\nprecision = 'bf16'",
+    PIPED + "zero = dict(stage=1, overlap_comm=False)",
+    "zero = 2\nprecision = dict(dtype='bf16', check_grad_overflow=False)",
+    "zero = 1\nprecision = dict(dtype='bf16', immediate_grad_update=True)",
+    "micro_batch_size = 4\nbatch = dict(micro_size=micro_batch_size)",
+    "MICRO_BATCH_SIZE = 4",
+    "train = dict(steps=9, dist=dict(data_parallel_size=1))\ntrain.update(dist=dict(data_parallel_size=8))",
+    "train = dict(steps=9)\ntrain.update(dict(dist=dict(pipeline_parallel_size=2)))",
+    "_all = dict(optimizer=dict(type='SGD', lr=1.0))\n_all.update(optimizer=dict(type='AdamW'))",
+]
+
+
+@pytest.mark.parametrize(("text", "code", "mark"), TOLD, ids=[text for text, _, _ in TOLD])
+def test_what_has_no_effect_is_told_once(text: str, code: str, mark: str) -> None:
+    whole = f"{MODEL}{text}\n"
+    (found,) = findings(whole)
+    assert (found.code, marked(whole, found)) == (code, mark)
+    assert found.help
+
+
+@pytest.mark.parametrize("text", SILENT)
+def test_what_has_an_effect_is_not(text: str) -> None:
+    assert codes(f"{MODEL}{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "zero = dict(stage=2, sub_group_size=1e9)",
+            "sub_group_size has no effect at ZeRO stage 2: it is read at stage 3; leave sub_group_size out, or stage 3",
+        ),
+        (
+            PIPED + "zero = dict(stage=1, sub_group_size=1e9)",
+            "sub_group_size has no effect at ZeRO stage 1: it is read at stage 3; leave sub_group_size out",
+        ),
+        (
+            "zero = dict(stage=0, overlap_comm=True)",
+            "overlap_comm has no effect at ZeRO stage 0: it is read at stage 1 or 2 or 3; leave overlap_comm out,"
+            " or stage 1 or 2 or 3",
+        ),
+        (
+            "zero = dict(stage=1, allgather_partitions=True)",
+            "allgather_partitions has no effect at ZeRO stage 1: DeepSpeed never reads it; leave allgather_partitions"
+            " out",
+        ),
+        (
+            "parallel = dict(pipeline=2, tensor=dict(size=4, mode='1d'))\nzero = 1",
+            "ZeRO 1 saves nothing: data is 8 / (pipeline 2 * tensor 4) = 1; zero = 0, or smaller sizes of pipeline and"
+            " tensor",
+        ),
+        (
+            "parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))",
+            "sequence has no effect: the tensor group is one rank; a size over 1, or leave out what has no effect",
+        ),
+        (
+            "parallel = dict(tensor=dict(size=1, mode='2.5d', depth=1, keep='x'))",
+            "depth and keep have no effect: the tensor group is one rank; a size over 1, or leave out what has no"
+            " effect",
+        ),
+        (
+            "train = dict(steps=10, eval_interval=20)",
+            "eval_interval 20 in a run of 10 steps: it evaluates before the first step and after the last alone;"
+            " at most 10, or a longer run",
+        ),
+    ],
+)
+def test_what_is_said(text: str, said: str) -> None:
+    (found,) = findings(f"{MODEL}{text}\n")
+    assert f"{found.message}; {found.help}" == said
+
+
+def test_one_rank_is_a_trial() -> None:
+    assert codes(MODEL + "zero = 1\n", 1) == []
+    assert codes(MODEL + "zero = 1\nparallel = dict(tensor=dict(size=2, mode='1d'))\n", 2) == ["DEAD115"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("parallel = dict(tensor=dict(size=1, mode='2.5d', depth=2))", "TEN106"),
+        ("parallel = dict(tensor=dict(size=1, depth=2))", "TEN108"),
+        ("train = dict(eval_steps='4')", "CFG102"),
+        ("train = dict(steps='4', eval_interval=400)", "CFG102"),
+        ("zero = 0\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "PRE101"),
+    ],
+)
+def test_what_another_rule_says_is_not_said_again(text: str, code: str) -> None:
+    assert codes(f"{MODEL}{text}\n") == [code]
+
+
+def test_a_run_made_shorter_on_the_command_line_is_a_trial() -> None:
+    text = MODEL + "train = dict(steps=100, eval_interval=50, log_interval=20)\n"
+    assert codes(text, overrides=["train.steps=10"]) == []
+    assert codes(text, overrides=["train.steps=10", "train.log_interval=30"]) == ["DEAD113"]
+
+
+def test_a_floor_above_the_rate_is_told_as_that_alone() -> None:
+    assert codes(MODEL + "lr_scheduler = dict(min_lr=1.0)\n") == ["BAT106"]
+
+
+def test_what_update_drops_is_named() -> None:
+    (found,) = findings(f"{MODEL}train = dict(dist=dict(data_parallel_size=1, tensor_parallel_size=1))\n"
+                        "train.update(dict(steps=5, dist=dict(tensor_parallel_size=2)))\n")  # fmt: skip
+    assert found.message == "update() replaces 'dist', and drops its data_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("text", "help_"),
+    [
+        ("train = dict(clip_gradient=1.0)", "here that is train.clip_grad_norm"),
+        ("batch = dict(gradient_accumulation_steps=2)", "here that is batch.accumulation"),
+        ("parallel = dict(model_parallel_size=2)", "here that is parallel.tensor"),
+        ("fp16 = dict(enabled=True)", "here that is precision; a name of your own may begin with _"),
+        ("train_iters = 500", "here that is train.steps; a name of your own may begin with _"),
+        ("train = dict(stepz=1)", "did you mean 'steps'?"),
+        ("optimizer = dict(lr='6e-4')", "6e-4, without quotes: '6e-4' is a text"),
+        ("train = dict(steps='100')", "100, without quotes: '100' is a text"),
+        ("train = dict(steps='1e3')", "1000, without quotes: '1e3' is a text"),
+        ("model.bias = 'no'", "False, without quotes ('no' is a text, in YAML 1.2 too)"),
+        ("zero = dict(stage=1, overlap_comm='on')", "True, without quotes ('on' is a text, in YAML 1.2 too)"),
+        ("train = dict(steps='many')", "steps is a whole number, at least 1 (and below 2**31)"),
+    ],
+)
+def test_names_and_traps_of_others_are_told_what_to_write(text: str, help_: str) -> None:
+    (found,) = findings(f"{MODEL}{text}\n")
+    assert found.help == help_
+
+
+def test_every_key_of_zero_is_read_somewhere_or_never() -> None:
+    """The table knows each key that DeepSpeed has; what it has not looked at would count as read at every stage."""
+    left = {name for name in deepspeed_policy.ZERO if _stages_of(name) == (0, 1, 2, 3)}
+    refused_or_elsewhere = {
+        "stage", "compute_grad_norm", "elastic_checkpoint", "legacy_stage1", "pipeline_loading_checkpoint",
+        "zenflow", "offload_param", "offload_optimizer",
+    }  # fmt: skip
+    assert left <= refused_or_elsewhere
+
+
+def test_deepspeed_still_never_uses_what_we_call_idle() -> None:
+    import importlib.util
+
+    spec = importlib.util.find_spec("deepspeed")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    sources = {path: path.read_text(errors="replace") for path in (root / "runtime").rglob("*.py")}
+    assert "allgather_partitions" in _NEVER
+    assert "disable_allgather" in _IDLE
+    for name in ("allgather_partitions", "disable_allgather"):
+        users = [path for path, text in sources.items() if re.search(rf"\.(zero_)?{name}\b(?! =)", text)]
+        assert {path.name for path in users} <= {"engine.py", "config.py"}, "only the getter, and where it is set"

@@ -1,0 +1,344 @@
+"""`dslpar lint --fix` and `--diff`: what is certain to be meant is written, and every other byte stays."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dslpar.cli.main import main
+from dslpar.core.errors import Fix, Location
+from dslpar.core.suggest import meant, same_but_for_case, within
+from dslpar.linter.check import lint
+from dslpar.linter.fixes import applied
+from tests.support.lint import MODEL
+from tests.support.paths import ROOT
+
+CONFIGS = ROOT / "configs"
+NAMES = re.compile(r"(?<![\w.'])(?:parallel|model|batch|optimizer|train|zero|precision)(?= = )|(?<=[( ])\w+(?==[^=])")
+LETTERS = "abcdefghijklmnopqrstuvwxyz_"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def misspelt(name: str, chance: random.Random) -> str:
+    """A name with one letter missing, doubled, swapped or wrong."""
+    at = chance.randrange(1, len(name))
+    return chance.choice(
+        [
+            name[:at] + name[at + 1 :],
+            name[:at] + name[at] + name[at:],
+            name[: at - 1] + name[at] + name[at - 1] + name[at + 1 :],
+            name[:at] + chance.choice(LETTERS) + name[at + 1 :],
+        ]
+    )
+
+
+def test_misspelt_names_of_the_shipped_configs_are_given_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Byte for byte, or not at all: never something else."""
+    shutil.copytree(CONFIGS, here / "configs")
+    chance = random.Random(5)
+    files = sorted(path for path in (here / "configs").rglob("*.py") if "common" not in path.parts)
+    given_back = tried = 0
+    for path in chance.choices(files, k=100):
+        text = path.read_bytes().decode()
+        match = chance.choice(list(NAMES.finditer(text)))
+        changed = text[: match.start()] + misspelt(match[0], chance) + text[match.end() :]
+        path.write_text(changed)
+        if changed != text and any(item.fix for item in lint(path, 8)):
+            tried += 1
+            main(["lint", str(path), "--world-size", "8", "--fix"])
+            assert path.read_bytes().decode() in (text, changed)
+            given_back += path.read_bytes().decode() == text
+        path.write_bytes(text.encode())
+    assert tried >= 70
+    assert given_back >= 0.95 * tried
+    capsys.readouterr()
+
+
+def test_several_mistakes_at_once_are_fixed_once_and_for_all(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is written, no error is new, and a second time changes nothing."""
+    chance = random.Random(7)
+    path = here / "cfg.py"
+    changes = 0
+    for _ in range(25):
+        text = (CONFIGS / chance.choice(["gpt_3d.py", "gpt_zero3.py", "llama_2d.py"])).read_text()
+        for match in reversed(chance.sample(list(NAMES.finditer(text)), 4)):
+            comment = chance.choice(["", "", "  # dslpar: ignore[CFG106, XX]", "  # dslpar: ignore"])
+            end = text.find("\n", match.end())
+            text = text[: match.start()] + misspelt(match[0], chance) + text[match.end() : end] + comment + text[end:]
+        path.write_text(text)
+        before = {(item.code, item.key) for item in lint(path, 8) if item.severity == "error"}
+        main(["lint", "cfg.py", "--world-size", "8", "--fix"])
+        after = path.read_text()
+        assert {(item.code, item.key) for item in lint(path, 8) if item.severity == "error"} <= before
+        main(["lint", "cfg.py", "--world-size", "8", "--fix"])
+        assert path.read_text() == after
+        changes += after != text
+    assert changes >= 15
+    capsys.readouterr()
+
+
+# Bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("last", [True, False])
+def test_every_other_byte_stays(here: Path, mark: bytes, end: str, last: bool) -> None:
+    lines = [MODEL.strip(), "é = '\t😀'; parallel = dict(pipeline=1, tensor=dict(size=2, mode='1d'))  ", ""]
+    right = mark + end.join(lines if last else lines[:-1]).encode()
+    wrong = right.replace(b"'1d'", b"'1D'").replace(b"num_layers", b"num_layer")
+    (here / "cfg.py").write_bytes(wrong)
+    assert main(["lint", "cfg.py", "--world-size", "8", "--fix", "--ignore", "PERF"]) == 0
+    assert (here / "cfg.py").read_bytes() == right
+
+
+def test_mode_and_link_stay(here: Path) -> None:
+    (here / "real.py").write_text(MODEL.replace("num_heads", "num_head"))
+    (here / "real.py").chmod(0o640)
+    (here / "cfg.py").symlink_to("real.py")
+    assert main(["lint", "cfg.py", "--fix"]) == 0
+    assert (here / "real.py").read_text() == MODEL
+    assert (here / "real.py").stat().st_mode & 0o777 == 0o640
+    assert (here / "cfg.py").is_symlink()
+    assert sorted(os.listdir(here)) == ["cfg.py", "real.py"]
+
+
+def test_a_read_only_file_stays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = MODEL.replace("num_heads", "num_head")
+    (here / "cfg.py").write_text(wrong)
+    (here / "cfg.py").chmod(0o444)
+    assert main(["lint", "cfg.py", "--fix"]) == 1
+    assert (here / "cfg.py").read_text() == wrong
+    captured = capsys.readouterr()
+    assert captured.err == "cfg.py is not changed: it is read-only\n"
+    assert "CFG101" in captured.out
+
+
+def test_the_owner_stays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda name, user, group: given.append((user, group)))
+    (here / "cfg.py").write_text(MODEL.replace("num_heads", "num_head"))
+    was = (here / "cfg.py").stat()
+    assert main(["lint", "cfg.py", "--fix"]) == 0
+    assert given == [(was.st_uid, was.st_gid)]
+
+
+def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dslpar.linter import fixes
+
+    (here / "cfg.py").write_text(MODEL)
+    with pytest.raises(OSError, match="meanwhile"):
+        fixes.write("cfg.py", b"something else", "text")
+    assert (here / "cfg.py").read_text() == MODEL
+
+
+# What is fixed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("parallel = dict(pipline=1)", "parallel = dict(pipeline=1)"),
+        ("parallel = {'pipline': 1}", "parallel = {'pipeline': 1}"),
+        ('parallel = {"pipline": 1}', 'parallel = {"pipeline": 1}'),
+        ("parallel = dict()\nparallel.pipline = 1", "parallel = dict()\nparallel.pipeline = 1"),
+        ("parallel = dict()\nparallel['pipline'] = 1", "parallel = dict()\nparallel['pipeline'] = 1"),
+        ("paralel = dict(pipline=1)", "parallel = dict(pipeline=1)"),
+        ("deepspeed = dict(steps_per_pirnt=10)", "deepspeed = dict(steps_per_print=10)"),
+        ("optimizer = dict(type='adamw')", "optimizer = dict(type='AdamW')"),
+        ("model.positions = 'Rotary'", "model.positions = 'rotary'"),
+        ("train = dict(steps=1)  # dslpar: ignore[CFG106]", "train = dict(steps=1)"),
+        ("train = dict(stesp=1, sede=2)", "train = dict(steps=1, seed=2)"),
+    ],
+)
+def test_what_is_certain_is_written(here: Path, wrong: str, right: str) -> None:
+    config = here / "cfg.py"
+    config.write_text(MODEL + wrong)
+    assert main(["lint", "cfg.py", "--fix", "--world-size", "1"]) == 0
+    assert config.read_text() == MODEL + right
+    assert main(["lint", "cfg.py", "--fix", "--world-size", "1"]) == 0
+    assert config.read_text() == MODEL + right
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("parallel = dict(pipline=3)", "it would bring PAR101 world-not-a-multiple"),
+        ("parallel = dict(pipline='two')", "it would bring CFG102 wrong-type"),
+        ("paralel = dict(tensor=1)\nparalel.pipeline = 1", "it would bring CFG010 undefined-name"),
+        ("parallel = dict(pipeline=1, pipline=2)", ""),
+        ("parallel = dict(xyzzy=2)", ""),
+        ("parallel = dict(tensor=dict(size=2, mode='1d '))", ""),
+        ("key = 'pip' + 'line'\nparallel = {key: 1}\nparallel[key + 's'] = 1", ""),
+    ],
+)
+def test_what_is_not_certain_is_left(here: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    config = here / "cfg.py"
+    config.write_text(MODEL + text)
+    assert main(["lint", "cfg.py", "--fix", "--world-size", "8"]) == 1
+    captured = capsys.readouterr()
+    assert config.read_text() == MODEL + text
+    assert (f"is not fixed: {said}" in captured.err) if said else captured.err == ""
+
+
+def test_one_refused_change_does_not_keep_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = here / "cfg.py"
+    config.write_text(MODEL + "parallel = dict(pipline=3)\ntrain = dict(stesp=1)\n")
+    assert main(["lint", "cfg.py", "--fix", "--world-size", "8", "--format", "concise"]) == 1
+    assert config.read_text() == MODEL + "parallel = dict(pipline=3)\ntrain = dict(steps=1)\n"
+    captured = capsys.readouterr()
+    assert "CFG101 is not fixed" in captured.err
+    assert captured.out.count("\n") == 1  # what is left
+
+
+def test_only_what_is_selected_is_fixed(here: Path) -> None:
+    config = here / "cfg.py"
+    text = MODEL + "parallel = dict(pipline=1, tensor=dict(size=2, mode='1D'))\n"
+    config.write_text(text)
+    main(["lint", "cfg.py", "--fix", "--world-size", "8", "--ignore", "CFG101"])
+    assert config.read_text() == text.replace("1D", "1d")
+
+
+def test_yaml_is_fixed_too(here: Path) -> None:
+    rows = ["model:", "  type: GPT", "  num_layers: 8", "  hidden_size: 96", '  "num_head": 24', "  vocab_size: 256"]
+    (here / "cfg.yaml").write_text("\n".join([*rows, "  max_seq_len: 96", "paralel: {pipline: 1}  # why"]))
+    assert main(["lint", "cfg.yaml", "--fix", "--world-size", "8"]) == 0
+    text = (here / "cfg.yaml").read_text()
+    assert '  "num_heads": 24\n' in text
+    assert text.endswith("\nparallel: {pipeline: 1}  # why")
+
+
+# Which files ------------------------------------------------------------------------------------------------------
+
+
+def parts(here: Path) -> tuple[Path, Path]:
+    (here / "a").mkdir()
+    config, part = here / "a" / "cfg.py", here / "part.py"
+    config.write_text("from ..part import train\n" + MODEL)
+    part.write_text("train = dict(stesp=1)\n")
+    return config, part
+
+
+def test_an_imported_file_is_changed_only_where_it_was_named(here: Path) -> None:
+    config, part = parts(here)
+    assert main(["lint", str(config), "--fix"]) == 1
+    assert part.read_text() == "train = dict(stesp=1)\n"
+    assert main(["lint", "a", "--fix"]) == 1
+    assert part.read_text() == "train = dict(stesp=1)\n"
+    assert main(["lint", ".", "--fix"]) == 0
+    assert part.read_text() == "train = dict(steps=1)\n"
+
+
+def test_a_part_of_several_configs_is_changed_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, part = parts(here)
+    part.write_text("train = dict(stesp=1, sede=2, log_intervall='x')\n")
+    (here / "other.py").write_text("from .part import train\n" + MODEL)
+    assert main(["lint", ".", "--fix"]) == 1
+    assert part.read_text() == "train = dict(steps=1, seed=2, log_intervall='x')\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(line.partition(": ")[2][:22] for line in lines) == ["2 fixed", "CFG101 is not fixed: i"]
+
+
+def test_a_part_is_changed_only_if_all_its_configs_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, part = parts(here)
+    (here / "other.py").write_text("from .part import train\nassert train.stesp == 1\n" + MODEL)
+    assert main(["lint", ".", "--fix"]) == 1
+    assert part.read_text() == "train = dict(stesp=1)\n"
+    assert "it would bring CFG004 evaluation-error" in capsys.readouterr().err
+
+
+# --diff and stdin -------------------------------------------------------------------------------------------------
+
+
+def test_a_diff_is_what_patch_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = here / "cfg.py"
+    wrong = MODEL + "x = 1\r\nparallel = dict(pipline=1)"
+    config.write_bytes(wrong.encode())
+    assert main(["lint", "cfg.py", "--diff", "--world-size", "1"]) == 1
+    captured = capsys.readouterr()
+    assert config.read_bytes() == wrong.encode()
+    assert captured.out.splitlines()[:2] == ["--- cfg.py", "+++ cfg.py"]
+    assert "-parallel = dict(pipline=1)\n\\ No newline at end of file\n" in captured.out
+    assert captured.err == "no findings\n"  # with the change
+    if shutil.which("patch"):
+        subprocess.run(["patch", "--binary", "-p0"], input=captured.out.encode(), check=True, capture_output=True)
+        assert config.read_bytes() == wrong.replace("pipline", "pipeline").encode()
+    config.write_text(MODEL)
+    assert main(["lint", "cfg.py", "--diff", "--world-size", "1"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_stdin_is_fixed_to_stdout(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "part.py").write_text("train = dict(steps=1)\n")
+    text = "from .part import train\n" + MODEL + "parallel = dict(pipline=1)"
+    for flag, out in (("--fix", text.replace("pipline", "pipeline")), ("--strict", None)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        words = ["lint", "-", "--stdin-filename", "cfg.py", "--world-size", "1", flag]
+        assert main(words) == (out is None)
+        printed = capsys.readouterr().out
+        assert printed == out if out else "cfg.py:3:17: CFG101 unknown-key" in printed
+    assert not (here / "cfg.py").exists()
+
+
+# The pieces -------------------------------------------------------------------------------------------------------
+
+
+@given(st.text("ab\r\n\f", max_size=12), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=4))
+def test_applied_replaces_characters_and_nothing_else(text: str, spans: list[tuple[int, int]]) -> None:
+    """Against slices of the text; places count lines as the evaluator does, of any line ends."""
+    lines = re.split("\r\n|\r|\n", text)
+    starts = [0, *(match.end() for match in re.finditer("\r\n|\r|\n", text))]
+    expected, fixes, end = text, [], len(text) + 1
+    for at, length in sorted(spans, reverse=True):
+        line = max(number for number, start in enumerate(starts) if start <= min(at, len(text)))
+        column = min(min(at, len(text)) - starts[line], len(lines[line]))
+        last = min(column + length, len(lines[line]))
+        if starts[line] + last >= end:
+            continue
+        end = starts[line] + column
+        fixes.append(Fix(Location("f", line + 1, column + 1, line + 1, last + 1), "X"))
+        expected = expected[:end] + "X" + expected[starts[line] + last :]
+    assert applied(text, fixes) == expected
+
+
+@given(st.text("abc", max_size=6), st.text("abc", max_size=6), st.integers(0, 3))
+def test_within_is_the_distance(one: str, other: str, most: int) -> None:
+    """Against the plain table of Damerau's distance."""
+    table = [[i + j if i * j == 0 else 0 for j in range(len(other) + 1)] for i in range(len(one) + 1)]
+    for i in range(1, len(one) + 1):
+        for j in range(1, len(other) + 1):
+            swap = i > 1 and j > 1 and one[i - 1] == other[j - 2] and one[i - 2] == other[j - 1]
+            table[i][j] = min(
+                table[i - 1][j] + 1,
+                table[i][j - 1] + 1,
+                table[i - 1][j - 1] + (one[i - 1] != other[j - 1]),
+                table[i - 2][j - 2] + 1 if swap else 99,
+            )
+    assert within(one, other, most) is (table[-1][-1] <= most)
+
+
+def test_what_is_meant() -> None:
+    assert meant("pipline", ["pipeline", "data"]) == "pipeline"
+    assert meant("PIPELINE", ["pipeline", "data"]) == "pipeline"
+    assert meant("dta", ["data", "date"]) is None or meant("dta", ["data"]) == "data"
+    assert meant("lt", ["lr", "x"]) == "lr"
+    assert meant("ab", ["cd"]) is None
+    assert same_but_for_case("1D", ["1d", "2d"]) == "1d"
+    assert same_but_for_case("adam", ["Adam", "ADAM"]) is None

@@ -1,0 +1,351 @@
+"""What the rules about optimizers, schedules, offload, handlers and listed layers say, and what they suggest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.lint import MODEL, codes, findings
+
+SAID = [
+    # optimizers
+    (
+        "optimizer = dict(type='RMSProp')",
+        "optimizer has no type 'RMSProp'",
+        "did you mean 'RMSprop'? "
+        "(a class of your own goes by its full name, such as 'my_package.my_module.MyOptimizer')",
+    ),
+    (
+        "optimizer = dict(type='SparseAdam')",
+        "optimizer cannot be 'SparseAdam': it takes sparse gradients, and dslpar's are dense",
+        "such as 'AdamW'",
+    ),
+    (
+        "optimizer = dict(type='deepspeed.ops.lamb.FusedLamb')\nzero = 2",
+        "Lamb does not update each element by itself, and ZeRO 2 shards tensors",
+        "zero = 0, or another optimizer, such as 'AdamW'",
+    ),
+    (
+        "optimizer = dict(type='torch.optim.Adafactor')\nparallel = dict(tensor=dict(size=2, mode='1d'))",
+        "Adafactor does not update each element by itself, and tensor parallelism cuts tensors",
+        "tensor=1, or another optimizer, such as 'AdamW'",
+    ),
+    (
+        "optimizer = dict(type='a.B', anything=1)\nzero = 1",
+        "a.B is not known to update each element by itself, and ZeRO 1 shards tensors",
+        "zero = 0, or another optimizer, such as 'AdamW', or, if it does, "
+        "deepspeed = dict(zero_allow_untested_optimizer=True)",
+    ),
+    (
+        "optimizer = dict(type='Rprop', weight_decay=0.1)",
+        "unknown key 'weight_decay' in optimizer",
+        "the keys are lr, foreach, maximize, differentiable, capturable, etas, step_sizes",
+    ),
+    (
+        "optimizer = dict(type='FusedAdam')\nzero = dict(stage=2, offload_optimizer='cpu')",
+        "FusedAdam works on the device, and zero.offload_optimizer is on",
+        "'AdamW' or 'DeepSpeedCPUAdam'",
+    ),
+    (
+        "optimizer = dict(type='DeepSpeedCPUAdam')\nzero = 2",
+        "DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off",
+        "zero = dict(stage=2, offload_optimizer='cpu'), or 'AdamW'",
+    ),
+    (
+        "optimizer = dict(type='SGD', nesterov=True)",
+        "nesterov=True with a momentum of 0",
+        "momentum=0.9, or no nesterov",
+    ),
+    # schedules
+    (
+        "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5)",
+        "lr_scheduler has no total_num_steps, which WarmupDecayLR needs",
+        "add total_num_steps=... to lr_scheduler",
+    ),
+    (
+        "lr_scheduler = dict(type='ReduceLROnPlateau')",
+        "lr_scheduler cannot be 'ReduceLROnPlateau': it needs a metric of the evaluation at each step",
+        "such as 'cosine' or 'WarmupDecayLR'",
+    ),
+    (
+        "lr_scheduler = dict(type='MultiStepLR', milestones=[3, 2])",
+        "lr_scheduler.milestones is [3, 2], and must be a list of rising step numbers",
+        "milestones is a list of rising step numbers",
+    ),
+    (
+        "optimizer = dict(lr=1e-3)\nlr_scheduler = dict(type='OneCycle', cycle_min_lr=0, cycle_max_lr=0.1)",
+        "optimizer.lr 0.001 has no effect: OneCycle has cycle_max_lr 0.1",
+        "keep one of optimizer.lr and lr_scheduler.cycle_max_lr",
+    ),
+    (
+        "optimizer = dict(type='Rprop')\nlr_scheduler = dict(type='CyclicLR', base_lr=0)",
+        "CyclicLR cycles the momentum, and Rprop has none",
+        "add cycle_momentum=False to lr_scheduler",
+    ),
+    (
+        "lr_scheduler = dict(type='OneCycleLR', total_steps=9)\ntrain = dict(steps=10)",
+        "the schedule has 9 steps, and the run 10",
+        "total_steps=10, or a shorter run",
+    ),
+    # micro-batches
+    (
+        "parallel = dict(pipeline=2)\nschedule = dict(type='gpipe')",
+        "schedule.type cannot be 'gpipe': it holds the activations of all micro-batches, for the same bubble as '1f1b'",
+        "type is '1f1b'",
+    ),
+    (
+        "schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=2)",
+        "num_microbatches is 4, and batch.accumulation 2",
+        "keep one of the two",
+    ),
+    (
+        "batch = dict(global_size=16, micro_size=1)\nschedule = dict(num_microbatches=3)",
+        "global_size 16 is not micro_size 1 * accumulation 3 * data 8",
+        "global_size=24 or num_microbatches=2 fits",
+    ),
+    (
+        "schedule = dict(type='1f1b')",
+        "schedule.type has no effect: the pipeline has one stage",
+        "give the pipeline a size, or say batch = dict(accumulation=...)",
+    ),
+    # gradient handlers
+    (
+        "gradient_handler = [dict(type='colossalai.engine.ZeROGradientHandler')]",
+        "ZeROGradientHandler has nothing to do: DeepSpeed's ZeRO reduces what it shards",
+        "leave it out",
+    ),
+    (
+        "gradient_handler = [dict(type='MoeGradientHandler')]",
+        "gradient_handler.0 cannot be 'MoeGradientHandler': no layer here has experts",
+        "leave it out",
+    ),
+    (
+        "gradient_handler = dict(type='a.B')\nzero = 3",
+        "gradient handlers find no whole gradient at ZeRO stage 3",
+        "zero = 0, or no handler",
+    ),
+    # offload, precision, checkpoints
+    (
+        "zero = dict(stage=3, offload_param=dict(device='nvme', nvme_path='/nvme'))",
+        "zero.offload_param.device cannot be 'nvme': offload to NVMe is not part of this version of dslpar",
+        "device is one of 'cpu', 'none'",
+    ),
+    (
+        "zero = dict(offload_optimizer='cpu')",
+        "offload_optimizer has no effect at ZeRO stage 0",
+        "stage 1 or more, or leave it out",
+    ),
+    (
+        "precision = dict(dtype='fp16', loss_scale=128, hysteresis=3)\nzero = 1",
+        "hysteresis has no effect: loss_scale 128 is fixed",
+        "leave hysteresis out, or loss_scale",
+    ),
+    (
+        "precision = dict(dtype='bf16', bf16_master_weights_and_grads=True)\nzero = 2",
+        "masters in bf16 need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer",
+        "optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = dict(stage=2, offload_optimizer='cpu')",
+    ),
+    (
+        "zero = dict(stage=3, offload_optimizer=dict(device='cpu', super_offload=True))",
+        "offload_optimizer.super_offload needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'",
+        "leave super_offload out",
+    ),
+    (
+        "zero = dict(stage=1, offload_optimizer=dict(device='cpu', nvme_path='/x'))",
+        "nvme_path has no effect: it is of NVMe",
+        "leave nvme_path out",
+    ),
+    (
+        "precision = dict(dtype='bf16', bf16_optimizer_states=True)\nzero = 1",
+        "an optimizer's state in bf16 needs masters in bf16",
+        "add bf16_master_weights_and_grads=True",
+    ),
+    (
+        "checkpoint = dict(keep=1)\ntrain = dict(save_interval=0)",
+        "keep has no effect: save_interval 0 writes no checkpoint",
+        "leave keep out, or give train.save_interval",
+    ),
+    (
+        "activation_checkpoint = dict(interval=9)",
+        "a piece of 9 layers, and the model has 8: at its peak nothing is saved",
+        "fewer than 8, such as 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "help_"), SAID, ids=[text for text, _, _ in SAID])
+def test_what_is_said(text: str, message: str, help_: str) -> None:
+    found = findings(f"{MODEL}{text}\n")
+    assert [(finding.message, finding.help) for finding in found] == [(message, help_)]
+
+
+LAYERS = [
+    ("[dict(type='Liner')]", "model.layers_cfg.0 has no type 'Liner'", "did you mean 'Linear'? (a class of your own"),
+    ("[dict(type='MSELoss')]", "model.layers_cfg.0 has no type 'MSELoss'", "a name of torch.nn's, such as 'Linear' ("),
+    ("[dict(type='ReLU'), 3]", "model.layers_cfg.1 must be a dict", "layers_cfg=[dict(type='Linear', "),
+    ("[dict(inplace=True)]", "model.layers_cfg.0 has no type", "layers_cfg=[dict(type='Linear', "),
+    ("'ReLU'", "model.layers_cfg must be a list of dicts, at least one", "layers_cfg=[dict(type='Linear', "),
+    ("[]", "model.layers_cfg must be a list of dicts, at least one", "layers_cfg=[dict(type='Linear', "),
+    (
+        "[dict(type='ReLU', layer_idx=-2)]",
+        "model.layers_cfg.0.layer_idx is -2, and must be a whole number from 0, or -1 for the last",
+        "layer_idx is",
+    ),
+    (
+        "[dict(type='ReLU', layer_idx=index) for index in (0, 2)]",
+        "layer_idx is 2: it counts layers from 0, up, without gaps",
+        "0 or 1, or leave it out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("layers", "message", "help_"), LAYERS, ids=[layers for layers, _, _ in LAYERS])
+def test_what_is_said_of_listed_layers(layers: str, message: str, help_: str) -> None:
+    """A cut that nobody can check any more is not checked."""
+    text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=dict(size=8, counts=[1]))\n"
+    found = [finding for finding in findings(text) if finding.code != "PIP107"]
+    assert [finding.message for finding in found] == [message]
+    assert found[0].help.startswith(help_)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "code"),
+    [
+        ("8", "PIP101"),
+        ("dict(size=2, stage_ids=[0, 0, 1])", "PIP102"),
+        ("dict(size=2, stage_ids=[1, 0, 1, 1])", "PIP103"),
+        ("dict(size=2, stage_ids=[0, 0, 1, 2])", "PIP104"),
+        ("dict(size=2, stage_ids=[0, 0, 0, 0])", "PIP105"),
+        ("dict(size=2, counts=[1, 4])", "PIP107"),
+        ("dict(size=2, method='type:Conv')", "PIP109"),
+        ("dict(size=4)", "PIP113"),
+        ("dict(size=4, stage_ids=[0, 1, 2, 3])", "PIP113"),
+        ("dict(size=2, counts=[2, 2])", None),
+        ("dict(size=2, method='type:my')", "PIP114"),
+        ("dict(size=2, method='type:relu|my')", None),
+        ("dict(size=2, method='parameters')", None),
+    ],
+)
+def test_listed_layers_are_cut_as_known_ones_are(pipeline: str, code: str | None) -> None:
+    linear = "dict(type='Linear', in_features=8, out_features=8)"
+    text = f"model = dict(type='a.B', layers_cfg=[{linear}, dict(type='ReLU'), dict(type='a.MyLayer'), {linear}])\n"
+    assert codes(f"{text}parallel = dict(pipeline={pipeline})\n") == ([code] if code else [])
+
+
+def test_the_word_of_an_author_is_taken() -> None:
+    own = "optimizer = dict(type='a.B')\nzero = 1\ndeepspeed = dict(zero_allow_untested_optimizer=True)\n"
+    assert codes(MODEL + own) == []
+    assert codes(MODEL + own.replace("a.B", "Lamb")) == ["ZER103"]
+
+
+def test_tensors_that_are_not_cut_suit_every_optimizer() -> None:
+    assert codes(MODEL + "optimizer = dict(type='Lamb')\nparallel = dict(tensor=dict(size=4, mode='sequence'))\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer = dict(type=nothing)",
+        "lr_scheduler = dict(type='StepLR', step_size=nothing)",
+        "zero = dict(stage=2, offload_optimizer=dict(device=nothing))",
+        "gradient_handler = [nothing, dict(type=nothing)]",
+        "model = dict(type='Sequential', layers_cfg=[dict(type='a.MyLayer', layer_idx=nothing)])",
+        "model = dict(type='Sequential', layers_cfg=nothing)\nparallel = dict(pipeline=2)",
+    ],
+)
+def test_what_is_unknown_is_told_once(text: str) -> None:
+    assert set(codes(text if "model" in text else MODEL + text)) == {"CFG010"}
+
+
+def test_classes_by_reference() -> None:
+    """As LiBai writes them: a LazyCall of the class, by its full name."""
+    text = (
+        "from dslpar import LazyCall as L\n"
+        "from torch.optim import RMSprop\nfrom torch.optim.lr_scheduler import StepLR\n"
+        "optimizer = L(RMSprop)(lr=1e-2, alpha=0.9)\nlr_scheduler = L(StepLR)(step_size=10)\n"
+    )
+    assert codes(MODEL + text) == []
+    assert codes(MODEL + text.replace("alpha", "alhpa").replace("step_size", "size")) == ["CFG101", "CFG104", "CFG101"]
+
+
+@pytest.mark.parametrize("key", ["optimizer", "lr_scheduler", "data"])
+def test_a_type_of_none_is_as_absent(key: str) -> None:
+    assert codes(MODEL + f"{key} = dict(type=None)") == []
+    assert codes("model = dict(type=None, num_layers=8)") == ["CFG104"]
+
+
+def test_help_about_the_cpu_s_optimizer_goes_with_a_pipeline() -> None:
+    """Its ZeRO stage is the one that is there, since a pipeline forbids stage 2."""
+    text = MODEL + "optimizer = dict(type='DeepSpeedCPUAdam')\nparallel = dict(pipeline=2)\n"
+    (found,) = findings(text + "zero = 1")
+    fix = "zero = dict(stage=1, offload_optimizer='cpu')"
+    assert (found.code, found.help) == ("ZER105", f"{fix}, or 'AdamW'")
+    assert codes(text + fix) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said", "help_"),
+    [
+        (
+            "size=2, mode='1d', keep='x'",
+            "no effect: no panels are gathered in mode '1d' of shape 1*2*1",
+            "leave it out",
+        ),
+        ("size=4, mode='sequence', keep='both'", "no effect: no panels", "leave it out"),
+        ("size=3, mode='2.5d', depth=3, keep='none'", "no effect: no panels", "leave it out"),
+        ("size=1, keep='none'", "no effect: no panels are gathered without a mode", "leave it out"),
+        (
+            "size=2, mode='1d', sequence=True, keep='w'",
+            "no w panels are gathered in mode '1d'",
+            "keep='none' means the",
+        ),
+        ("size=2, mode='1d', sequence=True, keep='both'", "no w panels", "keep='x' means the same"),
+        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='both'", "no x panels", "keep='w' means the same"),
+        ("size=2, mode='cuboid', shape=(2, 1, 1), keep='x'", "no x panels", "keep='none' means the same"),
+        ("size=2, mode='1d', sequence=True, keep='x'", None, ""),
+        ("size=2, mode='cuboid', shape=(1, 1, 2), keep='x'", None, ""),
+        ("size=4, mode='cuboid', shape=(2, 2, 1), residual='replicated', keep='w'", None, ""),
+        ("size=4, mode='2d', keep='both'", None, ""),
+    ],
+)
+def test_keep_is_of_panels_that_are_gathered(tensor: str, said: str | None, help_: str) -> None:
+    found = findings(f"{MODEL}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size=12)\n", 12)
+    assert [finding.code for finding in found] == (["DEAD109"] if said else [])
+    if said:
+        assert said in found[0].message
+        assert help_ in found[0].help
+
+
+@pytest.mark.parametrize(
+    ("text", "help_"),
+    [
+        ("optimizer = 'RMSprop'", "optimizer = dict(type='RMSprop', ...)"),
+        ("optimizer = 3", "optimizer = dict(type='AdamW', ...)"),
+        ("lr_scheduler = 'cosine'", "lr_scheduler = dict(type='cosine', ...)"),
+    ],
+)
+def test_a_name_alone_is_told_where_it_belongs(text: str, help_: str) -> None:
+    (found,) = findings(MODEL + text)
+    assert (found.code, found.help) == ("CFG102", help_)
+
+
+def test_grouped_queries_and_rotary_positions_are_told_where_they_do_not_fit() -> None:
+    grouped = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads={}")
+    tensor = "parallel = dict(tensor=dict(size=8, mode='1d'))\n"
+    (found,) = findings(grouped.format(4) + tensor)
+    said = "num_kv_heads 4 does not divide by y = 8 of mode '1d'"
+    assert (found.code, found.message, found.help) == ("TEN206", said, "nearest legal: num_kv_heads=8")
+    (found,) = findings(grouped.format(5))
+    said = "num_heads 24 is not a multiple of num_kv_heads 5"
+    assert (found.code, found.message, found.help) == ("TEN207", said, "nearest legal: num_kv_heads=4 or 6")
+    odd = grouped.replace("hidden_size=96", "hidden_size=120, positions='rotary'").format(8)
+    (found,) = findings(odd)
+    said = "a head has 5 features, and rotary positions turn pairs of them"
+    assert (found.code, found.message, found.help) == ("TEN209", said, "nearest legal: hidden_size=96 or 144")
+
+
+def test_rules_about_one_rank_need_no_mode() -> None:
+    """What is wrong on any cuboid is told before the mode is right."""
+    text = MODEL.replace("hidden_size=96", "hidden_size=90") + "parallel = dict(tensor=4)\n"
+    found = {finding.code: finding.help for finding in findings(text)}
+    assert found.keys() == {"TEN205", "TEN101"}
+    assert found["TEN205"] == "nearest legal: hidden_size=72 or 96"

@@ -1,0 +1,85 @@
+"""Every rule has a page, and its examples do what the page says; every code and name stands once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from inspect import cleandoc
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from dslpar.core.errors import Finding
+from dslpar.linter.engine import RULES, page_of, pages
+from dslpar.linter.rule import Rule
+from dslpar.linter.rules.hosts import RULES as HOST_RULES
+from tests.support.lint import MODEL, TOO_SMALL, findings
+
+PAGES = [page for page in pages() if not isinstance(page, Rule)]
+SECTIONS = ("What it does", "Why", "Example", "Use instead")
+FAMILIES = ("CFG", "PAR", "TEN", "PIP", "BAT", "ZER", "PRE", "DSC", "HST", "CKP", "PERF", "DEAD")
+TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
+
+
+def sections(rule: Rule) -> dict[str, str]:
+    """Heading -> text of a page."""
+    parts = re.split(r"^(\w[\w ]+)::?$", cleandoc(rule.page), flags=re.MULTILINE)
+    return {head: dedent(body).strip() + "\n" for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def lint_example(rule: Rule, example: str) -> list[str]:
+    """The codes of what lint says of an example."""
+    found = _findings(rule, example)
+    assert all(finding.help for finding in found if finding.severity == "error"), found
+    return [finding.code for finding in found]
+
+
+def _findings(rule: Rule, example: str) -> list[Finding]:
+    """An example is a hostfile in the rules about hosts, and else a config; a model is added where none is said."""
+    if rule in HOST_RULES:
+        given = {flag[2:]: hosts for flag, hosts in re.findall(r"(--(?:in|ex)clude) (\S+)", example)}
+        return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example, **given)
+    world = None if "dslpar lint FILE\n" in example else 8
+    text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
+    overrides = re.findall(r"^# override: (.*)$", text, re.MULTILINE)
+    return findings(text, world, overrides, ignored=() if rule.code in TOO_SMALL else TOO_SMALL)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_page(rule: Rule) -> None:
+    page = sections(rule)
+    assert tuple(page) == SECTIONS
+    assert rule.code.startswith(FAMILIES)
+    assert rule.code in lint_example(rule, page["Example"])
+    assert rule.code not in lint_example(rule, page["Use instead"])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_what_to_use_instead_is_right(rule: Rule) -> None:
+    allowed = {"CFG111", "CFG112"}  # infos
+    assert set(lint_example(rule, sections(rule)["Use instead"])) <= allowed
+
+
+def test_codes_and_names_stand_once() -> None:
+    for field in ("code", "name"):
+        counts = Counter(getattr(page, field) for page in (*RULES, *PAGES))
+        assert [value for value, count in counts.items() if count > 1] == []
+    assert page_of("par101") is page_of("world-not-a-multiple")
+    assert page_of("nothing") is None
+
+
+def test_a_code_that_was_given_up_means_nothing_else() -> None:
+    assert [page_of(code) for code in ("CFG109", "HST209", "HST210")] == [None] * 3
+
+
+def test_every_code_in_the_sources_has_a_page() -> None:
+    """Findings are made in many files; each has its page, under the name that it carries."""
+    root = Path(__file__).parents[3]
+    files = [*(root / "dslpar").rglob("*.py"), *(root / "layers").rglob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    used = set(re.findall(rf'"((?:{"|".join(FAMILIES)})\d{{3}})"', source))
+    assert used == {page.code for page in (*RULES, *PAGES)}
+    for page in PAGES:
+        assert f'"{page.code}", "{page.name}"' in source or f'code="{page.code}",\n        name="{page.name}"' in source
+        assert set(re.findall(r"^(\w[\w ]+):$", page.text(), re.MULTILINE)) == {"What it does", "Why", "Use instead"}

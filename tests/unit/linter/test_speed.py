@@ -1,0 +1,49 @@
+"""Lint stays quick: milliseconds a file, and no more than in proportion to its length. `make bench` has the figures.
+
+The bounds are wide, and of CPU time: they are for what makes lint slow, not for a machine that is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+
+from benchmarks.lint_many import LONG, MOST_MS, WORLDS, config, cost_s, costs_of_lengths, exponent
+from dslpar.core.errors import has_errors
+from dslpar.linter import check, engine
+
+FILES = 200
+
+
+def test_a_file_takes_milliseconds() -> None:
+    rng = random.Random(1)
+    texts = [(config(rng), rng.choice(WORLDS)) for _ in range(FILES)]
+    cost_s(*texts[0])  # some modules are imported when they are first needed
+    costs = [1e3 * cost_s(text, world) for text, world in texts]
+    assert median(costs) < 2 * MOST_MS, "typically 2 ms"
+    assert max(costs) < 40 * MOST_MS, "no file is slow"
+
+
+def test_the_files_are_of_all_kinds() -> None:
+    """Else their time would say little."""
+    rng = random.Random(1)
+    found = [engine.lint(check.load_text(config(rng), "cfg.py"), rng.choice(WORLDS)) for _ in range(FILES)]
+    assert FILES / 4 < sum(map(has_errors, found)) < 3 * FILES / 4
+    assert len({finding.code for findings in found for finding in findings}) > 20
+
+
+@pytest.mark.parametrize("long_file", LONG.values(), ids=LONG)
+def test_cost_grows_with_the_length_of_a_file(long_file: Callable[[int], str]) -> None:
+    """1 is in proportion, 2 would be with its square; a machine that others use as well adds some."""
+    costs = costs_of_lengths(long_file, times=3)
+    assert exponent({lines: each * lines for lines, each in costs.items()}) < 1.5
+    first, *_, last = costs.values()
+    assert last < 4 * first
+
+
+def test_a_cost_that_grows_faster_would_be_seen() -> None:
+    assert exponent({n: 1e-6 * n * n for n in (64, 128, 256)}) == pytest.approx(2)
+    assert exponent({n: 3e-4 * n for n in (64, 128, 256)}) == pytest.approx(1)

@@ -1,0 +1,202 @@
+"""`# dslpar: ignore[CODE]`: what a comment silences, and what it never does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli.main import main
+from dslpar.core.errors import Finding
+from dslpar.linter.check import lint, load_text
+from dslpar.linter.fixes import applied
+from dslpar.linter.suppressions import read
+from tests.support.lint import MODEL, codes, findings
+
+IDLE = "idle = dict(a=1)"
+
+
+def said(text: str, world: int | None = 8) -> list[tuple[str, int]]:
+    return [(found.code, found.location.line) for found in findings(MODEL + text, world)]
+
+
+def fixed(text: str) -> str:
+    """The text after the fixes of what lint finds."""
+    whole = MODEL + text
+    fixes = {found.fix for found in findings(whole) if found.fix is not None}
+    return applied(whole, fixes).removeprefix(MODEL)
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# dslpar: ignore[CFG106]",
+        "# dslpar: ignore[CFG106] another tool reads it",
+        "#dslpar:ignore[ cfg106 ]",
+        "# dslpar: ignore[unused-dict]",
+        "# noqa: F841  # dslpar: ignore[CFG106]  # and more",
+        "# dslpar: ignore-file[CFG106]",
+    ],
+)
+def test_a_comment_silences_its_line(comment: str) -> None:
+    assert said(IDLE) == [("CFG106", 2)]
+    assert said(f"{IDLE}  {comment}") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# dslpar: ignore[CFG106]\n{IDLE}",
+        f"{IDLE}\n# dslpar: ignore[CFG106]",
+        f"{IDLE}; text = '# dslpar: ignore[CFG106]'",
+        f"{IDLE}; text = '''\n# dslpar: ignore[CFG106]\n'''",
+        f"{IDLE}  # dslpar: ignored[CFG106]",
+        f"{IDLE}  # dslpar: ignore-line[CFG106]",
+        f"{IDLE}  # dslpar ignore[CFG106]",
+    ],
+)
+def test_what_is_no_such_comment_silences_nothing(text: str) -> None:
+    assert ("CFG106", text.split("\n").index(next(x for x in text.split("\n") if "idle" in x)) + 2) in said(text)
+
+
+@pytest.mark.parametrize(("line", "silent"), [(0, True), (1, False), (2, True)])
+def test_of_a_value_of_several_lines_the_first_and_the_last_count(line: int, silent: bool) -> None:
+    lines = [MODEL.rstrip(")\n") + ", rope_theta=max(", "    500.0, 5.0", "))"]
+    assert codes("\n".join(lines)) == ["DEAD108"]
+    lines[line] += "  # dslpar: ignore[DEAD108]"
+    assert codes("\n".join(lines)) == ([] if silent else ["DEAD108", "CFG115"])
+
+
+def test_errors_stay_errors() -> None:
+    text = "zero = dict(stage=7)  # dslpar: ignore[CFG103]"
+    assert said(text) == [("CFG103", 2), ("CFG116", 2)]
+    assert "--ignore CFG103" in findings(MODEL + text)[1].help
+
+
+def test_a_comment_without_a_code_names_what_is_there() -> None:
+    text = f"{IDLE}  # dslpar: ignore"
+    assert said(text) == [("CFG106", 2), ("CFG114", 2)]
+    assert findings(MODEL + text)[1].help == "# dslpar: ignore[CFG106]"
+    assert said(f"{IDLE}  # dslpar: ignore[]") == [("CFG106", 2), ("CFG114", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("train = dict(steps=1)  # dslpar: ignore[CFG106]\n", "train = dict(steps=1)\n"),
+        ("train = dict(steps=1)  # dslpar: ignore[CFG106] why", "train = dict(steps=1)"),
+        ("train = dict(steps=1)  # dslpar: ignore[CFG106]  # noqa\n", "train = dict(steps=1)  # noqa\n"),
+        ("# dslpar: ignore[CFG106]\ntrain = dict(steps=1)\n", "train = dict(steps=1)\n"),
+        ("# dslpar: ignore[CFG106]", ""),
+        (f"{IDLE}  # dslpar: ignore[CFG106, DEAD108]\n", f"{IDLE}  # dslpar: ignore[CFG106]\n"),
+        (f"{IDLE}  # dslpar: ignore[CFG106, XYZ1, CFG106] why\n", f"{IDLE}  # dslpar: ignore[CFG106] why\n"),
+    ],
+)
+def test_what_silences_nothing_is_found_and_removed(text: str, after: str) -> None:
+    assert {code for code, _ in said(text)} <= {"CFG115", "CFG117"}
+    assert said(text)
+    assert fixed(text) == after
+    assert said(after) == []
+
+
+def test_a_code_that_is_nearly_right_is_not_removed() -> None:
+    (found,) = (item for item in findings(f"{MODEL}{IDLE}  # dslpar: ignore[unused-dct]") if item.code == "CFG117")
+    assert (found.help, found.fix) == ("did you mean 'unused-dict'?", None)
+
+
+@pytest.mark.parametrize(
+    ("comment", "help_"),
+    [
+        ("# dslpar: ignore[CFG]", "a comment names whole codes: CFG106"),
+        ("# dslpar: ignore[cfg1] why", "a comment names whole codes: CFG106"),
+        ("# dslpar: ignore[DEAD]", "a comment names whole codes: `dslpar explain DEAD` lists them"),
+    ],
+)
+def test_a_family_is_named_by_its_codes_and_never_removed(comment: str, help_: str) -> None:
+    (found,) = (item for item in findings(f"{MODEL}{IDLE}  {comment}\n") if item.code == "CFG117")
+    assert (found.help, found.fix) == (help_, None)
+    assert fixed(f"{IDLE}  {comment}\n") == f"{IDLE}  {comment}\n"
+    kept = comment.replace("[", "[XYZ1, ")
+    assert fixed(f"{IDLE}  {kept}\n") == f"{IDLE}  {comment.partition(']')[0]}]{comment.partition(']')[2]}\n"
+
+
+@pytest.mark.parametrize("world", [None, 8])
+def test_what_another_world_may_need_is_left_alone(world: int | None) -> None:
+    """PERF103 looks at the batch, PERF101 at the hosts: who is silent in this world may speak in the next."""
+    text = "parallel = dict(tensor=dict(size=4, mode='2d'))  # dslpar: ignore[PERF101, PERF103, CFG112]"
+    assert "CFG115" not in codes(MODEL + text, world)
+
+
+def test_overrides_may_silence_what_a_comment_is_for() -> None:
+    text = f"{MODEL}train = dict(steps=1)  # dslpar: ignore[CFG106]\n"
+    assert codes(text) == ["CFG115"]
+    assert codes(text, overrides=["train.steps=2"]) == []
+
+
+def test_a_whole_file_and_what_no_file_wrote() -> None:
+    assert said(IDLE, world=None) == [("CFG106", 2), ("CFG112", 1)]
+    assert said(f"# dslpar: ignore-file[CFG112, CFG106]\n{IDLE}", world=None) == []
+
+
+def test_the_comment_stands_in_the_file_of_the_finding(tmp_path: Path) -> None:
+    part, config = tmp_path / "part.py", tmp_path / "cfg.py"
+    config.write_text("from .part import model  # dslpar: ignore[DEAD108]\n")
+    text = MODEL.rstrip(")\n") + ", rope_theta=5.0)"
+    part.write_text(text + "\n")
+    assert [found.code for found in lint(config, 8)] == ["CFG115", "DEAD108"]
+    config.write_text("from .part import model\n")
+    part.write_text(text + "  # dslpar: ignore[DEAD108]\n")
+    assert lint(config, 8) == []
+
+
+def test_comments_of_yaml() -> None:
+    rows = ["model:", "  type: GPT", "  num_layers: 8", "  hidden_size: 96", "  num_heads: 24", "  vocab_size: 256"]
+    rows += ["  max_seq_len: 96", "  rope_theta: 5.0 # dslpar: ignore[DEAD108] a reason"]
+    text = "\n".join(rows)
+
+    def found(text: str) -> list[Finding]:
+        return lint(load_text(text, "cfg.yaml"), 8)
+
+    assert found(text) == []
+    assert [item.code for item in found(text.replace(" # ", " '# ").replace("reason", "reason'"))] != []
+    assert [item.code for item in found(text.replace(" # ", "# "))] == ["CFG001"]  # no blank: no comment
+    assert list(read("a: '# dslpar: ignore[X]'\nb: |\n  # dslpar: ignore[X]\n", "c.yaml")) == []
+    assert len(list(read("# dslpar: ignore[X]\na: 1 # dslpar: ignore[Y]\n", "c.yaml"))) == 2
+
+
+def test_a_broken_file_has_its_own_finding() -> None:
+    assert codes("model = dict(  # dslpar: ignore[CFG106]\n") == ["CFG001"]
+    assert [item.code for item in lint(load_text("a: [ # dslpar: ignore[CFG106]\n  }", "c.yaml"), 8)] == ["CFG001"]
+
+
+def test_many_comments_take_no_long_time() -> None:
+    lines = [f"x{number} = 1  # dslpar: ignore[CFG106, a{number}, DEAD108]" for number in range(2_000)]
+    text = MODEL + "\n".join(lines)
+    began = time.process_time()
+    found = lint(load_text(text, "cfg.py"), 8)
+    assert time.process_time() - began < 2  # 0.3 here
+    assert len(found) == 6_000
+
+
+def test_launch_and_training_obey(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "cfg.py"
+    for comment, shown in (("", True), ("  # dslpar: ignore[CFG106]", False)):
+        config.write_text(f"{MODEL}{IDLE}{comment}\n")
+        assert main(["launch", str(config), "--world-size", "1", "--launcher", "torchrun", "--print"]) == 0
+        assert ("CFG106" in capsys.readouterr().err) is shown
+    config.write_text(f"{MODEL}zero = dict(stage=7)  # dslpar: ignore[CFG103]\n")
+    assert main(["launch", str(config), "--world-size", "1", "--launcher", "torchrun", "--print"]) == 1
+    assert main(["lint", str(config), "--world-size", "1", "--ignore", "CFG103"]) == 0
+
+
+def test_comments_are_not_read_where_there_are_none(tmp_path: Path) -> None:
+    """Neither tokenize nor the module that needs it is imported for a config without such a comment."""
+    config = tmp_path / "cfg.py"
+    program = "import sys; from dslpar.linter.check import lint; lint(sys.argv[1], 8); print(*sys.modules)"
+    for comment, imported in (("", False), ("  # dslpar: ignore[CFG106]", True)):
+        config.write_text(f"{MODEL}{IDLE}{comment}\n")
+        ran = subprocess.run([sys.executable, "-c", program, str(config)], capture_output=True, text=True, check=True)
+        assert ("dslpar.linter.suppressions" in ran.stdout.split()) is imported

@@ -1,0 +1,204 @@
+"""The house itself: imports stay light, every package ships, the tree holds no trace of a machine.
+
+Each check that could pass by looking at nothing has a companion that shows it fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+HEAVY = {"torch", "deepspeed", "numpy", "yaml", "mpi4py"}
+CONFIG = "configs/libai/data_tensor_pipeline.py"
+
+
+def run(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True)
+
+
+def files(*suffixes: str) -> list[Path]:
+    """Files that git tracks or would track, by the ends of their names; all of them for none."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file() and path.name.endswith(suffixes or ("",))]
+
+
+# Imports stay light ---------------------------------------------------------------------------------------------
+
+
+def heavy_imports(*arguments: str) -> set[str]:
+    """Heavy packages that `python *arguments` imports; it must end well."""
+    ran = run(sys.executable, "-X", "importtime", *arguments)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "import time:" in ran.stderr
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()} & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", "import dslpar"],
+        ["-c", "import dslpar; dslpar.load, dslpar.lint, dslpar.resolve"],
+        ["-m", "dslpar.cli", "lint", CONFIG, "--world-size", "8"],
+        ["-m", "dslpar.cli", "show", CONFIG, "--world-size", "8", "--format", "json"],
+    ],
+    ids=["import", "names", "lint", "show"],
+)
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    assert heavy_imports(*arguments) == set()
+
+
+def test_a_heavy_import_would_be_seen() -> None:
+    assert heavy_imports("-c", "import dslpar, yaml, numpy.linalg") == {"yaml", "numpy"}
+
+
+def test_layers_has_one_import_name() -> None:
+    ran = run(sys.executable, "-c", "import layers")
+    assert ran.returncode == 1
+    assert "import this package as dslpar.layers, not as layers" in ran.stderr
+
+
+# What ships -----------------------------------------------------------------------------------------------------
+
+
+def listed_packages() -> set[str]:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return set(setup["options"]["packages"].split())
+
+
+def packages_of(root: Path) -> set[str]:
+    """Dotted names of the folders with modules in the checkout at `root`, and of the example configs."""
+    shipped = {"dslpar": root / "dslpar", "dslpar.layers": root / "layers", "dslpar.shipped_configs": root / "configs"}
+    return {
+        ".".join([name, *module.parent.relative_to(folder).parts])
+        for name, folder in shipped.items()
+        for module in folder.rglob("*.py")
+    }
+
+
+def test_every_package_is_listed() -> None:
+    assert packages_of(ROOT) == listed_packages()
+
+
+def test_a_missing_package_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "dslpar" / "new" / "deeper").mkdir(parents=True)
+    (tmp_path / "dslpar" / "new" / "deeper" / "module.py").touch()
+    assert packages_of(tmp_path) == {"dslpar.new.deeper"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built from a copy so that no build folder is left here."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for path in files():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", cwd=copy)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return next((copy / "out").glob("*.whl"))
+
+
+def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"dslpar"}
+    modules = {path.relative_to(ROOT).as_posix() for path in files(".py")}
+    here = {name for name in modules if name.startswith("dslpar/")}
+    here |= {f"dslpar/{name}" for name in modules if name.startswith("layers/")}
+    here |= {name.replace("configs/", "dslpar/shipped_configs/", 1) for name in modules if name.startswith("configs/")}
+    assert {name for name in names if name.endswith(".py")} == here
+
+
+def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    installed = run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    env = {"PYTHONPATH": str(site)}
+    where = run(
+        sys.executable,
+        "-c",
+        "import dslpar, dslpar.layers as layers; print(dslpar.__file__, layers.__file__, layers.Linear.__module__)",
+        cwd=elsewhere,
+        env=env,
+    )
+    package = site / "dslpar"
+    assert where.stdout.split() == [
+        str(package / "__init__.py"),
+        str(package / "layers" / "__init__.py"),
+        "dslpar.layers.linear",
+    ], where.stderr
+    shutil.copy(ROOT / CONFIG, elsewhere / "mine.py")
+    text = (elsewhere / "mine.py").read_text()
+    (elsewhere / "mine.py").write_text(
+        text.replace("from ..common.train import train", 'train = get_config("common/train.py").train')
+        .replace("from ..common.models.gpt", "from .gpt")
+        .replace("\n\nfrom", "\n\nfrom dslpar.config import get_config\nfrom", 1)
+    )
+    shutil.copy(ROOT / "configs/common/models/gpt.py", elsewhere)
+    lint = run(sys.executable, "-m", "dslpar.cli", "lint", "mine.py", "--world-size", "8", cwd=elsewhere, env=env)
+    assert lint.returncode == 0, lint.stdout + lint.stderr
+
+
+# The tree -------------------------------------------------------------------------------------------------------
+
+MACHINE = re.compile(r"/(?:work|root|opt/pypi|opt/wheels)(?:/|\b)")
+
+
+def traces(paths: Iterable[Path]) -> list[str]:
+    """`path:line: text` of lines that name a folder of somebody's machine."""
+    found = []
+    for path in paths:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [f"{path}:{number}: {line}" for number, line in enumerate(lines, 1) if MACHINE.search(line)]
+    return found
+
+
+def test_no_file_names_a_machine() -> None:
+    assert traces(path for path in files() if path != Path(__file__)) == []
+
+
+def test_a_trace_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text('HERE = "/' + 'root/dslpar"\nTHERE = "work/main"\n')
+    assert len(traces([tmp_path / "file.py"])) == 1
+
+
+def test_every_module_says_what_it_is() -> None:
+    modules = [path for path in files(".py") if "configs" not in path.relative_to(ROOT).parts]
+    silent = [path for path in modules if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert modules
+    assert silent == []
+
+
+def test_pyproject_holds_only_what_setup_cfg_cannot() -> None:
+    tables = re.findall(r"(?m)^\[+(.*?)\]+\s*(?:#.*)?$", (ROOT / "pyproject.toml").read_text())
+    assert "build-system" in tables
+    assert all(table == "build-system" or table.startswith("tool.ruff") for table in tables)
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    shown = re.search(r"```python\n# configs/gpt_3d.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = (ROOT / "configs/gpt_3d.py").read_text().splitlines(keepends=True)
+    assert shown is not None
+    assert shown[1] == "".join(line for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "prove", "lint", "bench"])
+def test_make_has(target: str) -> None:
+    planned = run("make", "-n", target)
+    assert planned.returncode == 0, planned.stderr

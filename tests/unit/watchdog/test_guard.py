@@ -1,0 +1,578 @@
+"""Guards of ranks: who is told to be the first, and that everybody ends, whatever became of a rank.
+
+Real processes and real guards; the ranks do nothing but what a test tells them, so that no torch has to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from benchmarks.faults import processes_with
+from dslpar.launch import supervise
+from dslpar.watchdog import guard, lifecycle, processes
+from dslpar.watchdog.hang_analysis import NO_STACK, Shown, all_stacks, culprit
+from dslpar.watchdog.receiver import Receiver
+from dslpar.watchdog.status_page import TOO_LATE, Board
+from tests.support.runs import ROOT
+
+RANK = """\
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {root!r})
+from dslpar.watchdog import faults
+from dslpar.watchdog.reports import Rank
+rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
+life = faults.end_at_errors(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
+if rank == 0 and world > 1:
+    meeting.with_suffix(".part").write_text("127.0.0.1:%d:%s" % (life.guard_port(), life.token))
+    meeting.with_suffix(".part").rename(meeting)
+elif rank:
+    while not meeting.exists():
+        time.sleep(0.01)
+    life.board.meet(meeting.read_text())
+life.board.stand("stage %d (pipe %d, data 0, tensor 0)" % (rank, rank))
+life.board.move("step", 7)
+def wait(seconds):
+    code = "import time\\ndef all_reduce():\\n    time.sleep(%r)\\nall_reduce()" % seconds
+    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), {{}})
+time.sleep(0.5)
+pathlib.Path({folder!r}, "ready%d" % rank).touch()
+{then}
+"""
+WAITS = "wait(600)"
+
+
+class Ranks:
+    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7.
+
+    `launcher`: of rank 0, a program that starts what it is given with Python.
+    """
+
+    def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
+        self.folder, self.mark = folder, f"GUARDED={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS} | {name: value}
+        environ |= {lifecycle.REPORTS: reports} if reports else {}
+        self.processes = []
+        for rank, code in enumerate(then):
+            text = RANK.format(root=str(ROOT), rank=rank, world=len(then), folder=str(folder), then=code)
+            with open(folder / f"said{rank}", "wb") as said:
+                words = [sys.executable, *([str(launcher)] if launcher and not rank else []), "-c", text]
+                self.processes.append(subprocess.Popen(words, env=environ, stderr=said))
+
+    def __enter__(self) -> Ranks:
+        ends = time.monotonic() + 60
+        while not all((self.folder / f"ready{rank}").exists() for rank in range(len(self.processes))):
+            assert time.monotonic() < ends, [self.said(rank) for rank in range(len(self.processes))]
+            time.sleep(0.02)
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
+        for pid in processes_with(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait(10)
+
+    def statuses(self, seconds: float) -> list[int]:
+        """Of all ranks, when they and their guards are gone, in so many seconds."""
+        codes = [process.wait(seconds) for process in self.processes]
+        ends = time.monotonic() + seconds
+        while processes_with(self.mark):
+            assert time.monotonic() < ends, "a guard stays"
+            time.sleep(0.02)
+        return codes
+
+    def said(self, rank: int) -> str:
+        """By the rank and its guard, on the terminal."""
+        return (self.folder / f"said{rank}").read_text()
+
+    def all_said(self) -> list[str]:
+        """The lines of all."""
+        return [line for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
+
+    def guard_of(self, rank: int) -> int:
+        """Its process."""
+        return next(pid for pid in supervise.descendants(self.processes[rank].pid))
+
+
+AT_2 = "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 7]"
+
+
+def test_a_rank_that_is_killed_is_told_by_its_guard_and_ends_the_others(tmp_path: Path) -> None:
+    with Ranks(tmp_path, WAITS, WAITS, "os.kill(os.getpid(), signal.SIGKILL)") as ranks:
+        assert ranks.statuses(10) == [1, 1, -signal.SIGKILL]
+        line = f"{AT_2} was the first to end, by SIGKILL: most often from the kernel's out-of-memory killer"
+        unknown = f"{AT_2} was the first to end, without a word"
+        (said,) = ranks.all_said()
+        assert said == line or said.startswith(unknown), "the others are silent"
+
+
+def test_an_exception_ends_the_others_in_silence(tmp_path: Path) -> None:
+    with Ranks(tmp_path, WAITS, WAITS, "raise ValueError('wrong')") as ranks:
+        assert ranks.statuses(10) == [1, 1, 1]
+        assert ranks.said(2).startswith(f"{AT_2} Traceback (most recent call last):\n")
+        assert ranks.said(2).endswith("ValueError: wrong\n")
+        assert ranks.said(0) == ranks.said(1) == ""
+
+
+@pytest.mark.parametrize("gone", [2, pytest.param(0, marks=pytest.mark.prove)])
+def test_a_host_that_is_gone(tmp_path: Path, gone: int) -> None:
+    """Frozen, with the guards: no packet, no end of a connection. Whoever is left leaves, the hub or the others."""
+    with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
+        for pid in (ranks.guard_of(gone), ranks.processes[gone].pid):
+            os.kill(pid, signal.SIGSTOP)
+        left = [process for rank, process in enumerate(ranks.processes) if rank != gone]
+        assert [process.wait(15) for process in left] == [1, 1]
+        assert guard.SILENCE_S - 1.5 < time.monotonic() - ranks.began < 14
+        lines = ranks.all_said()
+        if gone:
+            begins = f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
+            assert lines == [begins]
+        else:
+            assert len(lines) in (1, 2), "each finds out by itself, or is told before it does"
+            begins = "[rank 0 of 3 on host0, stage 0 (pipe 0, data 0, tensor 0), step 7] is silent for 6 s, and with it"
+            assert all(line.startswith(begins) for line in lines)
+
+
+LAUNCHER = """\
+import signal, subprocess, sys, time
+subprocess.Popen([sys.executable, *sys.argv[1:]])
+subprocess.Popen(["bash", "-c", "exec -a ssh sleep 600"])
+{deaf}
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.prove)])
+def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, deaf: bool) -> None:
+    """By the guard of its rank, and with it the ssh that it started; what is above it stays."""
+    launcher = tmp_path / "prterun"
+    launcher.write_text(LAUNCHER.format(deaf="signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""))
+    with Ranks(tmp_path, WAITS, WAITS, WAITS, launcher=launcher) as ranks:
+        for pid in (ranks.guard_of(2), ranks.processes[2].pid):
+            os.kill(pid, signal.SIGSTOP)
+        assert ranks.processes[0].wait(20) == (-signal.SIGKILL if deaf else -signal.SIGTERM)
+        assert ranks.processes[1].wait(10) == 1
+        ends = time.monotonic() + 5
+        while left := [pid for pid in processes_with(ranks.mark) if not _is_stopped(pid)]:
+            assert time.monotonic() < ends, [processes.words_of(pid)[:2] for pid in left]
+            time.sleep(0.05)
+        assert ranks.all_said() == [
+            f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
+        ]
+
+
+def _is_stopped(pid: int) -> bool:
+    return processes.stat(pid)[:1] == ["T"]
+
+
+def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
+    """A step may be shorter than the time between beats: the hub's own step tells."""
+    then = "life.board.move('step', 900); wait(600)"
+    quick = "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
+    with Ranks(tmp_path, then, then, quick + then) as ranks:
+        ranks.processes[0].wait(15)
+        assert "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 900] is silent for 6 s" in ranks.said(0)
+
+
+@pytest.mark.prove
+def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
+    with Ranks(tmp_path, WAITS, WAITS) as ranks:
+        hub = ranks.guard_of(0)
+        os.kill(hub, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(hub, signal.SIGCONT)
+        time.sleep(1)
+        assert [process.poll() for process in ranks.processes] == [None, None]
+        assert ranks.all_said() == []
+
+
+def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_path: Path) -> None:
+    Board(tmp_path / "1.board", make=True)
+    one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one._forgive(60.0)
+    one._silent()
+    assert not one.decided
+    one.waits.close()
+
+
+def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its port may be closed between hosts, and training go by another network."""
+    Board(tmp_path / "1.board", make=True).meet("10.0.0.1:4711:token")
+    one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one.hub_sought_s = one.now - guard.SILENCE_S - 1
+    one._silent()
+    one._silent()
+    assert not one.decided
+    said = "cannot reach the guard of rank 0 at 10.0.0.1:4711: faults elsewhere are not told here"
+    assert capfd.readouterr().err == f"[rank 1 of 2 on host0] {said}\n"
+    one.waits.close()
+
+
+MEETS = """\
+import os, pathlib, sys, time
+sys.path.insert(0, {root!r})
+from dslpar import bootstrap
+class Store:
+    path = pathlib.Path({folder!r}, "hub")
+    def set(self, key, value):
+        self.path.with_suffix(".part").write_text(value)
+        self.path.with_suffix(".part").rename(self.path)
+    def get(self, key):
+        while not self.path.exists():
+            time.sleep(0.01)
+        return self.path.read_bytes()
+place = bootstrap.Place({rank}, 2, {rank}, 2, "127.0.1.1", 1)
+life = bootstrap.end_at_errors(place, os.environ)
+bootstrap._meet_guards(place, life, Store())
+life.outlast_rank_0(0.7 if place.rank == 0 else 10)
+sys.exit(place.rank == 1 and not life.board.first_left)
+"""
+
+
+def test_guards_meet_where_the_ranks_do(tmp_path: Path) -> None:
+    """All on one host, and MASTER_ADDR=$(hostname): on Debian a loopback address that is not 127.0.0.1."""
+    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    codes = [MEETS.format(root=str(ROOT), folder=str(tmp_path), rank=rank) for rank in (0, 1)]
+    ranks = [subprocess.Popen([sys.executable, "-c", code], env=environ) for code in codes]
+    assert [process.wait(30) for process in ranks] == [0, 0]
+
+
+CROWD = """\
+import json, os, resource, socket, sys
+sys.path.insert(0, {root!r})
+limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
+from dslpar.watchdog import faults
+from dslpar.watchdog.reports import Rank
+life = faults.end_at_errors(Rank(0, 80, "host0", os.getpid()), os.environ)
+port = life.guard_port()
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+lines = []
+for rank in range(1, 80):
+    lines.append(socket.create_connection(("127.0.0.1", port), 10))
+    hello = dict(hello=life.token, rank=rank, who="rank %d" % rank, host="host0", at=["", "", 0])
+    lines[-1].sendall(json.dumps(hello).encode() + b"\\n")
+for line in lines:
+    assert b"rank 0 of 80" in line.recv(4096)
+"""
+
+
+def test_a_guard_has_room_for_more_ranks_than_a_process_may_have_files(tmp_path: Path) -> None:
+    """The limit of most systems is 1,024: a job of as many ranks would be said to have lost rank 0's host."""
+    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    crowd = subprocess.run([sys.executable, "-c", CROWD.format(root=str(ROOT))], env=environ, timeout=60)
+    assert crowd.returncode == 0
+
+
+EARLY = """\
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {root!r})
+from dslpar.watchdog import faults
+from dslpar.watchdog.reports import Rank
+life = faults.end_at_errors(Rank(0, 2, "host0", os.getpid()), os.environ)
+(guard,) = pathlib.Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()
+assert life.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
+os.kill(int(guard), signal.SIGTERM)
+assert life.guard_port()
+"""
+
+
+def test_a_signal_to_the_group_does_not_end_a_guard_that_starts(tmp_path: Path) -> None:
+    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    assert subprocess.run([sys.executable, "-c", EARLY.format(root=str(ROOT))], env=environ, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("status", [3, pytest.param(0, marks=pytest.mark.prove)])
+def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Path, status: int) -> None:
+    """With 0 no launcher would end them: they would wait for it until it was called a hang, of somebody else."""
+    with Ranks(tmp_path, WAITS, WAITS, f"sys.exit({status})") as ranks:
+        assert ranks.statuses(10) == [1, 1, status]
+        how = "was the first to end, by sys.exit"
+        (said,) = ranks.all_said()
+        assert said.startswith(f"{AT_2} {how}")
+        assert said.endswith(": it left in the middle of the run")
+
+
+def test_where_every_other_host_is_silent_it_may_be_ours(tmp_path: Path) -> None:
+    Board(tmp_path / "0.board", make=True)
+    hub = guard.Guard(guard.Settings(0, 8, "host0", os.getpid(), str(tmp_path), True, "", "", 0, True, True))
+    line: Any = None
+    for rank in range(1, 8):
+        hub.peers[rank] = guard.Peer(line, rank, f"rank {rank}", f"host{rank // 2}", hub.now - 7)
+    hub.peers[1].heard_s = hub.now
+    ours = ", so every host but host0, which may itself be the one that is cut off"
+    assert hub._other_hosts("host1") == f", and of host2, host3{ours}"
+    hub.peers[7].heard_s = hub.now
+    assert hub._other_hosts("host1") == ", and of host2"
+    hub.peers[5].left = hub.peers[4].left = True
+    assert hub._other_hosts("host1") == ""
+    hub.waits.close()
+
+
+@pytest.mark.prove
+def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
+    """As by `scontrol suspend`: rank and guard alike."""
+    with Ranks(tmp_path, "life.board.move('step', 8, 2.0); time.sleep(4); life.board.move('ending')") as ranks:
+        both = ranks.guard_of(0), ranks.processes[0].pid
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in both:
+                os.kill(pid, number)
+            time.sleep(3 if number == signal.SIGSTOP else 0)
+        assert ranks.statuses(10) == [0]
+        assert ranks.all_said() == []
+
+
+def hang(seconds: float = 1.0) -> str:
+    return f"life.board.move('step', 8, {seconds}); "
+
+
+def test_a_hang_is_told_with_the_stacks_of_all_and_who_holds_them_up(tmp_path: Path) -> None:
+    """The others are in a collective; rank 1 holds Python's lock, so that none of its threads can do anything."""
+    holds = "import re; re.match('(a*)*b', 'a' * 60)"
+    with Ranks(tmp_path, hang() + WAITS, hang() + holds, hang() + WAITS) as ranks:
+        assert ranks.statuses(20) == [1, -signal.SIGKILL, 1]
+        text = "\n".join(ranks.all_said())
+        assert "[rank 1 of 3 on host0, stage 1 (pipe 1, data 0, tensor 0), step 8] hangs (stage " in text
+        assert "step 8 takes longer than 1 s); it is in " in text
+        assert ", while 2 of 3 ranks wait in a collective:" in text
+        for rank in range(3):
+            assert (
+                f"---- rank {rank} of 3 on host{rank // 2}, stage {rank} (pipe {rank}, data 0, tensor 0), step 8"
+                in text
+            )
+        assert 1 <= text.count(" in all_reduce\n") <= 2, "equal stacks stand there once"
+        assert "match\n" in text, "what it does in C is not to be seen, who called it is"
+
+
+@pytest.mark.prove
+def test_a_stopped_rank_has_no_stack(tmp_path: Path) -> None:
+    with Ranks(tmp_path, hang() + WAITS, hang() + "os.kill(os.getpid(), signal.SIGSTOP)") as ranks:
+        assert ranks.statuses(20) == [1, -signal.SIGKILL]
+        text = "\n".join(ranks.all_said())
+        assert "it is stopped, or deep in the kernel, while 1 of 2 ranks wait in a collective" in text
+        assert NO_STACK in text
+
+
+ENDS = "; life.board.move('ending')"
+
+
+def test_no_bound_no_hang(tmp_path: Path) -> None:
+    """Building a model takes as long as it takes."""
+    with Ranks(tmp_path, "life.board.move('building'); time.sleep(2)" + ENDS, "time.sleep(2)" + ENDS) as ranks:
+        assert ranks.statuses(20) == [0, 0]
+        assert ranks.all_said() == []
+
+
+PROMISE = "life.promise(1.0, 75); pathlib.Path(meeting.parent, 'promised').touch(); "
+
+
+def promised(folder: Path) -> None:
+    while not (folder / "promised").exists():
+        time.sleep(0.02)
+
+
+def test_sigterm_is_a_flag(tmp_path: Path) -> None:
+    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    with Ranks(tmp_path, then) as ranks:
+        promised(tmp_path)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        assert ranks.statuses(10) == [75]
+        assert ranks.all_said() == []
+
+
+@pytest.mark.parametrize("busy", ["time.sleep(600)", "import re; re.match('(a*)*b', 'a' * 60)"], ids=["sleeps", "in C"])
+def test_what_does_not_stop_in_time_is_ended(tmp_path: Path, busy: str) -> None:
+    """Also where Python's lock is held, and no handler and no thread of the rank can run."""
+    with Ranks(tmp_path, PROMISE + busy) as ranks:
+        promised(tmp_path)
+        began = time.monotonic()
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        ranks.processes[0].send_signal(signal.SIGTERM)  # a launcher's, and its own launcher's
+        (status,) = ranks.statuses(10)
+        assert 0.9 < time.monotonic() - began < 8
+        assert status == (75 if "sleep" in busy else -signal.SIGKILL)
+        place = "[rank 0 of 1 on host0, stage 0 (pipe 0, data 0, tensor 0), step 7]"
+        assert ranks.all_said() == [f"{place} {TOO_LATE}"], "by its guard, and no out-of-memory killer"
+
+
+@pytest.mark.prove
+def test_a_rank_that_has_stopped_in_order_may_take_its_time_to_leave(tmp_path: Path) -> None:
+    """A launcher that sees another rank leave sends SIGTERM again, and monitors may have much to close."""
+    then = "life.promise(6.0, 75); pathlib.Path(meeting.parent, 'promised').touch()\n"
+    then += "while not life.stopping: time.sleep(0.01)\nlife.stopped(7, 'there'); time.sleep(4); sys.exit(75)"
+    with Ranks(tmp_path, then) as ranks:
+        promised(tmp_path)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        time.sleep(2.3)
+        again = time.monotonic()
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        assert ranks.statuses(10) == [75]
+        assert time.monotonic() - again > 1
+        assert ranks.all_said() == []
+
+
+def test_a_fork_of_a_rank_has_its_own_signals(tmp_path: Path) -> None:
+    """A worker that is ended by SIGTERM does not stop the run."""
+    then = PROMISE + "\npid = os.fork()\nif pid == 0: time.sleep(600)\n"
+    then += "time.sleep(0.3); os.kill(pid, signal.SIGTERM); status = os.waitpid(pid, 0)[1]; time.sleep(2)\n"
+    then += "sys.exit(0 if status == signal.SIGTERM and not life.stopping else 1)"
+    with Ranks(tmp_path, then) as ranks:
+        assert ranks.statuses(10) == [0]
+
+
+# ---- reports over a network ----
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    (tmp_path / "marks").mkdir()
+    with Receiver(tmp_path / "marks", ("127.0.0.1",)) as server:
+        yield server
+
+
+def look(receiver: Receiver, until: str) -> str:
+    """Until a mark is there; its text."""
+    path, ends = receiver.folder / until, time.monotonic() + 15
+    while not path.exists():
+        assert time.monotonic() < ends, f"{until}: {sorted(receiver.folder.iterdir())}"
+        receiver.look()
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_marks_come_over_the_network(tmp_path: Path, receiver: Receiver) -> None:
+    dies = "os.kill(os.getpid(), signal.SIGKILL)"
+    with Ranks(tmp_path, WAITS, dies, reports=receiver.variable) as ranks:
+        verdict = json.loads(look(receiver, "1.verdict"))
+        assert json.loads(look(receiver, "0.born"))[:2] == [0, 2]
+        assert verdict[2].startswith("was the first to end, ")
+        assert verdict[4] == "stage 1 (pipe 1, data 0, tensor 0), step 7"
+        assert ranks.statuses(10)[0] == 1
+        assert ranks.all_said() == [], "`dslpar launch` says it"
+
+
+def test_a_stop_goes_over_the_network(tmp_path: Path, receiver: Receiver) -> None:
+    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    with Ranks(tmp_path, then, reports=receiver.variable) as ranks:
+        promised(tmp_path)
+        look(receiver, "0.born")
+        receiver.stop(signal.SIGTERM)
+        assert json.loads(look(receiver, "0.stopped")) == [7, "there", 75, False]
+        assert ranks.statuses(10) == [75]
+
+
+def test_ranks_end_when_dslpar_launch_is_gone(tmp_path: Path, receiver: Receiver) -> None:
+    with Ranks(tmp_path, "time.sleep(600)", reports=receiver.variable) as ranks:
+        look(receiver, "0.born")
+        receiver.__exit__(None, None, None)
+        assert ranks.statuses(10) == [1]
+        assert "[rank 0 of 1 on host0] ends because `dslpar launch` is gone" in ranks.all_said()
+
+
+def test_ranks_that_have_promised_to_stop_in_order_do_so_when_dslpar_launch_is_gone(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\n"
+    then += "pathlib.Path(meeting.parent, 'saved').touch(); sys.exit(life.stopped(7, 'there'))"
+    with Ranks(tmp_path, then, reports=receiver.variable) as ranks:
+        promised(tmp_path)
+        look(receiver, "0.born")
+        receiver.__exit__(None, None, None)
+        assert ranks.statuses(10) == [75]
+        assert (tmp_path / "saved").exists()
+        assert ranks.all_said() == ["[rank 0 of 1 on host0] ends because `dslpar launch` is gone"]
+
+
+def test_strangers_are_not_heard(tmp_path: Path, receiver: Receiver) -> None:
+    import socket
+
+    port = int(receiver.variable.rpartition(":")[2].partition("/")[0])
+    for hello in (b'{"hello": "guess"}\n', b"GET / HTTP/1.0\r\n\r\n", b'{"mark": "0.born", "text": ""}\n'):
+        with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+            stranger.sendall(hello + b'{"mark": "0.error", "text": "x"}\n')
+            ends = time.monotonic() + 0.3
+            while time.monotonic() < ends:
+                receiver.look()
+    assert receiver.connected == 0
+    assert list(receiver.folder.iterdir()) == []
+
+
+# ---- who holds the others up ----
+
+IN = 'Thread 0x01 (most recent call first):\n  File "site-packages/torch/distributed/c10d.py", line 3 in all_reduce\n'
+OUT = 'Thread 0x01 (most recent call first):\n  File "data.py", line 9 in read\n  File "train.py", line 1 in main\n'
+READS = 'Thread 0x01 (most recent call first):\n  File "engine.py", line 5 in norm\n'
+"""Of a rank that reads a result from the accelerator, which waits for NCCL."""
+
+
+@pytest.mark.parametrize(
+    ("stacks", "steps", "rank", "why"),
+    [
+        ((IN, OUT, IN), (8, 8, 8), 1, "it is in read (data.py, line 9), while 2 of 3 ranks wait in a collective"),
+        ((IN, IN, ""), (8, 8, 8), 2, "it is stopped, or deep in the kernel, while 2 of 3 ranks wait in a collective"),
+        ((IN, IN, IN), (8, 7, 8), 1, "it is behind the others, in a collective: in all_reduce"),
+        ((IN, IN, IN), (8, 8, 8), 0, "all ranks wait in a collective, though not in the same one"),
+        ((OUT, OUT, IN), (8, 7, 8), 1, "it is in read (data.py, line 9), while 1 of 3"),
+        (
+            (READS, READS, OUT),
+            (8, 8, 8),
+            2,
+            "it is in read (data.py, line 9), while 2 of 3 ranks are in norm (engine.py",
+        ),
+        ((READS, OUT, IN, READS), (8, 8, 8, 8), 1, "it is in read (data.py, line 9), while 1 of 4 ranks wait"),
+    ],
+)
+def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int, why: str) -> None:
+    shown = [Shown(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))]
+    who, words = culprit(shown)
+    assert who.rank == rank
+    assert words.startswith(why)
+
+
+def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
+    """Those of 1,000 ranks would else be too long for a terminal, and for a line to `dslpar launch`."""
+    other = IN.replace("0x01", "0x7f02")
+    shown = [
+        Shown(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
+    ]
+    text = all_stacks(shown[500], shown)
+    assert text.startswith(f"---- rank 500 ----\n{OUT}\n---- rank 0 ----\n---- rank 1 ----\n")
+    assert text.endswith(f"---- rank 999 ----\n{IN.rstrip()}")
+    assert text.count("most recent call first") == 2
+    many = [Shown(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
+    assert len(all_stacks(many[0], many)) < 2**20 + 100
+
+
+# ---- the board ----
+
+
+def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
+    board = Board(tmp_path / "0.board", make=True)
+    board.stand("stage 1 (pipe 1, data 0, tensor 0)")
+    board.move("step", 12, 600)
+    seen = Board(tmp_path / "0.board").moment()
+    assert seen.words() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
+    assert (seen.allowed_s, seen.moves) == (600, 1)
+    assert abs(seen.since_s - time.monotonic()) < 5
+    for phase, step, words in (
+        ("building", 0, "building"),
+        ("saving", 5, "saving step 5"),
+        ("ending", 5, "ending after step 5"),
+    ):
+        board.move(phase, step)
+        assert Board(tmp_path / "0.board").moment().words().endswith(words)
