@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Name to help; each is a module of dslpar.cli."""
-MODULES: Mapping[str, str] = {"import": "importing"}
+MODULES: Mapping[str, str] = {"import": "import_"}
 """Of a command that cannot be a module's name, the module."""
 
 
