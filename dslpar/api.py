@@ -182,11 +182,11 @@ def initialize(
     """
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
     if model is None and run.config.root.child("model") is None:
-        help_ = "write a model in the config, or give model=..."
-        raise _error(NO_MODEL, "no-model", "there is no model", help_, run.job)
+        hint = "write a model in the config, or give model=..."
+        raise _error(NO_MODEL, "no-model", "there is no model", hint, run.job)
     if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
-        said, help_ = "the criterion has parameters, which nothing would train", "make them part of the model"
-        raise _error("CFG227", "criterion-with-parameters", said, help_, run.job)
+        message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
+        raise _error("CFG227", "criterion-with-parameters", message, hint, run.job)
     job, groups = run.job, run.groups
     layered = given_model(model, job.path) if model is not None else None
     if layered is not None:
@@ -217,14 +217,14 @@ def layer_stage_id(job: Job, layer_idx: int) -> int:
         num = job.stages.counts[0] if job.stages.counts else None
         ids = (0,) * num if num else {layer_idx: 0}
     if not ids:
-        said = "nothing says how the layers are cut before the model is there"
-        help_ = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
-        raise _error("PIP208", "no-such-layer", said, help_, job)
+        message = "nothing says how the layers are cut before the model is there"
+        hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
+        raise _error("PIP208", "no-such-layer", message, hint, job)
     try:
         return ids[layer_idx]
     except (IndexError, KeyError):
-        said = f"there is no layer {layer_idx}: the model has {len(ids)}"
-        raise _error("PIP208", "no-such-layer", said, f"from 0 to {len(ids) - 1}, or -1 for the last", job) from None
+        message = f"there is no layer {layer_idx}: the model has {len(ids)}"
+        raise _error("PIP208", "no-such-layer", message, f"from 0 to {len(ids) - 1}, or -1 for the last", job) from None
 
 
 # ---- where this process stands ----
@@ -299,24 +299,24 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
     if not isinstance(model, Sequential) or job.mesh.pipe == 1:
         return
     weights = [p.detach().double().sum().item() for _, module in model.modules for p in module.parameters()]
-    help_ = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
-    _demand_equal(repr(weights), groups, "HST221", "weights-differ", "other weights", help_)
+    hint = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
+    _demand_equal(repr(weights), groups, "HST221", "weights-differ", "other weights", hint)
 
 
 def _check_equal_numbers(samples: Sequence[Any], groups: Groups) -> None:
     """Of the data sets: their order depends on their length. A stage between the first and the last may have none."""
     numbers = [getattr(each, "num_samples", None) for each in samples]
-    help_ = "give every rank the whole data set: each reads its own share of it"
+    hint = "give every rank the whole data set: each reads its own share of it"
     for name, number in zip(("training", "evaluation"), numbers, strict=True):
-        _demand_equal(number, groups, "HST203", "ranks-differ", f"another number of {name} samples", help_)
+        _demand_equal(number, groups, "HST203", "ranks-differ", f"another number of {name} samples", hint)
 
 
-def _demand_equal(mine: object, groups: Groups, code: str, name: str, what: str, help_: str) -> None:
+def _demand_equal(mine: object, groups: Groups, code: str, name: str, what: str, hint: str) -> None:
     seen = collectives.gather_objects(mine, groups.axis("pipe", "data", "tensor"))
     differ = [str(rank) for rank, theirs in enumerate(seen) if theirs != seen[0] and theirs is not None]
     if differ:
-        said = f"rank {', '.join(differ[:8])} {'has' if len(differ) == 1 else 'have'} {what} than rank 0"
-        raise DslparError([Finding(code, name, "error", said, help_, Location(WORLD))])
+        message = f"rank {', '.join(differ[:8])} {'has' if len(differ) == 1 else 'have'} {what} than rank 0"
+        raise DslparError([Finding(code, name, "error", message, hint, Location(WORLD))])
 
 
 # ---- what the program gives ----
@@ -365,12 +365,12 @@ def _by_engine(scheduler: Any, path: str) -> Any:
             self.__dict__ = scheduler.__dict__
 
         def step(self, *_: Any, **__: Any) -> NoReturn:
-            said = "lr_scheduler.step(): the engine steps the schedule, once an optimizer step"
-            help_ = "leave the call out: engine.step() and engine.train_batch() do it"
-            raise DslparError([Finding("BAT209", "second-schedule-step", "error", said, help_, Location(path))])
+            message = "lr_scheduler.step(): the engine steps the schedule, once an optimizer step"
+            hint = "leave the call out: engine.step() and engine.train_batch() do it"
+            raise DslparError([Finding("BAT209", "second-schedule-step", "error", message, hint, Location(path))])
 
     return ByEngine()
 
 
-def _error(code: str, name: str, said: str, help_: str, job: Job) -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(job.path))])
+def _error(code: str, name: str, message: str, hint: str, job: Job) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path))])

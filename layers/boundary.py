@@ -78,8 +78,8 @@ def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
 def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
     """What cuts each dim. Raises: DslparError, of neither two dims nor three."""
     if x.dim() not in (2, 3):
-        said = f"an activation of shape {tuple(x.shape)}"
-        raise wrong_shape(said, "[batch, sequence, features] or [tokens, features]: flatten or add dims first")
+        message = f"an activation of shape {tuple(x.shape)}"
+        raise wrong_shape(message, "[batch, sequence, features] or [tokens, features]: flatten or add dims first")
     return cuts.of(x.dim())
 
 
@@ -95,9 +95,9 @@ def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: st
         raise DslparError(findings)
 
 
-def wrong_shape(said: str, help_: str) -> DslparError:
+def wrong_shape(message: str, hint: str) -> DslparError:
     """The error of what a layer cannot take, in whatever layout."""
-    return DslparError([Finding("TEN226", "wrong-shape", "error", said, help_, Location(WORLD), "model")])
+    return DslparError([Finding("TEN226", "wrong-shape", "error", message, hint, Location(WORLD), "model")])
 
 
 def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | None) -> Finding:

@@ -127,8 +127,8 @@ def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
         raise wrong_shape(f"positions of a residual of shape {tuple(x.shape)}", "[batch, sequence, features]")
     length = x.shape[1] * pieces
     if length > num_positions:
-        said = f"a sequence of {length} tokens, and the table has {num_positions} positions"
-        raise wrong_shape(said, f"num_positions={length}, or shorter sequences")
+        message = f"a sequence of {length} tokens, and the table has {num_positions} positions"
+        raise wrong_shape(message, f"num_positions={length}, or shorter sequences")
 
 
 def _panel_cuts(groups: Groups) -> Cuts:

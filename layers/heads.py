@@ -43,9 +43,9 @@ def own_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in (cuts.batch, cuts.sequence)]
     shape = tuple(length * count for length, count in zip(x.shape, counts, strict=False))
     if mask.dtype != torch.bool or tuple(mask.shape) != shape:
-        said = f"a mask {tuple(mask.shape)} of {mask.dtype}, and the micro-batch is {shape}"
-        help_ = f"bool {shape}, True where a token is no padding, whole on every rank: for example, ids != pad_id"
-        raise DslparError([_finding("TEN223", "wrong-mask", said, help_, "model")])
+        message = f"a mask {tuple(mask.shape)} of {mask.dtype}, and the micro-batch is {shape}"
+        hint = f"bool {shape}, True where a token is no padding, whole on every rank: for example, ids != pad_id"
+        raise DslparError([_finding("TEN223", "wrong-mask", message, hint, "model")])
     index, count = piece(groups.tensor, groups.coord, inner_cuts(groups.tensor).batch)
     return mask.chunk(count)[index]
 
@@ -63,9 +63,9 @@ def _does_not_divide(code: str, name: str, what: str, number: int, by: int, by_w
 
 def _odd(hidden_size: int, num_heads: int) -> tuple[str, str]:
     """What is said, and the help."""
-    said = f"a head has {hidden_size // num_heads} features, and rotary positions turn pairs of them"
-    return said, f"hidden_size={-(-hidden_size // (2 * num_heads)) * 2 * num_heads}"
+    message = f"a head has {hidden_size // num_heads} features, and rotary positions turn pairs of them"
+    return message, f"hidden_size={-(-hidden_size // (2 * num_heads)) * 2 * num_heads}"
 
 
-def _finding(code: str, name: str, message: str, help_: str, key: str) -> Finding:
-    return Finding(code, name, "error", message, help_, Location(WORLD), key)
+def _finding(code: str, name: str, message: str, hint: str, key: str) -> Finding:
+    return Finding(code, name, "error", message, hint, Location(WORLD), key)

@@ -28,8 +28,8 @@ def own_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
 def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
     """Raises: DslparError, of ids with neither one dim nor two, or of a number that the ranks cannot share out."""
     if ids.dim() not in (1, 2):
-        said = f"ids of shape {tuple(ids.shape)}"
-        raise wrong_shape(said, "[batch, sequence] or [tokens], of the whole micro-batch")
+        message = f"ids of shape {tuple(ids.shape)}"
+        raise wrong_shape(message, "[batch, sequence] or [tokens], of the whole micro-batch")
     check_divides(groups, ids, cuts.of(ids.dim() + 1)[:-1], "the ids")
 
 

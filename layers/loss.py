@@ -85,13 +85,13 @@ def cross_entropy(
 def _check_options(reduction: str, label_smoothing: float) -> None:
     """Raises: DslparError, where torch does."""
     if reduction not in get_args(Reduction):
-        said, help_ = f"reduction={reduction!r}", f"one of {', '.join(map(repr, get_args(Reduction)))}"
+        message, hint = f"reduction={reduction!r}", f"one of {', '.join(map(repr, get_args(Reduction)))}"
     elif not 0 <= label_smoothing <= 1:
-        said, help_ = f"label_smoothing={label_smoothing!r}", "a share of each label, from 0.0 to 1.0"
+        message, hint = f"label_smoothing={label_smoothing!r}", "a share of each label, from 0.0 to 1.0"
     else:
         return
-    said = f"cross_entropy with {said}"
-    raise DslparError([Finding("TEN225", "no-such-loss", "error", said, help_, Location(WORLD))])
+    message = f"cross_entropy with {message}"
+    raise DslparError([Finding("TEN225", "no-such-loss", "error", message, hint, Location(WORLD))])
 
 
 def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> None:
@@ -100,11 +100,11 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
     if logits.dim() not in (2, 3) or list(labels.shape) != tokens:
-        said = f"labels {tuple(labels.shape)} and, of all ranks, logits {(*tokens, columns)}"
-        raise wrong_shape(said, "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch")
+        message = f"labels {tuple(labels.shape)} and, of all ranks, logits {(*tokens, columns)}"
+        raise wrong_shape(message, "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch")
     if columns < vocab_size:
-        said = f"logits of {columns} columns, and a vocabulary of {vocab_size}"
-        raise wrong_shape(said, "the vocab_size of the head that made them")
+        message = f"logits of {columns} columns, and a vocabulary of {vocab_size}"
+        raise wrong_shape(message, "the vocab_size of the head that made them")
 
 
 @torch.no_grad()

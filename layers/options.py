@@ -13,8 +13,8 @@ T = TypeVar("T")
 def one_of(known: Mapping[str, T], name: str, what: str) -> T:
     """Raises: DslparError, where there is none of that name."""
     if name not in known:
-        said, help_ = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
+        message, hint = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
         raise DslparError(
-            [Finding("TEN224", "no-such-layer-option", "error", said, help_, Location(WORLD), f"model.{what}")]
+            [Finding("TEN224", "no-such-layer-option", "error", message, hint, Location(WORLD), f"model.{what}")]
         )
     return known[name]

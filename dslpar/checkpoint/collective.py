@@ -23,9 +23,9 @@ def demand_seen(seen: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
     """Raises DslparError, on every rank, if one of them does not see `path`, which rank 0 sees."""
     blind = sorted({host for host, sees in seen if not sees})
     if blind:
-        said = f"rank 0 has {path}, which {', '.join(blind)} does not see"
-        help_ = "put train.output_dir on a file system that all hosts share"
-        raise manifest.error("CKP203", "checkpoint-not-everywhere", said, help_, job, "train.output_dir")
+        message = f"rank 0 has {path}, which {', '.join(blind)} does not see"
+        hint = "put train.output_dir on a file system that all hosts share"
+        raise manifest.error("CKP203", "checkpoint-not-everywhere", message, hint, job, "train.output_dir")
 
 
 Failing = Callable[[str, Job], DslparError]
@@ -34,22 +34,22 @@ Failing = Callable[[str, Job], DslparError]
 
 def not_written(failed: str, job: Job) -> DslparError:
     """The finding of a save that did not come to its end."""
-    help_ = "make room there, or name another folder, train.output_dir=..."
-    return _failed(f"cannot write checkpoints to {_root(job)!r}: {failed}", help_, job)
+    hint = "make room there, or name another folder, train.output_dir=..."
+    return _failed(f"cannot write checkpoints to {_root(job)!r}: {failed}", hint, job)
 
 
 def not_read(failed: str, job: Job) -> DslparError:
     """The finding of a folder of checkpoints that cannot be looked at: whether there are any, nobody knows."""
-    help_ = "let this user read that folder; or name another one, train.output_dir=..."
-    return _failed(f"cannot read the checkpoints in {_root(job)!r}: {failed}", help_, job)
+    hint = "let this user read that folder; or name another one, train.output_dir=..."
+    return _failed(f"cannot read the checkpoints in {_root(job)!r}: {failed}", hint, job)
 
 
 def _root(job: Job) -> str:
     return os.path.join(job.output_dir, CHECKPOINTS)
 
 
-def _failed(said: str, help_: str, job: Job) -> DslparError:
-    return manifest.error("CKP205", "no-checkpoint", said, help_, job, "train.output_dir")
+def _failed(message: str, hint: str, job: Job) -> DslparError:
+    return manifest.error("CKP205", "no-checkpoint", message, hint, job, "train.output_dir")
 
 
 def by_rank_0(

@@ -50,8 +50,8 @@ def check(stored: Stored, job: Job, data: str) -> None:
     if refused:
         lines = [f"{change.key}: stored {_shown(change.stored)}, asked {_shown(change.asked)}" for change in refused]
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        said = f"{stored.path} is of another run:\n    " + "\n    ".join(lines[:_SHOWN] + more)
-        raise manifest.error("CKP202", "checkpoint-of-another-run", said, _advice(refused), job, refused[0].key)
+        message = f"{stored.path} is of another run:\n    " + "\n    ".join(lines[:_SHOWN] + more)
+        raise manifest.error("CKP202", "checkpoint-of-another-run", message, _advice(refused), job, refused[0].key)
 
 
 def changes(stored: Stored, job: Job) -> list[str]:
@@ -74,14 +74,14 @@ def _other_versions(stored: Stored) -> Iterator[str]:
 def _check_format(stored: Stored, job: Job) -> None:
     found = stored.manifest["format"]
     if found > FORMAT:
-        said = f"{stored.path} has format {found}, and this dslpar reads format {FORMAT}"
+        message = f"{stored.path} has format {found}, and this dslpar reads format {FORMAT}"
         raise manifest.error(
-            "CKP204", "checkpoint-of-a-later-version", said, "resume with the dslpar that wrote it", job
+            "CKP204", "checkpoint-of-a-later-version", message, "resume with the dslpar that wrote it", job
         )
     if found < FORMAT:
-        said = f"{stored.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
-        help_ = "finish that run with the dslpar that wrote it; or leave --resume out, and a new run starts"
-        raise manifest.error("CKP220", "checkpoint-of-an-earlier-version", said, help_, job)
+        message = f"{stored.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
+        hint = "finish that run with the dslpar that wrote it; or leave --resume out, and a new run starts"
+        raise manifest.error("CKP220", "checkpoint-of-an-earlier-version", message, hint, job)
 
 
 # ---- differences ----

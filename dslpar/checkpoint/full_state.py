@@ -119,7 +119,7 @@ def _check(full: Mapping[str, Tensor], held: Mapping[str, Shape], groups: Groups
     mine = [*_other_shapes(given, model), *(_other_names(given, held, model) if strict else ())]
     said = dict.fromkeys(finding for found in collectives.gather_objects(mine, world) for finding in found)
     if said:
-        raise DslparError(_finding(message, help_, source) for message, help_ in said)
+        raise DslparError(_finding(message, hint, source) for message, hint in said)
 
 
 Said = tuple[str, str]
@@ -143,5 +143,5 @@ def _other_names(given: Mapping[str, Shape], held: Mapping[str, Shape], model: M
         yield f"the model has no {name!r} {given[name]}", f"strict=False passes it over{hint}"
 
 
-def _finding(message: str, help_: str, source: str) -> Finding:
-    return Finding("CKP207", "other-weights", "error", message, help_, Location(source))
+def _finding(message: str, hint: str, source: str) -> Finding:
+    return Finding("CKP207", "other-weights", "error", message, hint, Location(source))

@@ -166,9 +166,9 @@ def load_index(folder: Path) -> Index:
 
 def unreadable(path: Path, why: str) -> DslparError:
     """The finding of a checkpoint's file that cannot be read as what it should be."""
-    said = f"{path} is no file of a checkpoint, or is damaged: {why}"
-    help_ = "`dslpar checkpoint verify` names every damaged file; resume from another one: checkpoint.resume_from=NAME"
-    finding = Finding("CKP216", "unreadable-checkpoint-file", "error", said, help_, Location(str(path)))
+    message = f"{path} is no file of a checkpoint, or is damaged: {why}"
+    hint = "`dslpar checkpoint verify` names every damaged file; resume from another one: checkpoint.resume_from=NAME"
+    finding = Finding("CKP216", "unreadable-checkpoint-file", "error", message, hint, Location(str(path)))
     return DslparError([finding])
 
 

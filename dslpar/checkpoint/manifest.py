@@ -152,6 +152,6 @@ def _fields(section: Any) -> Plain:
 # ---- errors ----
 
 
-def error(code: str, name: str, said: str, help_: str, job: Job, key: str = "") -> DslparError:
+def error(code: str, name: str, message: str, hint: str, job: Job, key: str = "") -> DslparError:
     """One finding about a checkpoint."""
-    return DslparError([Finding(code, name, "error", said, help_, Location(job.path), key)])
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

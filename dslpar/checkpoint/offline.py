@@ -213,9 +213,9 @@ def _check_fits(stored: Stored, stages: Sequence[Stage], index: Index) -> None:
     differ = [name for name in both if wanted[name] != there[name]]
     said += [f"{name!r} has shape {there[name]}, the model's {wanted[name]}" for name in differ]
     if said:
-        help_ = "give the config of the run that saved: `dslpar checkpoint show` prints it"
+        hint = "give the config of the run that saved: `dslpar checkpoint show` prints it"
         message = f"{stored.path} is of another model: {'; '.join(sorted(said)[:8])}"
-        raise _error("CKP207", "other-weights", message, help_, stored.path)
+        raise _error("CKP207", "other-weights", message, hint, stored.path)
 
 
 # ---- whole weights ----
@@ -259,8 +259,8 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     converted = tensor.to(dtype)
     lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
     if lost:
-        said = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
-        raise _error("CKP217", "weight-out-of-range", said, "--dtype bf16 or fp32, which reach further", name)
+        message = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
+        raise _error("CKP217", "weight-out-of-range", message, "--dtype bf16 or fp32, which reach further", name)
     return converted
 
 
@@ -292,8 +292,8 @@ def _new(output: Path) -> Iterator[Path]:
         DslparError: something stands at `output`, or it cannot be written.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        said, help_ = f"{output} is there already", "name a folder that is not there: nothing is written over"
-        raise _error("CKP221", "already-there", said, help_, str(output))
+        message, hint = f"{output} is there already", "name a folder that is not there: nothing is written over"
+        raise _error("CKP221", "already-there", message, hint, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=output.name, suffix=folder.PART, dir=output.parent) as made:
@@ -304,9 +304,11 @@ def _new(output: Path) -> Iterator[Path]:
             unready.rename(output)
             folder.flush(output.parent)
     except OSError as error:
-        said = f"cannot write to {output}: {error}"
-        raise _error("CKP205", "no-checkpoint", said, "make room there, or name another folder", str(output)) from error
+        message = f"cannot write to {output}: {error}"
+        raise _error(
+            "CKP205", "no-checkpoint", message, "make room there, or name another folder", str(output)
+        ) from error
 
 
-def _error(code: str, name: str, said: str, help_: str, path: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(path))])
+def _error(code: str, name: str, message: str, hint: str, path: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(path))])

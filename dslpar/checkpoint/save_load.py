@@ -126,18 +126,18 @@ def _write(engine: Engine, part: Path) -> Told:
     return Told(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
 
 
-def _publish(engine: Engine, told: list[Told], root: Path, said: Mapping[str, Any]) -> Path:
+def _publish(engine: Engine, told: list[Told], root: Path, message: Mapping[str, Any]) -> Path:
     """What rank 0 adds, and the moment at which the checkpoint is there."""
-    part = folder.part_path(root, said["step"])
+    part = folder.part_path(root, message["step"])
     index = merge(pickle.loads(zlib.decompress(rank.pieces)) for rank in told)
     assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:SHOWN]}"
     added = {
         INDEX: folder.write(part / INDEX, [json.dumps(index.to_json(), separators=(",", ":")).encode()]),
         folder.STATE: folder.write(part / folder.STATE, [_saved(train_state.values_of(engine))]),
     }
-    folder.set_aside(root, said["step"])
-    final = folder.publish(root, said, {name: file for rank in told for name, file in rank.files.items()} | added)
-    folder.prune(root, engine.job.spec.checkpoint.keep, said["step"])
+    folder.set_aside(root, message["step"])
+    final = folder.publish(root, message, {name: file for rank in told for name, file in rank.files.items()} | added)
+    folder.prune(root, engine.job.spec.checkpoint.keep, message["step"])
     return final
 
 
@@ -220,9 +220,9 @@ def _fill_or_refuse(engine: Engine, path: Path, found: list[Held], same: bool) -
     everything = dict.fromkeys([*(text for texts, _ in told for text in texts), *_unknown(unknown)])
     if everything:
         lines = [*list(everything)[:SHOWN], *[f"and {len(everything) - SHOWN} more"] * (len(everything) > SHOWN)]
-        help_ = "build the model that was saved; or start a new run, without --resume"
+        hint = "build the model that was saved; or start a new run, without --resume"
         message = f"{path} does not hold this model:\n    " + "\n    ".join(lines)
-        raise manifest.error("CKP208", "checkpoint-does-not-fit", message, help_, engine.job, "model")
+        raise manifest.error("CKP208", "checkpoint-does-not-fit", message, hint, engine.job, "model")
     return index
 
 

@@ -45,8 +45,8 @@ def newest(job: Job, world: Axis) -> Stored | None:
     if asked not in _NEWEST:
         raise _not_to_be_had(asked, damaged, world, job)
     if damaged:
-        help_ = "bring the files back; or remove these folders, and the run starts at step 0"
-        raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), help_, job, "train.output_dir")
+        hint = "bring the files back; or remove these folders, and the run starts at step 0"
+        raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), hint, job, "train.output_dir")
     return None
 
 
@@ -73,11 +73,11 @@ def _manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
 def _not_to_be_had(asked: str, damaged: list[str], world: Axis, job: Job) -> DslparError:
     """What is asked for by its name or path is damaged, or not there: with those that are, of the run that it names."""
     there = by_rank_0(lambda: _beside(asked, Path(job.output_dir, CHECKPOINTS)), world, job, failing=not_read)
-    help_ = f"name one that is there: {', '.join(there[-SHOWN:]) or 'none is'}"
+    hint = f"name one that is there: {', '.join(there[-SHOWN:]) or 'none is'}"
     key = "checkpoint.resume_from"
     if damaged:
-        return manifest.error("CKP215", "damaged-checkpoint", damaged[0], f"bring the files back; or {help_}", job, key)
-    return manifest.error("CKP209", "no-such-checkpoint", f"there is no checkpoint {asked!r}", help_, job, key)
+        return manifest.error("CKP215", "damaged-checkpoint", damaged[0], f"bring the files back; or {hint}", job, key)
+    return manifest.error("CKP209", "no-such-checkpoint", f"there is no checkpoint {asked!r}", hint, job, key)
 
 
 def _beside(asked: str, root: Path) -> list[str]:
@@ -103,9 +103,9 @@ def _taken(stored: Stored, damaged: list[str], asked: str, world: Axis, job: Job
     """The first whole one; where newer ones are damaged, only if that was asked for."""
     if damaged and asked == "newest":
         name = Path(stored.path).name
-        help_ = f"to go back to the one before it: checkpoint.resume_from={name}; or bring the files back"
-        said = f"{'; '.join(damaged)}; {name} is whole"
-        raise manifest.error("CKP215", "damaged-checkpoint", said, help_, job, "checkpoint.resume_from")
-    for said in damaged if world.index == 0 else ():
-        log.warning("%s; it is passed over", said)
+        hint = f"to go back to the one before it: checkpoint.resume_from={name}; or bring the files back"
+        message = f"{'; '.join(damaged)}; {name} is whole"
+        raise manifest.error("CKP215", "damaged-checkpoint", message, hint, job, "checkpoint.resume_from")
+    for message in damaged if world.index == 0 else ():
+        log.warning("%s; it is passed over", message)
     return stored

@@ -27,17 +27,17 @@ STDIN = "stdin.py"
 def config_argument(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`words`: the config, or several, and overrides among them."""
     many = "config files, folders of them, `-` for stdin; and overrides of their keys"
-    help_ = many if several else "a config file, and overrides of its keys"
-    parser.add_argument("words", nargs="+", metavar="CFG or key=value", help=help_)
+    hint = many if several else "a config file, and overrides of its keys"
+    parser.add_argument("words", nargs="+", metavar="CFG or key=value", help=hint)
 
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
     """`world_size`, `hostfile`, and the choice among its hosts."""
     parser.add_argument("--world-size", type=count, metavar="N", help="ranks of the job")
-    help_ = (
+    hint = (
         "hosts and slots, in any launcher's syntax; slurm or pbs: this job's hosts. Gives the world size if N does not"
     )
-    parser.add_argument("--hostfile", metavar="FILE", help=help_)
+    parser.add_argument("--hostfile", metavar="FILE", help=hint)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--include", metavar="HOSTS", help="of these hosts and slots alone: node1@node2:0,2")
     choice.add_argument("--exclude", metavar="HOSTS", help="without these hosts and slots")

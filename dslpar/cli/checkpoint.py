@@ -55,10 +55,10 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
         parser.error(f"there is no checkpoint in {path}")
     stored = _read(found[-1])
     if stored.manifest["format"] != folder.FORMAT:
-        said = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
+        message = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
         code, name = ("CKP220", "an-earlier") if stored.manifest["format"] < folder.FORMAT else ("CKP204", "a-later")
-        name, help_ = f"checkpoint-of-{name}-version", "use the dslpar that wrote it"
-        raise _refused(Finding(code, name, "error", said, help_, Location(stored.path)))
+        name, hint = f"checkpoint-of-{name}-version", "use the dslpar that wrote it"
+        raise _refused(Finding(code, name, "error", message, hint, Location(stored.path)))
     return stored
 
 
@@ -93,9 +93,9 @@ def _demand_whole(stored: Stored) -> None:
 
 
 def _damaged(place: Path, damages: Sequence[str]) -> Finding:
-    said = f"{place.name} is damaged:" + "".join(f"\n    {damage}" for damage in damages)
-    help_ = "bring these files back, or use another checkpoint: resume with checkpoint.resume_from=NAME"
-    return Finding("CKP215", "damaged-checkpoint", "error", said, help_, Location(str(place)))
+    message = f"{place.name} is damaged:" + "".join(f"\n    {damage}" for damage in damages)
+    hint = "bring these files back, or use another checkpoint: resume with checkpoint.resume_from=NAME"
+    return Finding("CKP215", "damaged-checkpoint", "error", message, hint, Location(str(place)))
 
 
 def _refused(finding: Finding) -> DslparError:

@@ -79,9 +79,9 @@ def _of_a_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> i
     elif args.format == "yaml":
         text = _yaml(case, values)
     else:
-        from dslpar.provenance import text as said
+        from dslpar.provenance import text as message
 
-        text = said.listing(case, values) if args.format == "text" else said.values_json(case, values.values())
+        text = message.listing(case, values) if args.format == "text" else message.values_json(case, values.values())
     _say_findings(case, sources)
     sys.stdout.write(text)
     return int(not case.sound)
@@ -90,7 +90,7 @@ def _of_a_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> i
 def _explained(
     args: argparse.Namespace, parser: argparse.ArgumentParser, case: Case, values: Mapping[str, Value]
 ) -> str:
-    from dslpar.provenance import text as said
+    from dslpar.provenance import text as message
     from dslpar.provenance.query import Answers
 
     answers = Answers(case, values)
@@ -101,8 +101,8 @@ def _explained(
             parser.error(f"no key {key!r}; {answers.close_to(key)}")
         found |= {value.key: value for value in those}
     if args.format == "json":
-        return said.values_json(case, found.values())
-    return "\n".join(said.explanation(case, value, values) for value in found.values())
+        return message.values_json(case, found.values())
+    return "\n".join(message.explanation(case, value, values) for value in found.values())
 
 
 def _yaml(case: Case, values: Mapping[str, Value]) -> str:

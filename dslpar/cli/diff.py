@@ -7,7 +7,7 @@ import sys
 
 from dslpar.cli import arguments as cli_arguments
 from dslpar.linter.report import text as report_text
-from dslpar.provenance import text as said
+from dslpar.provenance import text as provenance_text
 from dslpar.provenance.differences import compare, not_compared, of_what_runs
 from dslpar.provenance.subject import Case
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         sys.stderr.write(f"not compared, since neither side tells: {', '.join(unknown)}\n")
     found, paths = compare(left, right), (left.config.path, right.config.path)
     if args.format == "json":
-        sys.stdout.write(said.differences_json(paths, left.world_size, found))
+        sys.stdout.write(provenance_text.differences_json(paths, left.world_size, found))
     else:
-        sys.stdout.write(said.difference(paths, found))
+        sys.stdout.write(provenance_text.difference(paths, found))
     return int(bool(of_what_runs(found)))

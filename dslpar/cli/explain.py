@@ -16,8 +16,8 @@ Page = Rule | RunTimePage
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
-    help_ = "code or name of a rule, or first letters of codes: TEN103, not-a-cube, PERF; left out: all are listed"
-    parser.add_argument("codes", nargs="*", metavar="CODE", help=help_)
+    hint = "code or name of a rule, or first letters of codes: TEN103, not-a-cube, PERF; left out: all are listed"
+    parser.add_argument("codes", nargs="*", metavar="CODE", help=hint)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
 
 
@@ -50,8 +50,8 @@ def _asked(word: str, parser: argparse.ArgumentParser) -> Sequence[Page]:
     if not found:
         families = sorted({page.code[:-3] for page in pages})
         known = [*families, *(page.code for page in pages), *(page.name for page in pages)]
-        help_ = did_you_mean(word, known) or f"the families are {', '.join(families)}"
-        parser.error(f"no rule {word!r}; {help_}")
+        hint = did_you_mean(word, known) or f"the families are {', '.join(families)}"
+        parser.error(f"no rule {word!r}; {hint}")
     return found
 
 

@@ -74,8 +74,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="visit the hosts, say what is there, and start nothing")
     add("--no-checks", action="store_true", help="start without visiting the hosts; the config is checked all the same")
     add("--print", action="store_true", help="print the command lines and start nothing")
-    for flag, help_ in _PASSED.items():
-        add(flag, action="append_const", dest="passed", const=flag, default=[], help=help_)
+    for flag, hint in _PASSED.items():
+        add(flag, action="append_const", dest="passed", const=flag, default=[], help=hint)
 
 
 def _port(text: str) -> int:
@@ -121,9 +121,9 @@ def _demand_one_start(args: argparse.Namespace) -> None:
     """
     around = launcher_env.around(os.environ)
     if around and not (args.no_ssh or args.print or args.check):
-        said = f"{around} has started this as one of several processes, and each of them would start the whole job"
-        help_ = "dslpar launch by itself, once; or python -m dslpar.training --config CFG in its place, as it is"
-        raise DslparError([Finding("HST228", "launched-twice", "error", said, help_, Location(WORLD))])
+        message = f"{around} has started this as one of several processes, and each of them would start the whole job"
+        hint = "dslpar launch by itself, once; or python -m dslpar.training --config CFG in its place, as it is"
+        raise DslparError([Finding("HST228", "launched-twice", "error", message, hint, Location(WORLD))])
 
 
 def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked | None:
@@ -158,9 +158,9 @@ def _idle_accelerators(cluster: Cluster | None, facts: Facts) -> Iterator[Findin
     here = [host for host in cluster.hosts if host.name in facts.here] if cluster and not cluster.a_file else []
     for host in here:
         if host.devices is None and host.slots < facts.accelerators:
-            said = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
-            help_ = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"
-            yield Finding("HST225", "idle-accelerators", "warning", said, help_, host.location)
+            message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
+            hint = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"
+            yield Finding("HST225", "idle-accelerators", "warning", message, hint, host.location)
 
 
 def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
@@ -168,8 +168,8 @@ def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
     found = nodelist.around(os.environ) if args.hostfile is None else None
     hosts = [host for host, _ in found[1].hosts] if found else []
     if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
-        said = f"all ranks start on this host, and not on those of {found[1].source}: {nodelist.compress(hosts)}"
-        yield Finding("HST223", "unused-allocation", "info", said, f"--hostfile {found[0]}", Location(WORLD))
+        message = f"all ranks start on this host, and not on those of {found[1].source}: {nodelist.compress(hosts)}"
+        yield Finding("HST223", "unused-allocation", "info", message, f"--hostfile {found[0]}", Location(WORLD))
 
 
 def _unused_checkpoint(args: argparse.Namespace, config: Config, job: Job) -> Iterator[Finding]:
@@ -249,8 +249,8 @@ def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: Fac
 def _with_interface(asked: _Asked, interface: str) -> _Asked:
     """The environment has the last word."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    said = {name: interface for name in names if interface and name not in asked.facts.travels}
-    return asked._replace(request=asked.request._replace(travels={**said, **asked.request.travels}))
+    message = {name: interface for name in names if interface and name not in asked.facts.travels}
+    return asked._replace(request=asked.request._replace(travels={**message, **asked.request.travels}))
 
 
 def _say(plan: Plan, *, to_stdout: bool) -> None:

@@ -37,16 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _no_command(words)
     name, *words = words
     command = importlib.import_module(f"dslpar.cli.{MODULES.get(name, name)}")
-    help_ = COMMANDS[name]
+    hint = COMMANDS[name]
     if actions := getattr(command, "ACTIONS", None):
         if not words or words[0] not in actions:
-            return _no_command(words, f"dslpar {name}", {word: action.help for word, action in actions.items()}, help_)
-        name, command, help_ = f"{name} {words[0]}", actions[words[0]], actions[words.pop(0)].help
+            return _no_command(words, f"dslpar {name}", {word: action.help for word, action in actions.items()}, hint)
+        name, command, hint = f"{name} {words[0]}", actions[words[0]], actions[words.pop(0)].help
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog=f"dslpar {name}", description=help_, formatter_class=_formatter
+        allow_abbrev=False, prog=f"dslpar {name}", description=hint, formatter_class=_formatter
     )
     command.arguments(parser)
     status: int = command.run(parser.parse_intermixed_args(words), parser)
@@ -68,7 +68,7 @@ def _no_command(
         allow_abbrev=False,
         prog=prog,
         description=description,
-        epilog="commands:\n" + "".join(f"  {name:12}{help_}\n" for name, help_ in commands.items()),
+        epilog="commands:\n" + "".join(f"  {name:12}{hint}\n" for name, hint in commands.items()),
         formatter_class=_formatter,
         usage=f"{prog} COMMAND ... ({prog} COMMAND --help says more)",
     )

@@ -42,8 +42,8 @@ def choose(cluster: Cluster, text: str, flag: Flag) -> Cluster:
         wrong += problems
     hosts = tuple(_left(cluster.hosts, named, flag))
     if not hosts and not wrong:
-        said = f"{flag} {text} leaves no host"
-        wrong.append(WrongChoice("syntax", _place(flag, 0, len(text)), said, "leave a host, or a slot of one"))
+        message = f"{flag} {text} leaves no host"
+        wrong.append(WrongChoice("syntax", _place(flag, 0, len(text)), message, "leave a host, or a slot of one"))
     return cluster._replace(wrong_choices=tuple(wrong)) if wrong else cluster._replace(hosts=hosts, chosen=True)
 
 
@@ -78,8 +78,8 @@ def _wrong(part: str, place: Location, known: Mapping[str, Host]) -> Iterator[Wr
         if slots > MAX_SLOTS:
             yield WrongChoice("slot", place, f"{match[1]} has {slots} slots", f"at most {MAX_SLOTS} to choose from")
         elif beyond:
-            said = f"{match[1]} has no slot {', '.join(beyond)}: it has {slots}, from 0"
-            yield WrongChoice("slot", place, said, f"0 to {slots - 1}" if slots else _GRAMMAR)
+            message = f"{match[1]} has no slot {', '.join(beyond)}: it has {slots}, from 0"
+            yield WrongChoice("slot", place, message, f"0 to {slots - 1}" if slots else _GRAMMAR)
 
 
 def _left(hosts: Sequence[Host], named: Mapping[str, set[int]], flag: Flag) -> Iterator[Host]:

@@ -158,8 +158,8 @@ def slurm(environ: Mapping[str, str]) -> Allocation:
         raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job (sbatch or salloc makes one)")
     names, counts = expand(environ[source]), tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
     if len(names) != len(counts):
-        said = f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}"
-        raise ValueError(said)
+        message = f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}"
+        raise ValueError(message)
     return Allocation(source, environ[source], tuple(zip(names, counts, strict=True)))
 
 

@@ -54,9 +54,9 @@ class PipelineSchedule:
     def _check(self, engine: Engine) -> None:
         wanted = engine.job.batch.accumulation
         if self.num_microbatches != wanted:
-            said = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
-            help_ = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
-            raise _error(engine, "PIP207", "other-num-microbatches", said, help_)
+            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
+            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
+            raise _error(engine, "PIP207", "other-num-microbatches", message, hint)
 
     def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
         first = tuple(next(data_iter))
@@ -66,8 +66,8 @@ class PipelineSchedule:
         rest = [tuple(item) for _, item in zip(range(self.num_microbatches - 1), data_iter, strict=False)]
         if len(rest) == self.num_microbatches - 1:
             return [first, *rest]
-        said = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
-        raise _error(engine, "BAT208", "data-ended", said, "drop the last, incomplete step of your data")
+        message = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
+        raise _error(engine, "BAT208", "data-ended", message, "drop the last, incomplete step of your data")
 
 
 class NonPipelineSchedule:
@@ -105,5 +105,5 @@ def _split(value: Any, num: int) -> list[Any]:
     return list(value.chunk(num))
 
 
-def _error(engine: Engine, code: str, name: str, said: str, help_: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(engine.job.path), "schedule")])
+def _error(engine: Engine, code: str, name: str, message: str, hint: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(engine.job.path), "schedule")])

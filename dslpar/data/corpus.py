@@ -109,8 +109,8 @@ def _asked(job: Job) -> list[File]:
         files = [File(os.path.basename(path), path)] if os.path.isfile(path) else list(_walk(path))
         if not files:
             what = "holds no files" if os.path.isdir(path) else "does not exist"
-            help_ = "name text files, or folders of them, relative to the config's folder"
-            raise _error(job, "BAT201", "no-such-text", f"{path!r} {what}", help_, "data.files")
+            hint = "name text files, or folders of them, relative to the config's folder"
+            raise _error(job, "BAT201", "no-such-text", f"{path!r} {what}", hint, "data.files")
         found += files
     return found
 
@@ -130,19 +130,19 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
 
 def _check_length(job: Job, corpus: Corpus) -> None:
     if job.seq_len == 0:
-        said = "a sample has no length: the model says nothing of it"
-        raise _error(job, "BAT202", "no-sequence-length", said, "give data=dict(seq_len=...)", "data.seq_len")
+        message = "a sample has no length: the model says nothing of it"
+        raise _error(job, "BAT202", "no-sequence-length", message, "give data=dict(seq_len=...)", "data.seq_len")
     _check_part(job, corpus.train, "to train on", "longer files, or a shorter data.seq_len")
     if job.spec.train.eval_interval is not None:
         _check_part(job, corpus.held_out, "held out", "a larger data.eval_fraction, or no train.eval_interval")
 
 
-def _check_part(job: Job, pieces: Sequence[Piece], which: str, help_: str) -> None:
+def _check_part(job: Job, pieces: Sequence[Piece], which: str, hint: str) -> None:
     num_bytes = sum(piece.num_bytes for piece in pieces)
     if num_bytes <= job.seq_len:
-        said = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
-        raise _error(job, "BAT203", "too-little-text", said, help_, "data")
+        message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
+        raise _error(job, "BAT203", "too-little-text", message, hint, "data")
 
 
-def _error(job: Job, code: str, name: str, message: str, help_: str, key: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, help_, Location(job.path), key)])
+def _error(job: Job, code: str, name: str, message: str, hint: str, key: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

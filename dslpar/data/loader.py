@@ -33,9 +33,11 @@ class Pairs:
     def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
         self.dataset, self.num_samples = dataset, len(dataset)
         if not self.num_samples or not _is_pair(dataset[0]):
-            said = "the data set is empty" if not self.num_samples else "an item of the data set is no (input, label)"
-            help_ = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
-            raise DslparError([Finding("BAT207", "no-pairs", "error", said, help_, Location(path))])
+            message = (
+                "the data set is empty" if not self.num_samples else "an item of the data set is no (input, label)"
+            )
+            hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
+            raise DslparError([Finding("BAT207", "no-pairs", "error", message, hint, Location(path))])
 
     def batch(self, samples: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and labels, each [len(samples), ...]."""

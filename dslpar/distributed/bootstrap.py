@@ -67,9 +67,9 @@ def find(environ: Mapping[str, str]) -> Place:
     for launcher in LAUNCHERS:
         if int(environ.get(launcher.world_size, 1)) > 1:
             missing = [name for name in (launcher.rank, launcher.local_rank) if name not in environ]
-            said = f"{launcher.world_size} is {environ[launcher.world_size]}, and {' and '.join(missing)} not set"
-            help_ = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which every launcher may be told to"
-            raise _error("HST201", "half-a-place", said, help_)
+            message = f"{launcher.world_size} is {environ[launcher.world_size]}, and {' and '.join(missing)} not set"
+            hint = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which every launcher may be told to"
+            raise _error("HST201", "half-a-place", message, hint)
     return Place()
 
 
@@ -85,11 +85,11 @@ def _local_size(launcher: Launcher, environ: Mapping[str, str], world: int) -> i
     launcher around that says, or all of them if they meet on this host alone, or else not all.
     """
     names = (*launcher.local_size, *(name for one in LAUNCHERS for name in one.local_size))
-    said = next((environ[name] for name in names if name in environ), None)
-    if said is None:
+    message = next((environ[name] for name in names if name in environ), None)
+    if message is None:
         return world if environ.get("MASTER_ADDR", LOCALHOST) in _LOOPBACKS else max(1, world - 1)
     node = int(environ.get("SLURM_NODEID", 0))
-    return (nodelist.tasks(said) * (node + 1))[node]  # a plain number is every node's
+    return (nodelist.tasks(message) * (node + 1))[node]  # a plain number is every node's
 
 
 def _meeting(environ: Mapping[str, str], several: bool) -> str:
@@ -102,8 +102,8 @@ def _meeting(environ: Mapping[str, str], several: bool) -> str:
         return LOCALHOST
     host = pmix.host_of_rank_0(environ)
     if host is None or not network.is_known(host):
-        help_ = "pass MASTER_ADDR=<host of rank 0> to all ranks (OpenMPI: mpirun -x MASTER_ADDR=..., MPICH: -genv)"
-        raise _error("HST202", "no-meeting-place", f"several hosts, and {_unmet(host)}", help_)
+        hint = "pass MASTER_ADDR=<host of rank 0> to all ranks (OpenMPI: mpirun -x MASTER_ADDR=..., MPICH: -genv)"
+        raise _error("HST202", "no-meeting-place", f"several hosts, and {_unmet(host)}", hint)
     return host
 
 
@@ -119,8 +119,8 @@ def _port_of(job: str) -> int:
     return 10_000 + int.from_bytes(digest, "big") % 20_000 if job else DEFAULT_PORT
 
 
-def _error(code: str, name: str, message: str, help_: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, help_, Location(WORLD))])
+def _error(code: str, name: str, message: str, hint: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(WORLD))])
 
 
 # ---- the process's life ----

@@ -109,10 +109,10 @@ def _check_precision(job: Job) -> None:
     dtype, accelerator = job.spec.precision.dtype, get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
     if dtype in supported and not supported[dtype]():
-        said = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
-        help_ = "choose another precision: 'fp32', 'bf16' or 'fp16'"
+        message = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
+        hint = "choose another precision: 'fp32', 'bf16' or 'fp16'"
         raise DslparError(
-            [Finding("PRE201", "no-such-precision-here", "error", said, help_, Location(job.path), "precision")]
+            [Finding("PRE201", "no-such-precision-here", "error", message, hint, Location(job.path), "precision")]
         )
 
 

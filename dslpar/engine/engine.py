@@ -220,9 +220,11 @@ class Engine:
         wanted = self.job.batch
         sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
         if sizes != [wanted.micro_size] * wanted.accumulation:
-            said = f"micro-batches of {sizes} samples, where a step takes {wanted.accumulation} of {wanted.micro_size}"
-            help_ = "feed so many of that size, or change batch.accumulation and batch.micro_size"
-            raise self._error("BAT204", "other-micro-batches", said, help_)
+            message = (
+                f"micro-batches of {sizes} samples, where a step takes {wanted.accumulation} of {wanted.micro_size}"
+            )
+            hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
+            raise self._error("BAT204", "other-micro-batches", message, hint)
         return batches
 
     def _counted(self, batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -234,8 +236,10 @@ class Engine:
         if self._all_counted or not batches:
             return batches
         if not all(isinstance(labels, Tensor) for _, labels in batches):
-            said = "labels are a tuple, and the model's own loss takes one tensor"
-            raise self._error("BAT205", "not-tensors", said, "give dslpar.initialize(criterion=...), which takes them")
+            message = "labels are a tuple, and the model's own loss takes one tensor"
+            raise self._error(
+                "BAT205", "not-tensors", message, "give dslpar.initialize(criterion=...), which takes them"
+            )
         data = self.groups.axis("data")
         counted = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in batches]).sum()
         total = collectives.all_reduce(counted, data).clamp(min=1)
@@ -247,8 +251,8 @@ class Engine:
         if isinstance(value, list | tuple):
             return tuple(self._on_device(item, inputs) for item in value)
         if not isinstance(value, Tensor):
-            said = f"a micro-batch holds a {type(value).__name__}"
-            raise self._error("BAT205", "not-tensors", said, "give tensors, or tuples of tensors: (inputs, labels)")
+            message = f"a micro-batch holds a {type(value).__name__}"
+            raise self._error("BAT205", "not-tensors", message, "give tensors, or tuples of tensors: (inputs, labels)")
         low = inputs and value.is_floating_point() and self.job.spec.precision.dtype != "fp32"
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.job.spec.precision.dtype] if low else None
         return value.to(self.deepspeed.device, dtype)
@@ -267,21 +271,21 @@ class Engine:
             before = "backward(loss) or forward_backward()" if awaits_step else "the step() that belongs to the last"
             raise self._out_of_order(f"{call}() without {before}{'' if awaits_step else ' backward'} before it")
 
-    def _out_of_order(self, said: str) -> DslparError:
-        help_ = (
+    def _out_of_order(self, message: str) -> DslparError:
+        hint = (
             "call backward(loss), then step(), for each micro-batch; or forward_backward() and step(); or train_batch()"
         )
-        return self._error("BAT206", "step-out-of-order", said, help_)
+        return self._error("BAT206", "step-out-of-order", message, hint)
 
     def _refuse_pipeline(self, call: str) -> None:
         if self._piped:
             stages = self.groups.mesh.pipe
-            said = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
-            help_ = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
-            raise self._error("PIP206", "single-pass-in-a-pipeline", said, help_)
+            message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
+            hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
+            raise self._error("PIP206", "single-pass-in-a-pipeline", message, hint)
 
-    def _error(self, code: str, name: str, said: str, help_: str) -> DslparError:
-        return DslparError([Finding(code, name, "error", said, help_, Location(self.job.path))])
+    def _error(self, code: str, name: str, message: str, hint: str) -> DslparError:
+        return DslparError([Finding(code, name, "error", message, hint, Location(self.job.path))])
 
 
 def first_tensor(value: Any) -> Tensor:

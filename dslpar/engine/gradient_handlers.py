@@ -65,6 +65,6 @@ def _class(target: str, path: str) -> type:
     made = made or GRADIENT_HANDLER.get(target, place)
     if isinstance(made, type) and issubclass(made, BaseGradientHandler):
         return made
-    help_ = "derive it from dslpar.BaseGradientHandler"
-    said = f"{target!r} is no gradient handler"
-    raise DslparError([Finding("CFG224", "not-a-handler", "error", said, help_, place, "gradient_handler")])
+    hint = "derive it from dslpar.BaseGradientHandler"
+    message = f"{target!r} is no gradient handler"
+    raise DslparError([Finding("CFG224", "not-a-handler", "error", message, hint, place, "gradient_handler")])

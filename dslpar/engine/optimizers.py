@@ -43,8 +43,8 @@ def optimizer_of(job: Job) -> Callable[[Groups], torch.optim.Optimizer] | None:
         return None
     made = locate(_full_name(asked.target, job), Location(job.path))
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
-        said, help_ = f"{asked.target!r} is no torch.optim.Optimizer", "name a class of that kind, or type='AdamW'"
-        raise _refused("CFG225", "not-an-optimizer", said, help_, "optimizer", job)
+        message, hint = f"{asked.target!r} is no torch.optim.Optimizer", "name a class of that kind, or type='AdamW'"
+        raise _refused("CFG225", "not-an-optimizer", message, hint, "optimizer", job)
     arguments = {"lr": asked.lr, **instantiate(asked.args)}
     if asked.weight_decay or "weight_decay" in inspect.signature(made).parameters:
         arguments["weight_decay"] = asked.weight_decay
@@ -69,9 +69,9 @@ def schedule_of(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     row = known_schedules.named(asked.target)
     made = locate(row.dotted if row else asked.target, Location(job.path))
     if not _is_schedule(made):
-        said = f"{asked.target!r} is no schedule of steps: a class with step(), state_dict() and load_state_dict()"
-        help_ = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
-        raise _refused("CFG212", "not-a-schedule", said, help_, "lr_scheduler", job)
+        message = f"{asked.target!r} is no schedule of steps: a class with step(), state_dict() and load_state_dict()"
+        hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
+        raise _refused("CFG212", "not-a-schedule", message, hint, "lr_scheduler", job)
     # Where a schedule has a peak of its own, it is the optimizer's lr, not a number of DeepSpeed's.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(asked.args)
     return partial(_made, made, arguments, "lr_scheduler", asked.target, job)
@@ -102,14 +102,14 @@ def _made(made: Any, arguments: Mapping[str, Any], key: str, target: str, job: J
         return made(first, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
         if _lacks_its_op(error):
-            said = f"{target!r} has no kernel on this machine: {error}"
-            raise _refused("CFG229", "no-such-op", said, "another optimizer, such as 'AdamW'", key, job) from error
+            message = f"{target!r} has no kernel on this machine: {error}"
+            raise _refused("CFG229", "no-such-op", message, "another optimizer, such as 'AdamW'", key, job) from error
         if isinstance(error, RuntimeError):
             raise  # of no arguments
-        said = f"{target!r} refuses its arguments ({', '.join(arguments)}): {error}"
+        message = f"{target!r} refuses its arguments ({', '.join(arguments)}): {error}"
         _, *names = inspect.signature(made).parameters
-        help_ = f"correct the arguments of {key}; it takes {', '.join(names)}"
-        raise _refused("CFG223", "wrong-arguments", said, help_, key, job) from error
+        hint = f"correct the arguments of {key}; it takes {', '.join(names)}"
+        raise _refused("CFG223", "wrong-arguments", message, hint, key, job) from error
 
 
 def _lacks_its_op(error: Exception) -> bool:
@@ -117,5 +117,5 @@ def _lacks_its_op(error: Exception) -> bool:
     return any(words in str(error) for words in ("op had not been implemented", "failed to build/load"))
 
 
-def _refused(code: str, name: str, said: str, help_: str, key: str, job: Job) -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(job.path), key)])
+def _refused(code: str, name: str, message: str, hint: str, key: str, job: Job) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

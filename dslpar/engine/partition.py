@@ -50,8 +50,8 @@ def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[La
         assert job.stages.counts is not None
         parts_of([layer.layer_idx for layer in layers], job.stages.counts)
     except ValueError as error:
-        help_ = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
-        raise _error(job, "PIP202", "cut-does-not-fit", str(error), help_) from None
+        hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
+        raise _error(job, "PIP202", "cut-does-not-fit", str(error), hint) from None
     if isinstance(model, Sequential):
         _refuse_shared(job, layers)
     log.info("layers on each stage: %s", job.stages.counts)
@@ -83,9 +83,9 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
 def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     """Layers without any layer_idx are cut one by one."""
     if len(layers) == 1:
-        said = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
-        help_ = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
-        raise _error(job, "PIP204", "one-module", said, help_)
+        message = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
+        hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
+        raise _error(job, "PIP204", "one-module", message, hint)
     if any(layer.layer_idx is not None and layer.layer_idx < -1 for layer in layers):
         raise _error(job, "PIP202", "cut-does-not-fit", "a layer_idx below -1", "from 0 on, or -1 for the last")
     if any(layer.layer_idx is not None for layer in layers):
@@ -103,8 +103,8 @@ def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
     sections = (job.spec.parallel.pipeline, job.spec.train.dist)
     written = [name for section in sections for name in names if getattr(section, name, None) is not None]
     if method is not None and written:
-        said = f"partition_method and {written[0]} both say how layers are cut"
-        raise _error(job, "PIP202", "cut-does-not-fit", said, "leave one of them out")
+        message = f"partition_method and {written[0]} both say how layers are cut"
+        raise _error(job, "PIP202", "cut-does-not-fit", message, "leave one of them out")
     return model, method
 
 
@@ -112,25 +112,25 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     pipeline = pipeline_of(job.spec)
     units = _units(layers)
     if len(units) < pipeline.size:
-        said = f"{pipeline.size} stages, and the model has {len(units)} layers"
-        raise _error(job, "PIP201", "stages-exceed-layers", said, f"at most {len(units)} stages")
+        message = f"{pipeline.size} stages, and the model has {len(units)} layers"
+        raise _error(job, "PIP201", "stages-exceed-layers", message, f"at most {len(units)} stages")
     auto = _automatic(job, method or pipeline.method or "cost", units)
     used = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         used = _of_ids(job, pipeline.stage_ids, len(units))
     if len(used) != pipeline.size or sum(used) != len(units) or 0 in used:
-        said = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
-        help_ = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
-        raise _error(job, "PIP202", "cut-does-not-fit", said, help_)
+        message = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
+        hint = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
+        raise _error(job, "PIP202", "cut-does-not-fit", message, hint)
     return Stages(plan.ids_of(auto), plan.ids_of(used), tuple(used))
 
 
 def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
     if len(ids) == num_layers and list(ids) == sorted(ids):
         return plan.counts_of(ids, job.mesh.pipe)
-    said = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
-    help_ = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
-    raise _error(job, "PIP202", "cut-does-not-fit", said, help_)
+    message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
+    hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
+    raise _error(job, "PIP202", "cut-does-not-fit", message, hint)
 
 
 def _units(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
@@ -160,8 +160,8 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
     weights = [sum(bool(re.search(pattern, name, re.IGNORECASE)) for name in _class_names(unit)) for unit in units]
     if not any(weights):
         names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
-        said = f"{method!r} matches no class of layers"
-        raise _error(job, "PIP202", "cut-does-not-fit", said, f"the classes are {names}")
+        message = f"{method!r} matches no class of layers"
+        raise _error(job, "PIP202", "cut-does-not-fit", message, f"the classes are {names}")
     return contiguous(weights, size)
 
 
@@ -186,9 +186,9 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     if any(p.requires_grad for p in module.parameters()):
         return []
     stage = f"stage {groups.coord['pipe']}" if job.mesh.pipe > 1 else "the model"
-    help_ = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
-    said = f"{stage} has no parameter that is trained"
-    return [Finding("PIP203", "nothing-to-train", "error", said, help_, Location(job.path), "parallel.pipeline")]
+    hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
+    message = f"{stage} has no parameter that is trained"
+    return [Finding("PIP203", "nothing-to-train", "error", message, hint, Location(job.path), "parallel.pipeline")]
 
 
 def _copied(job: Job, module: nn.Module) -> list[Finding]:
@@ -197,17 +197,17 @@ def _copied(job: Job, module: nn.Module) -> list[Finding]:
     plain = [name for name, p in module.named_parameters() if placement_of(p) is None]
     if size == 1 or not plain:
         return []
-    said = f"{plain[0]!r} is a plain parameter: {size} tensor ranks would each hold all of it"
-    help_ = "tensor=1, or layers of dslpar.layers alone"
-    return [Finding("TEN111", "model-not-parallel", "error", said, help_, Location(job.path), "model")]
+    message = f"{plain[0]!r} is a plain parameter: {size} tensor ranks would each hold all of it"
+    hint = "tensor=1, or layers of dslpar.layers alone"
+    return [Finding("TEN111", "model-not-parallel", "error", message, hint, Location(job.path), "model")]
 
 
 def _scalars(job: Job, module: nn.Module) -> list[Finding]:
     """DeepSpeed sends weights as bytes, which a tensor without dims has none of."""
     names = [name for name, p in module.named_parameters() if p.dim() == 0]
-    said = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
-    help_ = "make it a vector of one element: nn.Parameter(torch.ones(1))"
-    return [Finding("CFG226", "scalar-parameter", "error", said, help_, Location(job.path), "model")] if names else []
+    message = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
+    hint = "make it a vector of one element: nn.Parameter(torch.ones(1))"
+    return [Finding("CFG226", "scalar-parameter", "error", message, hint, Location(job.path), "model")] if names else []
 
 
 def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
@@ -215,10 +215,10 @@ def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
     names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
     if job.spec.activation_checkpoint is None or not names:
         return []
-    said = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
-    help_ = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
+    message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
+    hint = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
     key = "activation_checkpoint"
-    return [Finding("CFG228", "statistics-recomputed", "error", said, help_, Location(job.path), key)]
+    return [Finding("CFG228", "statistics-recomputed", "error", message, hint, Location(job.path), key)]
 
 
 def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
@@ -231,10 +231,10 @@ def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
         for name, p in layer.build().named_parameters():
             other, first = home.setdefault(id(p), (stage, f"{layer.name}.{name}"))
             if other != stage:
-                said = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
-                help_ = "cut so that both stand on one stage, or use weights of their own"
-                raise _error(job, "PIP205", "shared-over-stages", said, help_)
+                message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
+                hint = "cut so that both stand on one stage, or use weights of their own"
+                raise _error(job, "PIP205", "shared-over-stages", message, hint)
 
 
-def _error(job: Job, code: str, name: str, message: str, help_: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, help_, Location(job.path), "parallel.pipeline")])
+def _error(job: Job, code: str, name: str, message: str, hint: str) -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), "parallel.pipeline")])

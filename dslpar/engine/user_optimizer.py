@@ -37,11 +37,13 @@ def optimizer_here(
     whole = given.param_groups[0]["lr"] if isinstance(given, Optimizer) else None  # the same on every stage
     optimizer: Any = _kept(given, module) if isinstance(given, Optimizer) else given(groups)
     if not isinstance(optimizer, Optimizer):
-        said = f"the optimizer is a {type(optimizer).__name__}"
-        raise _error(job, "CFG225", "not-an-optimizer", said, "give a torch.optim.Optimizer, or its class")
+        message = f"the optimizer is a {type(optimizer).__name__}"
+        raise _error(job, "CFG225", "not-an-optimizer", message, "give a torch.optim.Optimizer, or its class")
     if not optimizer.param_groups:
-        said = "the optimizer holds no parameter of the model on this rank"
-        raise _error(job, "CFG225", "not-an-optimizer", said, "make it over the parameters of the model that you give")
+        message = "the optimizer holds no parameter of the model on this rank"
+        raise _error(
+            job, "CFG225", "not-an-optimizer", message, "make it over the parameters of the model that you give"
+        )
     _check_all_held(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if whole is None else whole)
     section = sections.OtherOptimizer(target=_full_name(type(optimizer)), lr=lr)
@@ -63,9 +65,9 @@ def _check_all_held(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     left = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in held]
     if left:
-        said = f"the optimizer leaves out {len(left)} parameters that have a gradient, such as {left[0]!r}"
-        help_ = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
-        raise _error(job, "CFG225", "not-an-optimizer", said, help_)
+        message = f"the optimizer leaves out {len(left)} parameters that have a gradient, such as {left[0]!r}"
+        hint = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
+        raise _error(job, "CFG225", "not-an-optimizer", message, hint)
 
 
 def _full_name(cls: type) -> str:
@@ -77,9 +79,9 @@ def _full_name(cls: type) -> str:
 def _check_shards(job: Job, target: str) -> None:
     known = elementwise(target) or target in {f"torch.optim.{name}" for name in sections.OPTIMIZERS}
     if job.spec.zero.stage and not known and not job.spec.deepspeed.get("zero_allow_untested_optimizer"):
-        said = f"{target}: not known to update each element by itself, and ZeRO {job.spec.zero.stage} shards tensors"
-        help_ = "zero=0, another optimizer, or, if it does, deepspeed=dict(zero_allow_untested_optimizer=True)"
-        raise _error(job, "ZER201", "optimizer-not-for-shards", said, help_)
+        message = f"{target}: not known to update each element by itself, and ZeRO {job.spec.zero.stage} shards tensors"
+        hint = "zero=0, another optimizer, or, if it does, deepspeed=dict(zero_allow_untested_optimizer=True)"
+        raise _error(job, "ZER201", "optimizer-not-for-shards", message, hint)
 
 
 def _check_rate(job: Job, lr: float) -> None:
@@ -87,9 +89,9 @@ def _check_rate(job: Job, lr: float) -> None:
     scheduler = job.spec.lr_scheduler
     low = scheduler.min_lr if isinstance(scheduler, sections.LRScheduler) else 0.0
     if low > lr:
-        said = f"min_lr {low} is above lr {lr}, the given optimizer's"
-        raise _error(job, "BAT106", "min-lr-above-lr", said, f"at most {lr}", "lr_scheduler.min_lr")
+        message = f"min_lr {low} is above lr {lr}, the given optimizer's"
+        raise _error(job, "BAT106", "min-lr-above-lr", message, f"at most {lr}", "lr_scheduler.min_lr")
 
 
-def _error(job: Job, code: str, name: str, said: str, help_: str, key: str = "optimizer") -> DslparError:
-    return DslparError([Finding(code, name, "error", said, help_, Location(job.path), key)])
+def _error(job: Job, code: str, name: str, message: str, hint: str, key: str = "optimizer") -> DslparError:
+    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

@@ -75,8 +75,10 @@ class Invocations(Displays):
                     place = (
                         other.place_of(key) if isinstance(other, Dict) else call.keyword_places[key][0]
                     ) or call.place
-                    said = f"update() replaces {key!r}, and drops its {', '.join(lost[:4])}{', ...' * (len(lost) > 4)}"
-                    self.session.add(finding("CFG120", place, said))
+                    message = (
+                        f"update() replaces {key!r}, and drops its {', '.join(lost[:4])}{', ...' * (len(lost) > 4)}"
+                    )
+                    self.session.add(finding("CFG120", place, message))
 
     def called(self, target: Any, call: Call, node: ast.Call) -> Any:
         if isinstance(target, Unknown):

@@ -105,8 +105,8 @@ def read_names(source: Source, session: Session) -> dict[str, Slot] | None:
         place = _place_of_mark(error.problem_mark or error.context_mark, source)
         session.report(MistakeError("CFG001", f"this is not YAML: {error.problem or error.context}"), place)
     except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        session.report(MistakeError("CFG001", f"this is not YAML: {said}", "save the file as UTF-8 text"), start)
+        message = " ".join(str(error).split())
+        session.report(MistakeError("CFG001", f"this is not YAML: {message}", "save the file as UTF-8 text"), start)
     except MistakeError as failed:
         session.report(failed, start)
     else:

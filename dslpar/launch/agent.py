@@ -175,8 +175,8 @@ def processes(job: str) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                said = (entry / "environ").read_bytes().split(b"\0")
-                if f"{JOB}={job}".encode() in said:
+                message = (entry / "environ").read_bytes().split(b"\0")
+                if f"{JOB}={job}".encode() in message:
                     yield int(entry.name)
 
 

@@ -296,14 +296,14 @@ def _absent(name: str, where: Where) -> Iterator[Finding]:
             "HST204", "launcher-not-installed", f"{name}: no {launcher.needs} here", launcher.install + here
         )
     elif not _is_kind(name, facts):
-        said = f"{facts.programs['mpirun']} is {facts.mpi}, and takes other flags than {name}"
+        message = f"{facts.programs['mpirun']} is {facts.mpi}, and takes other flags than {name}"
         known = f"--launcher {facts.mpi}, or " if facts.mpi in LAUNCHERS else ""
-        yield validation.error("HST205", "mpi-of-another-kind", said, known + launcher.install)
+        yield validation.error("HST205", "mpi-of-another-kind", message, known + launcher.install)
     missing = [program for program in launcher.reaches if program not in facts.programs]
     if where.elsewhere and not where.request.no_ssh and missing:
-        said = f"{name}: no {' and no '.join(missing)} here, to reach other hosts"
-        help_ = f"the system's packages {', '.join(_PACKAGES[one] for one in missing)}; or --no-ssh, on each host"
-        yield validation.error("HST204", "launcher-not-installed", said, help_)
+        message = f"{name}: no {' and no '.join(missing)} here, to reach other hosts"
+        hint = f"the system's packages {', '.join(_PACKAGES[one] for one in missing)}; or --no-ssh, on each host"
+        yield validation.error("HST204", "launcher-not-installed", message, hint)
 
 
 _PACKAGES = {"pdsh": "pdsh", "ssh": "openssh-client"}
@@ -313,11 +313,11 @@ def _nodes(where: Where) -> Iterator[Finding]:
     """What cannot be started host by host."""
     request, count = where.request, len(where.hosts)
     if LAUNCHERS[request.launcher].by_node is _whole_job:
-        said = f"{request.launcher} starts all hosts from one of them"
-        yield validation.error("HST220", "not-by-host", said, "--no-ssh goes with --launcher deepspeed and torchrun")
+        message = f"{request.launcher} starts all hosts from one of them"
+        yield validation.error("HST220", "not-by-host", message, "--no-ssh goes with --launcher deepspeed and torchrun")
     if request.node is not None and request.node >= count:
-        said = f"--node-rank {request.node}, and there are {count} hosts, from 0"
-        yield validation.error("HST220", "not-by-host", said, f"0 to {count - 1}")
+        message = f"--node-rank {request.node}, and there are {count} hosts, from 0"
+        yield validation.error("HST220", "not-by-host", message, f"0 to {count - 1}")
 
 
 def _is_kind(name: str, facts: Facts) -> bool:

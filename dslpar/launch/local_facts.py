@@ -62,9 +62,11 @@ def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _mpi_of(mpirun: str) -> str:
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
+    message = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
     kinds = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "HYDRA": "mpich"}
-    return next((kind for words, kind in kinds.items() if words in said), said.strip().partition("\n")[0] or "unknown")
+    return next(
+        (kind for words, kind in kinds.items() if words in message), message.strip().partition("\n")[0] or "unknown"
+    )
 
 
 def _prefix(mpirun: str, environ: Mapping[str, str]) -> str:
@@ -83,8 +85,12 @@ def _deepspeed_env_lines(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _visible(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    said = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if said is None else tuple(word.strip() for word in said.split(",") if word.strip() not in ("", "-1"))
+    message = environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        None
+        if message is None
+        else tuple(word.strip() for word in message.split(",") if word.strip() not in ("", "-1"))
+    )
 
 
 def _num_accelerators(visible: tuple[str, ...] | None) -> int:

@@ -175,8 +175,10 @@ def _visit(host: Host, question: agent.Question, look: Look) -> Visited:
     try:
         done = _run(command)
     except subprocess.TimeoutExpired:
-        said = f"did not answer within {_ANSWER_S:.0f} s"
-        return Visited(host, wrong=_unreachable(host, said, f"ssh {host.name}; --no-checks where it is slow, and well"))
+        message = f"did not answer within {_ANSWER_S:.0f} s"
+        return Visited(
+            host, wrong=_unreachable(host, message, f"ssh {host.name}; --no-checks where it is slow, and well")
+        )
     except FileNotFoundError:
         return Visited(
             host, wrong=_unreachable(host, "cannot be visited: there is no ssh here", "install openssh-client")
@@ -216,10 +218,10 @@ def _apart(hosts: Sequence[Host], port: int, look: Look) -> Iterator[Finding]:
     with _listening(first, port, look) as listens:
         words = ("meet", first.address, str(port))
         why = list(_each(hosts[1:], lambda number: _met(_words(hosts[number + 1], look, *words)))) if listens else []
-    for host, said in zip(hosts[1:], why, strict=False):
-        if said:
-            help_ = f"a firewall between them: --master-port P, one that is open; is {first.address} its name there?"
-            yield _at(host, "HST224", "cannot-meet", f"cannot connect to {first.address}:{port}: {said}", help_)
+    for host, message in zip(hosts[1:], why, strict=False):
+        if message:
+            hint = f"a firewall between them: --master-port P, one that is open; is {first.address} its name there?"
+            yield _at(host, "HST224", "cannot-meet", f"cannot connect to {first.address}:{port}: {message}", hint)
 
 
 @contextlib.contextmanager
@@ -266,9 +268,9 @@ _WHY = (
 def _why(host: Host, status: int, said: str) -> Finding:
     last = next((line for line in reversed(said.splitlines()) if line.strip()), f"status {status}")
     if status == ssh.FAILED:
-        known = ((message, help_) for words, message, help_ in _WHY if words in said)
-        message, help_ = next(known, (f"cannot be reached: {last}", "ssh {host}"))
-        return _unreachable(host, message, help_.format(host=host.name))
+        known = ((message, hint) for words, message, hint in _WHY if words in said)
+        message, hint = next(known, (f"cannot be reached: {last}", "ssh {host}"))
+        return _unreachable(host, message, hint.format(host=host.name))
     if status == ssh.NO_FOLDER:
         return _other_files(host, f"has no folder {os.getcwd()}", "the same folder on every host: a shared file system")
     if status in (126, 127):
@@ -283,20 +285,22 @@ def _why(host: Host, status: int, said: str) -> Finding:
 def _other_dslpar(host: Host, sight: Mapping[str, object]) -> Finding:
     """One that says other things of itself than this one."""
     versions = sight.get("versions")
-    said = f"has dslpar {versions.get('dslpar') if isinstance(versions, dict) else '(unknown)'}, and this host another"
-    return _at(host, "HST212", "other-versions", said, "the same environment at the same path on every host")
+    message = (
+        f"has dslpar {versions.get('dslpar') if isinstance(versions, dict) else '(unknown)'}, and this host another"
+    )
+    return _at(host, "HST212", "other-versions", message, "the same environment at the same path on every host")
 
 
-def _unreachable(host: Host, said: str, help_: str) -> Finding:
-    return _at(host, "HST211", "unreachable-host", said, help_)
+def _unreachable(host: Host, message: str, hint: str) -> Finding:
+    return _at(host, "HST211", "unreachable-host", message, hint)
 
 
-def _other_files(host: Host, said: str, help_: str) -> Finding:
-    return _at(host, "HST213", "config-differs-there", said, help_)
+def _other_files(host: Host, message: str, hint: str) -> Finding:
+    return _at(host, "HST213", "config-differs-there", message, hint)
 
 
-def _at(host: Host, code: str, name: str, said: str, help_: str, severity: Severity = "error") -> Finding:
-    return Finding(code, name, severity, f"{host.name} {said}", help_, host.location)
+def _at(host: Host, code: str, name: str, message: str, hint: str, severity: Severity = "error") -> Finding:
+    return Finding(code, name, severity, f"{host.name} {message}", hint, host.location)
 
 
 # ---- who differs ----
@@ -321,53 +325,53 @@ def _versions(host: Host, sight: Sight, own: Mapping[str, str]) -> Iterator[Find
     other = [f"{name} {sight.versions[name] or '(none)'}" for name in own if sight.versions[name] != own[name]]
     if other:
         here = ", ".join(f"{name} {own[name] or '(none)'}" for name in own if sight.versions[name] != own[name])
-        said = f"has {', '.join(other)}, and this host {here}"
-        yield _at(host, "HST212", "other-versions", said, "the same environment at the same path on every host")
+        message = f"has {', '.join(other)}, and this host {here}"
+        yield _at(host, "HST212", "other-versions", message, "the same environment at the same path on every host")
 
 
 def _files(host: Host, sight: Sight, own: Mapping[str, str]) -> Iterator[Finding]:
     for path, there in sight.digests.items():
         if there != own[path]:
-            said = f"has no file {path}" if not there else f"has another {path} than this host"
-            yield _other_files(host, said, f"copy it, or use a shared file system: scp {path} {host.name}:...")
+            message = f"has no file {path}" if not there else f"has another {path} than this host"
+            yield _other_files(host, message, f"copy it, or use a shared file system: scp {path} {host.name}:...")
 
 
 def _output(host: Host, sight: Sight, look: Look) -> Iterator[Finding]:
     if sight.folder != "shared":
-        said = {
+        message = {
             "not shared": f"does not see what this host writes to {look.output_dir}",
             "not writable": f"may not write to {look.output_dir}",
         }[sight.folder]
-        help_ = "train.output_dir=FOLDER on a file system that all hosts share: checkpoints are written by all of them"
-        yield _at(host, "HST214", "output-not-shared", said, help_)
+        hint = "train.output_dir=FOLDER on a file system that all hosts share: checkpoints are written by all of them"
+        yield _at(host, "HST214", "output-not-shared", message, hint)
 
 
 def _not_writable(why: str, look: Look) -> Iterator[Finding]:
     """By this host, so that nothing is known of the others."""
     if why:
-        said = f"this host may not write to {look.output_dir}: {why}"
-        help_ = "train.output_dir=FOLDER on a file system that all hosts share, and may write to"
-        yield Finding("HST214", "output-not-shared", "error", said, help_, Location(WORLD))
+        message = f"this host may not write to {look.output_dir}: {why}"
+        hint = "train.output_dir=FOLDER on a file system that all hosts share, and may write to"
+        yield Finding("HST214", "output-not-shared", "error", message, hint, Location(WORLD))
 
 
 def _accelerators(host: Host, sight: Sight, look: Look, most: int) -> Iterator[Finding]:
     """`most`: that any host has; where none has one, all ranks run on CPUs."""
     needed = max(host.devices) + 1 if host.devices else host.slots
     if not look.on_cpu and most and sight.accelerators < needed:
-        said = f"{host.name} has {sight.accelerators} accelerators, and the hostfile asks for {needed}"
+        message = f"{host.name} has {sight.accelerators} accelerators, and the hostfile asks for {needed}"
         fits = (
             f"slots={sight.accelerators}" if sight.accelerators else "leave it out, or see to its driver (nvidia-smi)"
         )
-        help_ = f"{fits}; DS_ACCELERATOR=cpu runs ranks on the CPU"
-        yield Finding("HST206", "too-few-accelerators", "error", said, help_, host.slots_location)
+        hint = f"{fits}; DS_ACCELERATOR=cpu runs ranks on the CPU"
+        yield Finding("HST206", "too-few-accelerators", "error", message, hint, host.slots_location)
 
 
 def _clock(one: Visited) -> Iterator[Finding]:
     if abs(one.skew_s) > _CLOCK_S:
         way = "ahead of" if one.skew_s > 0 else "behind"
-        said = f"has a clock {abs(one.skew_s):.0f} s {way} this host's"
-        help_ = "NTP (timedatectl set-ntp true); logs and files' times of this job will be off until then"
-        yield _at(one.host, "HST215", "clocks-differ", said, help_, "warning")
+        message = f"has a clock {abs(one.skew_s):.0f} s {way} this host's"
+        hint = "NTP (timedatectl set-ntp true); logs and files' times of this job will be off until then"
+        yield _at(one.host, "HST215", "clocks-differ", message, hint, "warning")
 
 
 def _port(first: Visited, look: Look) -> Iterator[Finding]:
@@ -377,18 +381,18 @@ def _port(first: Visited, look: Look) -> Iterator[Finding]:
 
 def port_taken(host: str, port: int, free: int) -> Finding:
     """Where rank 0 is to listen, somebody does."""
-    said = f"port {port} of {host} is taken: another job meets there"
-    help_ = f"--master-port {free}, or none, to have a free one found"
-    return Finding("HST216", "port-taken", "error", said, help_, Location(WORLD))
+    message = f"port {port} of {host} is taken: another job meets there"
+    hint = f"--master-port {free}, or none, to have a free one found"
+    return Finding("HST216", "port-taken", "error", message, hint, Location(WORLD))
 
 
 def _interfaces(seen: Sequence[tuple[Host, Sight]]) -> Iterator[Finding]:
     """Of several hosts; each asks by which interface it meets the others."""
     for host, sight in seen if len(seen) > 1 else ():
         if not sight.interface:
-            said = "meets the other hosts by no interface that they could reach"
+            message = "meets the other hosts by no interface that they could reach"
             yield _at(
-                host, "HST217", "no-interface", said, "GLOO_SOCKET_IFNAME=<interface>, set here, travels", "warning"
+                host, "HST217", "no-interface", message, "GLOO_SOCKET_IFNAME=<interface>, set here, travels", "warning"
             )
 
 

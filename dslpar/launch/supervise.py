@@ -74,8 +74,8 @@ def run(plan: Plan, job: Job) -> int:
         except BaseException:  # of ours: the job would go on, and nobody look after it
             _kill(descendants(os.getpid()))
             raise
-        said, status = supervised.verdict()
-        sys.stderr.write(said)
+        message, status = supervised.verdict()
+        sys.stderr.write(message)
         return status
 
 
@@ -240,8 +240,8 @@ class _Supervised:
             return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
         if code:
             how = f"was ended by {signal.Signals(told).name}" if told else f"ended with status {code}"
-            said = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
-            return said, 128 + told if told else code
+            message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
+            return message, 128 + told if told else code
         if not self._all_ended():
             return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
         return "", 0

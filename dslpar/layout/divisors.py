@@ -84,8 +84,8 @@ def heads(model: Any, cuboid: Tensor) -> Iterator[Condition]:
     yield Condition("num_heads", model.num_heads, by, f"{why} = {by}", "TEN201")
     if model.num_kv_heads is not None:
         yield Condition("num_kv_heads", model.num_kv_heads, by, f"{why} = {by}", "TEN206")
-        said = f"num_kv_heads = {model.num_kv_heads}"
-        yield Condition("num_heads", model.num_heads, model.num_kv_heads, said, "TEN207")
+        message = f"num_kv_heads = {model.num_kv_heads}"
+        yield Condition("num_heads", model.num_heads, model.num_kv_heads, message, "TEN207")
 
 
 def hidden(model: Any, cuboid: Tensor) -> Iterator[Condition]:
@@ -97,11 +97,11 @@ def hidden(model: Any, cuboid: Tensor) -> Iterator[Condition]:
     if kv_heads is not None:
         cut = cuboid.y * cuboid.q
         times = cut // math.gcd(cut, kv_heads)
-        said = f"num_heads * {times} = {times * all_heads} (features of num_kv_heads by y * q)"
-        yield Condition("hidden_size", size, times * all_heads if times > 1 else 1, said, "TEN208")
+        message = f"num_heads * {times} = {times * all_heads} (features of num_kv_heads by y * q)"
+        yield Condition("hidden_size", size, times * all_heads if times > 1 else 1, message, "TEN208")
     if model.positions == "rotary":
-        said = f"num_heads * 2 = {2 * all_heads} (pairs of features for rotary positions)"
-        yield Condition("hidden_size", size, 2 * all_heads, said, "TEN209")
+        message = f"num_heads * 2 = {2 * all_heads} (pairs of features for rotary positions)"
+        yield Condition("hidden_size", size, 2 * all_heads, message, "TEN209")
 
 
 def ffn(model: Any, cuboid: Tensor) -> Iterator[Condition]:
@@ -137,8 +137,8 @@ def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
     by = cuboid.y * math.lcm(cuboid.q, by_z)
     padded = -(-vocab_size // by) * by
     words = f"y * lcm(q, z) = {by}" if by_z > 1 else f"y * q = {by}"
-    said = f"{words}; {vocab_size} padded to {padded}" if padded != vocab_size else f"{words}; no padding"
-    return Condition("vocab_size", padded, by, said, "")
+    message = f"{words}; {vocab_size} padded to {padded}" if padded != vocab_size else f"{words}; no padding"
+    return Condition("vocab_size", padded, by, message, "")
 
 
 def _micro_cuts(cuboid: Tensor) -> list[tuple[str, int]]:

@@ -65,7 +65,7 @@ class Context:
 
     # Places --------------------------------------------------------------------------------------------------
 
-    def wrote(self, key: str) -> str:
+    def source_key(self, key: str) -> str:
         """The key as the author wrote it: an alias, or the shorthand's own key."""
         return self.reading.written.get(key, key)
 
@@ -76,17 +76,17 @@ class Context:
     def at(self, *keys: str) -> Location:
         """Where the first of the keys that was written stands; else where its section does."""
         key = next((key for key in keys if self.given(key)), keys[-1])
-        return self.config.at(self.wrote(key))
+        return self.config.at(self.source_key(key))
 
     def at_item(self, key: str, index: int) -> Location:
         """Where one item of a list stands."""
-        return self.config.at(f"{self.wrote(key)}.{index}")
+        return self.config.at(f"{self.source_key(key)}.{index}")
 
-    def problem(self, keys: str | tuple[str, ...], message: str, help_: str) -> Problem:
+    def problem(self, keys: str | tuple[str, ...], message: str, hint: str) -> Problem:
         """A problem at the first of the keys that was written."""
         names = (keys,) if isinstance(keys, str) else keys
         key = next((name for name in names if self.given(name)), names[-1])
-        return Problem(self.at(key), message, help_, self.wrote(key))
+        return Problem(self.at(key), message, hint, self.source_key(key))
 
     @cached_property
     def ignores(self) -> Ignores | None:

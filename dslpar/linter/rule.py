@@ -62,8 +62,8 @@ class Rule(NamedTuple):
 
     def finding(self, problem: Problem) -> Finding:
         """The problem under this rule's code, name and severity."""
-        location, message, help_, key, fix = problem
-        return Finding(self.code, self.name, self.severity, message, help_, location, key, fix)
+        location, message, hint, key, fix = problem
+        return Finding(self.code, self.name, self.severity, message, hint, location, key, fix)
 
 
 def rule(code: str, name: str, severity: Severity = "error") -> Callable[[Check], Rule]:

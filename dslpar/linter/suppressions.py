@@ -157,8 +157,8 @@ class Ignores:
             if not ignore.codes:
                 codes = ", ".join(sorted(there.get(ignore.spot, ()))) or "CODE"
                 word = "ignore-file" if ignore.whole_file else "ignore"
-                said = "this comment names no code, and silences nothing"
-                yield Problem(ignore.place, said, f"# dslpar: {word}[{codes}]")
+                message = "this comment names no code, and silences nothing"
+                yield Problem(ignore.place, message, f"# dslpar: {word}[{codes}]")
 
     def unused(self, found: Iterable[Finding]) -> Iterator[Problem]:
         """CFG115: codes that silence nothing, as far as the file alone can tell."""
@@ -169,17 +169,17 @@ class Ignores:
             for code in useless:
                 where = "in this file" if ignore.whole_file else "on this line"
                 needed = code.text.lower() in (other.text.lower() for other in ignore.codes if other not in useless)
-                said = f"{code.text} stands twice" if needed else f"there is no {code.text} {where} to ignore"
-                yield Problem(code.place, said, "leave it out", fix=fix)
+                message = f"{code.text} stands twice" if needed else f"there is no {code.text} {where} to ignore"
+                yield Problem(code.place, message, "leave it out", fix=fix)
 
     def errors(self, found: Iterable[Finding]) -> Iterator[Problem]:
         """CFG116: codes of errors."""
         for code in (code for ignore in self.all for code in ignore.codes):
             rule = self.rule(code)
             if rule is not None and rule.severity == "error":
-                said = f"{code.text} is an error, which no comment can ignore: nothing wrong starts"
-                help_ = f"correct it; `dslpar lint --ignore {rule.code}` leaves it out of a report"
-                yield Problem(code.place, said, help_)
+                message = f"{code.text} is an error, which no comment can ignore: nothing wrong starts"
+                hint = f"correct it; `dslpar lint --ignore {rule.code}` leaves it out of a report"
+                yield Problem(code.place, message, hint)
 
     def unknown(self, found: Iterable[Finding]) -> Iterator[Problem]:
         """CFG117: codes that no rule of the linter has."""
@@ -189,8 +189,8 @@ class Ignores:
                 if self.rule(code) is None:
                     close = self._family(code, there.get(ignore.spot, ())) or self._nearly(code)
                     fix = None if close else self._without(ignore, self._useless(ignore, there))
-                    said = f"dslpar lint has no rule {code.text!r}"
-                    yield Problem(code.place, said, close or "leave it out", fix=fix)
+                    message = f"dslpar lint has no rule {code.text!r}"
+                    yield Problem(code.place, message, close or "leave it out", fix=fix)
 
     def _codes(self, found: Iterable[Finding]) -> Mapping[Spot, set[str]]:
         """The codes of what might be silenced, by place."""

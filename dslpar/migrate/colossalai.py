@@ -150,8 +150,8 @@ def _one_dropout(value: Any, view: View) -> Outcome:
     names = ("dropout", "embedding_dropout", "attention_dropout")
     all_three = [view.get(f"model.{name}", 0.1) for name in names]
     if any(item != value for item in all_three):
-        said = f"dslpar has one dropout, and the source three that differ: {all_three} for {', '.join(names)}"
-        return needed(said, "model.dropout")
+        message = f"dslpar has one dropout, and the source three that differ: {all_three} for {', '.join(names)}"
+        return needed(message, "model.dropout")
     return Outcome("changed", "model.dropout", value, "one probability for embedding, attention and outputs")
 
 

@@ -147,8 +147,10 @@ class Converter:
             if other and self.values.get(outcome.to, outcome) == outcome.value:
                 outcome = dropped(f"{self.said[other]} says the same")
             elif other:
-                said = f"{self.said[other]} says {other} = {self.values[other]!r} already, and this {outcome.value!r}"
-                outcome = needed(said, outcome.to)
+                message = (
+                    f"{self.said[other]} says {other} = {self.values[other]!r} already, and this {outcome.value!r}"
+                )
+                outcome = needed(message, outcome.to)
             else:
                 self.values[outcome.to], self.said[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:
@@ -282,9 +284,9 @@ def _not_evaluated(to: str) -> Outcome:
 
 def refused(source: Source) -> list[Finding]:
     """Why a source that could not be read at all could not, at its own path."""
-    help_ = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
+    hint = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
     found = [_at_home(finding, source) for finding in source.config.findings]
-    return [item._replace(help=help_) for item in found] if source.path.endswith(JSON_ENDINGS) else found
+    return [item._replace(help=hint) for item in found] if source.path.endswith(JSON_ENDINGS) else found
 
 
 def _at_home(finding: Finding, source: Source) -> Finding:

@@ -99,9 +99,9 @@ def _tensor(**also: Any) -> Any:
     def make(value: Any, view: View) -> Outcome:
         if value == 1:
             return dropped("1: none")
-        said = "layers of dslpar's are cut, no others"
+        message = "layers of dslpar's are cut, no others"
         return changed(
-            "parallel.tensor.size", value, said, {f"parallel.tensor.{key}": item for key, item in also.items()}
+            "parallel.tensor.size", value, message, {f"parallel.tensor.{key}": item for key, item in also.items()}
         )
 
     return make

@@ -44,10 +44,10 @@ def _target(value: Any, view: View) -> Any:
         return Outcome("kept", "model.type", "GPT")
     if gpt(name) is None:
         return needed(f"dslpar has no {name.rpartition('.')[2]}, a model of OneFlow's", "model")
-    said = "the language-model loss is the GPT's own"
+    message = "the language-model loss is the GPT's own"
     if gpt(name):
-        said = "Llama's blocks are fields of dslpar's GPT: " + ", ".join(f"{k}={v!r}" for k, v in _LLAMA.items())
-    return changed("model.type", "GPT", said, {f"model.{key}": value for key, value in (gpt(name) or {}).items()})
+        message = "Llama's blocks are fields of dslpar's GPT: " + ", ".join(f"{k}={v!r}" for k, v in _LLAMA.items())
+    return changed("model.type", "GPT", message, {f"model.{key}": value for key, value in (gpt(name) or {}).items()})
 
 
 def _field(to: str) -> Any:
@@ -74,9 +74,9 @@ def _of_model(make: Any) -> Any:
 
 def _one_dropout(value: Any, view: View) -> Outcome:
     cfg = [view.get(f"model.cfg.{name}") for name in _DROPOUTS]
-    said = [value for value in cfg if value is not None]
-    if any(item != value for item in said):
-        return needed(f"dslpar has one dropout, and the source says {said}", "model.dropout")
+    message = [value for value in cfg if value is not None]
+    if any(item != value for item in message):
+        return needed(f"dslpar has one dropout, and the source says {message}", "model.dropout")
     return Outcome("changed", "model.dropout", value, "one probability for embedding, attention and outputs")
 
 
@@ -218,8 +218,8 @@ def _steps(value: Any, view: View) -> Any:
     """LiBai takes the larger of train_iter and train_epoch's steps."""
     by_epochs = _of_epochs(view)
     if by_epochs is None:
-        said = "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data"
-        return needed(f"{said}; --num-samples N tells", "train.steps")
+        message = "LiBai takes the larger of train_iter and train_epoch's steps, which depend on the data"
+        return needed(f"{message}; --num-samples N tells", "train.steps")
     if value == 0:
         return dropped("0: epochs count")
     if by_epochs and type(value) is int and by_epochs >= value:
@@ -232,8 +232,8 @@ def _epochs(value: Any, view: View) -> Any:
         return dropped("0: train_iter counts")
     steps, iters = _of_epochs(view), _iters(view)
     if steps is None or view.epoch is None:
-        said = "dslpar counts steps: one epoch is (samples of the data) / batch.global_size of them"
-        return needed(f"{said}; --num-samples N tells", "train.steps")
+        message = "dslpar counts steps: one epoch is (samples of the data) / batch.global_size of them"
+        return needed(f"{message}; --num-samples N tells", "train.steps")
     if type(iters) is int and iters > steps:
         return dropped(f"its {steps} steps are fewer than train_iter, and LiBai takes the larger")
     samples, size = view.epoch

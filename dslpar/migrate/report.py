@@ -15,9 +15,9 @@ from dslpar.migrate.rows import FATES
 def text(made: Import, out: str | None) -> str:
     """What became of each key, by fate: what needs the author first."""
     counts = Counter(entry.fate for entry in made.entries)
-    said = ", ".join(f"{counts[fate]} {words}" for fate, words in FATES.items() if counts[fate])
+    message = ", ".join(f"{counts[fate]} {words}" for fate, words in FATES.items() if counts[fate])
     lines = [
-        f"{made.source.path} ({TABLES[made.source.name].title}) -> {out or 'standard output'}: {said or 'nothing'}"
+        f"{made.source.path} ({TABLES[made.source.name].title}) -> {out or 'standard output'}: {message or 'nothing'}"
     ]
     for fate, words in FATES.items():
         entries = [entry for entry in made.entries if entry.fate == fate]

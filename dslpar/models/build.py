@@ -72,8 +72,8 @@ def given_model(model: object, path: str) -> LayeredModel:
         return Sequential.of(model)
     if isinstance(model, nn.Module):
         return Whole(lambda: model)
-    said = f"{type(model).__name__} is no torch.nn.Module and no dslpar.models.LayeredModel"
-    raise _not_a_model(said, path)
+    message = f"{type(model).__name__} is no torch.nn.Module and no dslpar.models.LayeredModel"
+    raise _not_a_model(message, path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +140,14 @@ def _deferred(model: LayeredModel, num_chunks: int, partition_method: str | None
     if verbose:
         logging.getLogger("dslpar").setLevel(logging.INFO)
     if num_chunks != 1:
-        said = f"num_chunks={num_chunks}: the interleaved schedule, which runs several chunks a stage, is not there yet"
-        raise DslparError([Finding("PIP209", "no-chunks", "error", said, "leave num_chunks out, or write 1", place)])
+        message = (
+            f"num_chunks={num_chunks}: the interleaved schedule, which runs several chunks a stage, is not there yet"
+        )
+        raise DslparError([Finding("PIP209", "no-chunks", "error", message, "leave num_chunks out, or write 1", place)])
     if partition_method is not None and partition_method not in METHODS:
-        said = f"there is no partition_method {partition_method!r}"
-        help_ = f"one of {', '.join(map(repr, METHODS))}, or parallel.pipeline.method in the config"
-        raise DslparError([Finding("PIP202", "cut-does-not-fit", "error", said, help_, place)])
+        message = f"there is no partition_method {partition_method!r}"
+        hint = f"one of {', '.join(map(repr, METHODS))}, or parallel.pipeline.method in the config"
+        raise DslparError([Finding("PIP202", "cut-does-not-fit", "error", message, hint, place)])
     return Given(model, method=METHODS[partition_method] if partition_method else None)
 
 
@@ -153,9 +155,11 @@ def _refuse_copies(job: Job, target: str) -> None:
     """A module that knows nothing of tensor groups would stand on each of their ranks, whole."""
     size = job.mesh.tensor.size
     if size > 1:
-        said = f"{target!r} is a plain module: {size} tensor ranks would each hold all of it"
-        help_ = "tensor=1, or a dslpar.models.LayeredModel over dslpar.layers"
-        raise DslparError([Finding("TEN111", "model-not-parallel", "error", said, help_, Location(job.path), "model")])
+        message = f"{target!r} is a plain module: {size} tensor ranks would each hold all of it"
+        hint = "tensor=1, or a dslpar.models.LayeredModel over dslpar.layers"
+        raise DslparError(
+            [Finding("TEN111", "model-not-parallel", "error", message, hint, Location(job.path), "model")]
+        )
 
 
 def _class(target: str, path: str) -> type[Any]:
@@ -168,6 +172,6 @@ def _class(target: str, path: str) -> type[Any]:
     raise _not_a_model(f"{target!r} is no torch.nn.Module and no dslpar.models.LayeredModel", path)
 
 
-def _not_a_model(said: str, path: str) -> DslparError:
-    help_ = "name a class of either kind, or type='GPT'"
-    return DslparError([Finding("CFG201", "not-a-model", "error", said, help_, Location(path), "model")])
+def _not_a_model(message: str, path: str) -> DslparError:
+    hint = "name a class of either kind, or type='GPT'"
+    return DslparError([Finding("CFG201", "not-a-model", "error", message, hint, Location(path), "model")])

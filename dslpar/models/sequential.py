@@ -169,13 +169,16 @@ def layer_class(entry: Entry, place: Location) -> type[Any]:
     """The class that an entry of a layers_cfg names."""
     name = str(entry.get("type", entry.get(TARGET, "")))
     if not name:
-        said, help_ = "no type", "write dict(type='Linear', in_features=..., out_features=...)"
-        raise DslparError([Finding("CFG223", "wrong-arguments", "error", said, help_, place)])
+        message, hint = "no type", "write dict(type='Linear', in_features=..., out_features=...)"
+        raise DslparError([Finding("CFG223", "wrong-arguments", "error", message, hint, place)])
     made = LAYERS.find(name) or (locate(name, place) if "." in name else LAYERS.get(name, place))
     if isinstance(made, type) and issubclass(made, nn.Module):
         return made
-    said, help_ = f"{name!r} is no torch.nn.Module", "name a class of layers, such as 'Linear' or 'my_package.MyLayer'"
-    raise DslparError([Finding("CFG201", "not-a-model", "error", said, help_, place)])
+    message, hint = (
+        f"{name!r} is no torch.nn.Module",
+        "name a class of layers, such as 'Linear' or 'my_package.MyLayer'",
+    )
+    raise DslparError([Finding("CFG201", "not-a-model", "error", message, hint, place)])
 
 
 def bind(made: Callable[..., Any], arguments: Mapping[str, Any], place: Location, key: str = "model") -> None:
@@ -184,9 +187,9 @@ def bind(made: Callable[..., Any], arguments: Mapping[str, Any], place: Location
         inspect.signature(made).bind(**arguments)
     except TypeError as error:
         name = getattr(made, "__name__", str(made))
-        help_ = f"{name} takes {inspect.signature(made)}"
+        hint = f"{name} takes {inspect.signature(made)}"
         raise DslparError(
-            [Finding("CFG223", "wrong-arguments", "error", f"{name}: {error}", help_, place, key)]
+            [Finding("CFG223", "wrong-arguments", "error", f"{name}: {error}", hint, place, key)]
         ) from None
 
 

@@ -131,8 +131,8 @@ def their_default(path: str) -> Value | None:
     known = KEYS.get(section, {}).get(name)
     if known is None:
         return None
-    said = "a section that dslpar does not set" if known[0] == "section" else "DeepSpeed's own default"
-    return Value(f"{PREFIX}{path}", known[1], "default", f"{said}", help=_theirs(path))
+    message = "a section that dslpar does not set" if known[0] == "section" else "DeepSpeed's own default"
+    return Value(f"{PREFIX}{path}", known[1], "default", f"{message}", help=_theirs(path))
 
 
 def their_keys() -> list[str]:

@@ -71,7 +71,7 @@ Side = tuple[Case, Value | None]
 
 def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Group | None:
     """How the two sides differ; None where they do not."""
-    spelt = [value.wrote if value is not None else "" for _, value in (one, other)]
+    spelt = [value.source_key if value is not None else "" for _, value in (one, other)]
     a, b = _plain(*one), _plain(*other)
     if a == b and isinstance(a, bool) == isinstance(b, bool):
         return "form" if spelt[0] != spelt[1] else None
@@ -134,5 +134,5 @@ def _without_echo(found: list[Difference]) -> Iterator[Difference]:
     for each in found:
         values = [side for side in (each.left, each.right) if side is not None]
         from_one = any(source in differ for side in values for source in side.sources)
-        if not each.key.startswith(PREFIX) or from_one or any(side.wrote for side in values):
+        if not each.key.startswith(PREFIX) or from_one or any(side.source_key for side in values):
             yield each

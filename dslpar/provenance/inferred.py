@@ -78,8 +78,8 @@ def _of_mode(name: str) -> Callable[[Case], Inferred | None]:
         if cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
         key = "parallel.tensor.sequence" if name == "residual" and case.cx.tensor.sequence else "parallel.tensor.mode"
-        said = "sequence=True keeps it so" if key.endswith("sequence") else f"as mode {cuboid.mode!r} has it"
-        return Inferred(getattr(cuboid, name), said, (key,))
+        message = "sequence=True keeps it so" if key.endswith("sequence") else f"as mode {cuboid.mode!r} has it"
+        return Inferred(getattr(cuboid, name), message, (key,))
 
     return inferred
 
@@ -283,8 +283,8 @@ def notes(case: Case, key: str) -> tuple[str, ...]:
     if key == "model.vocab_size":
         rows = divisors.vocabulary(case.cx.gpt.vocab_size, case.cx.cuboid)
         if rows.value != case.cx.gpt.vocab_size:
-            said = rows.why.partition(";")[0]
-            return (f"the vocabulary is padded to {rows.value}, a multiple of {said}",)
+            message = rows.why.partition(";")[0]
+            return (f"the vocabulary is padded to {rows.value}, a multiple of {message}",)
     if key == "parallel.tensor.size" and case.cx.cuboid.mode in MODES and math.prod(case.cx.cuboid.shape) > 1:
         x, y, z = case.cx.cuboid.shape
         return (f"mode {case.cx.cuboid.mode!r}: x {x} * y {y} * z {z}",)

@@ -33,15 +33,15 @@ class Step(NamedTuple):
     location: Location
 
 
-def steps_of(config: Config, wrote: str) -> list[Step]:
+def steps_of(config: Config, source_key: str) -> list[Step]:
     """The way of the value at a key that somebody wrote, from where it was written to the file that runs."""
-    value, key = config.at(wrote), config.key_at(wrote)
+    value, key = config.at(source_key), config.key_at(source_key)
     if value.path == COMMAND_LINE:
         return [Step("on the command line", value)]
     steps = [Step("written", value)]
     if not _beside(config, value, key):
         steps += _until(_imports(config, value.path), key.path) if key.path != value.path else []
-        steps.append(Step(f"given to {wrote.rpartition('.')[2]} by a name or an expression", key))
+        steps.append(Step(f"given to {source_key.rpartition('.')[2]} by a name or an expression", key))
     return steps + _imports(config, steps[-1].location.path)
 
 

@@ -39,7 +39,7 @@ class Answers:
     def _names(self, asked: str) -> Iterable[str]:
         """The key under its names, the config's own first."""
         yield asked
-        by_wrote = {value.wrote: key for key, value in self.values.items() if value.wrote}
+        by_wrote = {value.source_key: key for key, value in self.values.items() if value.source_key}
         plain = asked.replace(".cfg.", ".").replace(".kwargs.", ".")
         names = (by_wrote.get(asked), other_names().get(asked), other_names().get(plain), plain)
         yield from (name for name in names if name)

@@ -94,9 +94,9 @@ def rows() -> tuple[Row, ...]:
 
 def _all_rows() -> Iterator[Row]:
     for field in fields(sections.Spec):
-        name, help_ = field.name, help_of(sections.Spec, field.name)
+        name, hint = field.name, help_of(sections.Spec, field.name)
         default = "required" if field.default is MISSING and field.default_factory is MISSING else ""
-        yield Row(name, _section_type(field), default or _default(field), help_, field=f"Spec.{name}")
+        yield Row(name, _section_type(field), default or _default(field), hint, field=f"Spec.{name}")
         for cls in classes_of(name):
             of = _of(name, cls)
             if (cls in NAMES and len(TYPES.get(name, ())) > 1) or name == "data":
@@ -141,8 +141,8 @@ def _fields(cls: type, key: str, of: str = "") -> Iterator[Row]:
         path = _key(key, field.name)
         shorthand = getattr(below, "SHORTHAND", "")
         words = f"a dict, or its {shorthand}" if shorthand else "a dict" if below else type_of(field)
-        help_, aliases = help_of(cls, field.name), _aliases(cls, path)
-        yield Row(path, words, _default(field), help_, aliases, of, f"{cls.__name__}.{field.name}")
+        hint, aliases = help_of(cls, field.name), _aliases(cls, path)
+        yield Row(path, words, _default(field), hint, aliases, of, f"{cls.__name__}.{field.name}")
         if below is not None:
             yield from _fields(below, path, of)
 
@@ -228,8 +228,8 @@ def _optimizer_rows() -> Iterator[Row]:
     from dslpar.schema.torch_optimizers import OPTIMIZERS
 
     for name, row in OPTIMIZERS.items():
-        said = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
-        yield Row("optimizer.type", repr(name), "", said, of=f"type={name!r}")
+        message = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
+        yield Row("optimizer.type", repr(name), "", message, of=f"type={name!r}")
         for arg, kind in row.args.items():
             yield Row(f"optimizer.{arg}", KINDS[kind].words, "", f"An argument of {row.dotted}.", of=f"type={name!r}")
 
@@ -238,12 +238,12 @@ def _schedule_rows() -> Iterator[Row]:
     from dslpar.schema.torch_schedulers import SCHEDULES
 
     for name, row in SCHEDULES.items():
-        said = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
-        yield Row("lr_scheduler.type", repr(name), "", said, of=f"type={name!r}")
+        message = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
+        yield Row("lr_scheduler.type", repr(name), "", message, of=f"type={name!r}")
         for arg, kind in row.args.items():
             default = "required" if arg in row.required else "the optimizer's lr" if arg == row.sets_lr else ""
-            help_ = f"An argument of {row.dotted}."
-            yield Row(f"lr_scheduler.{arg}", KINDS[kind].words, default, help_, of=f"type={name!r}")
+            hint = f"An argument of {row.dotted}."
+            yield Row(f"lr_scheduler.{arg}", KINDS[kind].words, default, hint, of=f"type={name!r}")
 
 
 _EXTRA = {

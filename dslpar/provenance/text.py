@@ -48,7 +48,7 @@ def _reason(value: Value) -> str:
 def _place(value: Value) -> str:
     """Its place, with the name that it has there."""
     place = str(value.location)
-    return place if value.wrote == value.key else f"{place} ({value.wrote})"
+    return place if value.source_key == value.key else f"{place} ({value.source_key})"
 
 
 # One value --------------------------------------------------------------------------------------------------------
@@ -63,8 +63,8 @@ def explanation(case: Case, value: Value, values: Mapping[str, Value]) -> str:
 
 
 def _why(case: Case, value: Value, values: Mapping[str, Value]) -> Iterator[str]:
-    if value.wrote and value.wrote != value.key:
-        yield f"by {value.wrote}"
+    if value.source_key and value.source_key != value.key:
+        yield f"by {value.source_key}"
     for step in value.steps:
         yield f"{step.what}, {step.location}"
         yield from _line(case, step.location)
@@ -149,7 +149,7 @@ def record(value: Value) -> dict[str, Any]:
         "value": _json(value.value),
         "how": value.how,
         "why": value.why,
-        "written_as": value.wrote or None,
+        "written_as": value.source_key or None,
         "places": [{"what": step.what, **step.location._asdict()} for step in value.steps],
         "overrides": over,
         "follows_from": list(value.sources),

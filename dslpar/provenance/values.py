@@ -36,7 +36,7 @@ class Value(NamedTuple):
     how: str
     """One of `How`."""
     why: str = ""
-    wrote: str = ""
+    source_key: str = ""
     """The key as the author wrote it, an alias perhaps; empty where nobody did."""
     steps: tuple[Step, ...] = ()
     """Where it was written, and the ways by which it came."""
@@ -68,20 +68,20 @@ def _all(case: Case) -> Iterator[Value]:
             for index, item in enumerate(section):
                 yield from _section(case, f"{field.name}.{index}", item)
         else:
-            help_ = help_of(sections.Spec, field.name)
-            empty = [_leaf(case, field.name, section, help_)] if not section else []
-            yield from empty or _nested(case, field.name, section, help_)
+            hint = help_of(sections.Spec, field.name)
+            empty = [_leaf(case, field.name, section, hint)] if not section else []
+            yield from empty or _nested(case, field.name, section, hint)
 
 
 def _section(case: Case, key: str, section: Any) -> Iterator[Value]:
     if type(section) in NAMES:
         yield _leaf(case, f"{key}.type", NAMES[type(section)], help_of(type(section), "").partition("\n")[0])
     for field in fields(section):
-        path, value, help_ = f"{key}.{field.name}", getattr(section, field.name), help_of(type(section), field.name)
+        path, value, hint = f"{key}.{field.name}", getattr(section, field.name), help_of(type(section), field.name)
         if field.name == "target":
-            yield _leaf(case, f"{key}.type", value, help_)
+            yield _leaf(case, f"{key}.type", value, hint)
         elif field.name in ("extra", "args"):
-            yield from _nested(case, key, value, help_)
+            yield from _nested(case, key, value, hint)
         elif path in _AXES:
             yield from _axis(case, path, _AXES[path](case.reading.spec))
         elif path == "train.dist":
@@ -89,21 +89,21 @@ def _section(case: Case, key: str, section: Any) -> Iterator[Value]:
         elif is_dataclass(value):
             yield from _section(case, path, value)
         else:
-            yield _leaf(case, path, value, help_)
+            yield _leaf(case, path, value, hint)
 
 
-def _nested(case: Case, key: str, table: Mapping[str, Any], help_: str) -> Iterator[Value]:
+def _nested(case: Case, key: str, table: Mapping[str, Any], hint: str) -> Iterator[Value]:
     """The items of a mapping, and of mappings in it."""
     for name, value in table.items():
         path = f"{key}.{name}"
-        yield from _nested(case, path, value, help_) if _inner(value) else [_leaf(case, path, value, _own(path, help_))]
+        yield from _nested(case, path, value, hint) if _inner(value) else [_leaf(case, path, value, _own(path, hint))]
 
 
-def _own(path: str, help_: str) -> str:
+def _own(path: str, hint: str) -> str:
     """What the reference says of a key of DeepSpeed's, where it has a row for it."""
     row = next((row for row in below(path) if row.key == path), None)
     told = row is not None and row.default not in ("", "required")
-    return help_ if row is None else row.help + (f" Its default there: {row.default}." if told else "")
+    return hint if row is None else row.help + (f" Its default there: {row.default}." if told else "")
 
 
 def _inner(value: Any) -> bool:
@@ -131,29 +131,33 @@ def _dist(case: Case, dist: sections.Dist) -> Iterator[Value]:
 # One value --------------------------------------------------------------------------------------------------------
 
 
-def _leaf(case: Case, key: str, value: Any, help_: str) -> Value:
-    wrote = wrote_of(case, key)
+def _leaf(case: Case, key: str, value: Any, hint: str) -> Value:
+    source_key = wrote_of(case, key)
     over = _before(case, key)
     if not case.reading.invalid.isdisjoint(_and_above(key)):
-        return Value(key, None, "unknown", "what is written is wrong: see the findings", wrote, _steps(case, wrote))
-    if key in RECOMPUTED or not wrote:
-        return _unwritten(case, key, value, help_)._replace(over=over)
+        return Value(
+            key, None, "unknown", "what is written is wrong: see the findings", source_key, _steps(case, source_key)
+        )
+    if key in RECOMPUTED or not source_key:
+        return _unwritten(case, key, value, hint)._replace(over=over)
     if value is None:  # another form says it
-        value = _node(case.config, wrote)
-    said = _steps(case, wrote)
-    how = "overridden" if said and said[0].location.path == COMMAND_LINE else "written"
-    return Value(key, value, how, "", wrote, said, over if how == "overridden" else None, (), _notes(case, key), help_)
+        value = _node(case.config, source_key)
+    message = _steps(case, source_key)
+    how = "overridden" if message and message[0].location.path == COMMAND_LINE else "written"
+    return Value(
+        key, value, how, "", source_key, message, over if how == "overridden" else None, (), _notes(case, key), hint
+    )
 
 
-def _unwritten(case: Case, key: str, value: Any, help_: str) -> Value:
+def _unwritten(case: Case, key: str, value: Any, hint: str) -> Value:
     infer = RECOMPUTED.get(key) or INFERRED.get(key)
     try:
         found = infer(case) if infer is not None else None
     except UnknownValueError:
-        return Value(key, None, "unknown", _unknown(case), help=help_)
+        return Value(key, None, "unknown", _unknown(case), help=hint)
     if found is None:
-        found = Inferred(value, _default_reason(help_), (), "default")
-    return Value(key, found.value, found.how, found.why, sources=found.sources, notes=_notes(case, key), help=help_)
+        found = Inferred(value, _default_reason(hint), (), "default")
+    return Value(key, found.value, found.how, found.why, sources=found.sources, notes=_notes(case, key), help=hint)
 
 
 def _unknown(case: Case) -> str:
@@ -171,9 +175,9 @@ def _notes(case: Case, key: str) -> tuple[str, ...]:
         return ()
 
 
-def _default_reason(help_: str) -> str:
+def _default_reason(hint: str) -> str:
     """What a field's help says of leaving it out."""
-    _, found, reason = help_.replace("Left out:", "left out:").partition("left out:")
+    _, found, reason = hint.replace("Left out:", "left out:").partition("left out:")
     return f"left out: {reason.strip().rstrip('.')}" if found else "the default"
 
 
@@ -228,15 +232,15 @@ def _says(spec_: sections.Spec, key: str, other: str) -> bool:
     return value not in (None, 1) and not spoken
 
 
-def _steps(case: Case, wrote: str) -> tuple[Step, ...]:
-    node = case.config.root.get(wrote) if wrote else None
+def _steps(case: Case, source_key: str) -> tuple[Step, ...]:
+    node = case.config.root.get(source_key) if source_key else None
     if node is not None and node.target_location is not None and node.target is not None:
         return (Step("named", node.target_location),)
-    return tuple(steps_of(case.config, wrote)) if wrote else ()
+    return tuple(steps_of(case.config, source_key)) if source_key else ()
 
 
-def _node(config: Config, wrote: str) -> Any:
-    node = config.root.get(wrote)
+def _node(config: Config, source_key: str) -> Any:
+    node = config.root.get(source_key)
     return None if node is None else node.plain()
 
 
@@ -245,10 +249,10 @@ def _before(case: Case, key: str) -> tuple[Any, Location] | None:
     if case.before is None:
         return None
     config, reading = case.before
-    wrote = _wrote(config, reading.written, reading.spec, key)
-    node = config.root.get(wrote) if wrote else None
+    source_key = _wrote(config, reading.written, reading.spec, key)
+    node = config.root.get(source_key) if source_key else None
     if node is None or node.value is None:
         return None
     value = node.target.name if node.target is not None else node.plain()
     now = wrote_of(case, key)
-    return None if now and case.config.at(now) == config.at(wrote) else (value, node.location)
+    return None if now and case.config.at(now) == config.at(source_key) else (value, node.location)

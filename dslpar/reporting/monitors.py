@@ -50,9 +50,9 @@ def check_packages(job: Job) -> None:
 
 
 def _not_installed(job: Job, name: str) -> Finding:
-    said = f"monitor.{name} needs the package {_PACKAGES[name]!r}, which is not installed here"
-    help_ = f"pip install {_PACKAGES[name]}, or leave monitor.{name} out"
-    return Finding("CFG209", "monitor-not-installed", "error", said, help_, Location(job.path), f"monitor.{name}")
+    message = f"monitor.{name} needs the package {_PACKAGES[name]!r}, which is not installed here"
+    hint = f"pip install {_PACKAGES[name]}, or leave monitor.{name} out"
+    return Finding("CFG209", "monitor-not-installed", "error", message, hint, Location(job.path), f"monitor.{name}")
 
 
 def environment(job: Job) -> dict[str, str]:

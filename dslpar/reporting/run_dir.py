@@ -58,9 +58,9 @@ def hold(job: Job, config: Config) -> None:
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     except BlockingIOError as error:
-        said = f"another run writes to {job.output_dir!r}: {error.strerror}"
-        help_ = "wait until it has ended, or name another folder, train.output_dir=..."
-        raise _no_folder("CKP211", "output-dir-in-use", said, help_, config) from None
+        message = f"another run writes to {job.output_dir!r}: {error.strerror}"
+        hint = "wait until it has ended, or name another folder, train.output_dir=..."
+        raise _no_folder("CKP211", "output-dir-in-use", message, hint, config) from None
     except OSError as error:
         raise _unwritable(job, config, error) from None
 
@@ -110,21 +110,21 @@ def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
 
 
 def _unwritable(job: Job, config: Config, error: OSError) -> DslparError:
-    said = f"cannot write to {job.output_dir!r}: {error}"
-    return _no_folder("CKP201", "no-output-dir", said, "name another folder, train.output_dir=...", config)
+    message = f"cannot write to {job.output_dir!r}: {error}"
+    return _no_folder("CKP201", "no-output-dir", message, "name another folder, train.output_dir=...", config)
 
 
-def _no_folder(code: str, name: str, said: str, help_: str, config: Config) -> DslparError:
+def _no_folder(code: str, name: str, message: str, hint: str, config: Config) -> DslparError:
     key = "train.output_dir"
-    return DslparError([Finding(code, name, "error", said, help_, config.at(key), key)])
+    return DslparError([Finding(code, name, "error", message, hint, config.at(key), key)])
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
     """A run that loads none, and a config that chooses one; the policies ('newest', ...) choose among what there is."""
     key, asked = "checkpoint.resume_from", job.spec.checkpoint.resume_from
     if not loads and asked not in ("newest", "newest_whole"):
-        said = f"{key} is {asked!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
-        yield Finding("CKP210", "resume-from-unused", "warning", said, "--resume", config.at(key), key)
+        message = f"{key} is {asked!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
+        yield Finding("CKP210", "resume-from-unused", "warning", message, "--resume", config.at(key), key)
 
 
 def _set_aside(folder: Path) -> None:

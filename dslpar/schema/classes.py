@@ -86,18 +86,20 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
     return sections.OtherSchedule(target=name, args=args)
 
 
-def _demand(reader: Reader, wrote: str, required: Iterable[str], typed: Typed, node: Node) -> None:
+def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typed, node: Node) -> None:
     """Arguments without a default must be there."""
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
-        key = f"{wrote}.{name}"
+        key = f"{source_key}.{name}"
         if name not in given and key not in reader.config.unknown | reader.invalid:
-            said = f"{wrote} has no {name}, which {typed.name} needs"
-            reader.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, key)
+            message = f"{source_key} has no {name}, which {typed.name} needs"
+            reader.fail("CFG104", node.location, message, f"add {name}=... to {source_key}", source_key, key)
 
 
-def _refuse(reader: Reader, wrote: str, name: str, typed: Typed, why: str, help_: str) -> None:
-    reader.fail("CFG108", typed.place, f"{wrote} cannot be {name!r}: {why}", help_, f"{wrote}.type", wrote)
+def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, hint: str) -> None:
+    reader.fail(
+        "CFG108", typed.place, f"{source_key} cannot be {name!r}: {why}", hint, f"{source_key}.type", source_key
+    )
 
 
 # Models and their layers ------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ def model(reader: Reader, node: Node, registered: Registered) -> Any:
     if name == "Sequential":
         for entry in typed.entries:
             if entry.name != "layers_cfg":
-                reader.unknown(entry.name, entry.wrote, ("type", "layers_cfg"))
+                reader.unknown(entry.name, entry.source_key, ("type", "layers_cfg"))
         _demand(reader, "model", ("layers_cfg",), typed, node)
     elif "." not in name and name not in registered.get("models", ()):
         more = _OWN_NAME.format("MyModel", _REGISTERED)
@@ -129,49 +131,49 @@ def model(reader: Reader, node: Node, registered: Registered) -> Any:
 
 def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
     """Check the list of layers; it stays in the model's arguments as it was written."""
-    reader.written[entry.wrote] = entry.wrote
+    reader.written[entry.source_key] = entry.source_key
     layers = entry.node.value
     if not isinstance(layers, SEQUENCE) or not layers:
-        said = f"{entry.wrote} must be a list of dicts, at least one"
-        reader.fail("CFG102", entry.node.location, said, _LAYERS_HELP, entry.wrote)
+        message = f"{entry.source_key} must be a list of dicts, at least one"
+        reader.fail("CFG102", entry.node.location, message, _LAYERS_HELP, entry.source_key)
         return
     before = len(reader.misreads)
-    placed = [_layer(reader, layer, f"{entry.wrote}.{number}", registered) for number, layer in enumerate(layers)]
+    placed = [_layer(reader, layer, f"{entry.source_key}.{number}", registered) for number, layer in enumerate(layers)]
     if len(reader.misreads) > before:
-        reader.invalid.add(entry.wrote)
+        reader.invalid.add(entry.source_key)
     else:
         _check_rise(reader, entry, placed)
 
 
-def _layer(reader: Reader, node: Node, wrote: str, registered: Registered) -> int | None:
+def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) -> int | None:
     """Check one layer. Its layer_idx, where it has one."""
     if not node.is_mapping:
-        reader.fail("CFG102", node.location, f"{wrote} must be a dict", _LAYERS_HELP, wrote)
+        reader.fail("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
         return None
-    typed = reader.typed(node, wrote, "torch.nn.")
+    typed = reader.typed(node, source_key, "torch.nn.")
     if typed.name is None:
-        reader.no_type(wrote, node.location, _LAYERS_HELP)
+        reader.no_type(source_key, node.location, _LAYERS_HELP)
         return None
     if "." not in typed.name and typed.name not in registered.get("layers", ()):
-        _check_layer_name(reader, typed.name, typed.place, wrote)
-        _check_layer_arguments(reader, typed.name, typed, node, wrote)
+        _check_layer_name(reader, typed.name, typed.place, source_key)
+        _check_layer_arguments(reader, typed.name, typed, node, source_key)
     index = node.value.get("layer_idx")
     if index is None or index.value is None:
         return None
-    placed: int | None = reader.scalar("LayerIndex", index, f"{wrote}.layer_idx", f"{wrote}.layer_idx")
+    placed: int | None = reader.scalar("LayerIndex", index, f"{source_key}.layer_idx", f"{source_key}.layer_idx")
     return placed
 
 
-def _check_layer_name(reader: Reader, name: str, place: Location, wrote: str) -> None:
+def _check_layer_name(reader: Reader, name: str, place: Location, source_key: str) -> None:
     from dslpar.schema.torch_layers import LAYERS
 
     if name not in LAYERS:
-        help_ = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
-        help_ += _OWN_NAME.format("MyLayer", _REGISTERED)
-        reader.fail("CFG108", place, f"{wrote} has no type {name!r}", help_, f"{wrote}.type")
+        hint = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
+        hint += _OWN_NAME.format("MyLayer", _REGISTERED)
+        reader.fail("CFG108", place, f"{source_key} has no type {name!r}", hint, f"{source_key}.type")
 
 
-def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, wrote: str) -> None:
+def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, source_key: str) -> None:
     """Of torch's own layers: all that they need is there, and nothing that they do not take."""
     from dslpar.schema.torch_layers import LAYERS, arguments_of
 
@@ -181,8 +183,8 @@ def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, 
     known = (*taken.required, *taken.optional, "layer_idx")
     for entry in typed.entries:
         if entry.name not in known:
-            reader.unknown(entry.name, entry.wrote, known)
-    _demand(reader, wrote, taken.required, typed, node)
+            reader.unknown(entry.name, entry.source_key, known)
+    _demand(reader, source_key, taken.required, typed, node)
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
@@ -193,10 +195,10 @@ def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
     for number, index in known:
         place = max(last, 0) if index == -1 else index
         if place not in expected:
-            said = f"layer_idx is {index}: it counts layers from 0, up, without gaps"
-            wrote = f"{entry.wrote}.{number}.layer_idx"
-            help_ = f"{' or '.join(map(str, sorted(expected)))}, or leave it out"
-            reader.fail("PIP111", reader.config.at(wrote), said, help_, wrote, entry.wrote)
+            message = f"layer_idx is {index}: it counts layers from 0, up, without gaps"
+            source_key = f"{entry.source_key}.{number}.layer_idx"
+            hint = f"{' or '.join(map(str, sorted(expected)))}, or leave it out"
+            reader.fail("PIP111", reader.config.at(source_key), message, hint, source_key, entry.source_key)
             return
         expected = {place, place + 1}
 
@@ -209,27 +211,29 @@ def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any
     items = [(node, "gradient_handler")]
     if isinstance(node.value, SEQUENCE):
         items = [(item, f"gradient_handler.{index}") for index, item in enumerate(node.value)]
-    made = [_handler(reader, item, wrote, registered) for item, wrote in items]
+    made = [_handler(reader, item, source_key, registered) for item, source_key in items]
     return tuple(handler for handler in made if handler is not None)
 
 
-def _handler(reader: Reader, node: Node, wrote: str, registered: Registered) -> Any:
+def _handler(reader: Reader, node: Node, source_key: str, registered: Registered) -> Any:
     if not node.is_mapping:
-        return reader.fail("CFG102", node.location, f"{wrote} must be a dict", _HANDLER_HELP, wrote)
-    typed = reader.typed(node, wrote, "colossalai.")
+        return reader.fail("CFG102", node.location, f"{source_key} must be a dict", _HANDLER_HELP, source_key)
+    typed = reader.typed(node, source_key, "colossalai.")
     if typed.name is None:
-        return reader.no_type(wrote, node.location, _HANDLER_HELP)
+        return reader.no_type(source_key, node.location, _HANDLER_HELP)
     if typed.name in IDLE_HANDLERS:
-        said = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
-        return reader.fail("DEAD103", typed.place, said, "leave it out", f"{wrote}.type")
+        message = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
+        return reader.fail("DEAD103", typed.place, message, "leave it out", f"{source_key}.type")
     if typed.name == "MoeGradientHandler":
         why = "no layer here has experts"
-        return reader.fail("CFG108", typed.place, f"{wrote} cannot be {typed.name!r}: {why}", "leave it out", wrote)
-    if "." not in typed.name and typed.name not in registered.get("gradient_handlers", ()):
-        help_ = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
-        said = f"{wrote} has no type {typed.name!r}"
         return reader.fail(
-            "CFG108", typed.place, said, help_ + _OWN_NAME.format("MyHandler", _REGISTERED), f"{wrote}.type"
+            "CFG108", typed.place, f"{source_key} cannot be {typed.name!r}: {why}", "leave it out", source_key
+        )
+    if "." not in typed.name and typed.name not in registered.get("gradient_handlers", ()):
+        hint = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
+        message = f"{source_key} has no type {typed.name!r}"
+        return reader.fail(
+            "CFG108", typed.place, message, hint + _OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
         )
     return sections.GradientHandler(target=typed.name, args=_plain(typed.entries))
 

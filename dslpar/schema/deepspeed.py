@@ -34,16 +34,16 @@ def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, A
         if entry.name not in known:
             _unknown(reader, entry, path, known)
         elif entry.node.value is not None:
-            reader.written[entry.wrote] = entry.wrote
+            reader.written[entry.source_key] = entry.source_key
             values[entry.name] = _value(reader, f"{path}.{entry.name}".lstrip("."), known[entry.name], entry)
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _value(reader: Reader, path: str, kind: str, entry: Entry) -> Any:
     if kind == "Section" and entry.node.is_mapping:
-        return _section(reader, path, entries_of(entry.node, entry.wrote))
+        return _section(reader, path, entries_of(entry.node, entry.source_key))
     before = len(reader.misreads)
-    value = reader.scalar("Table" if kind == "Section" else kind, entry.node, entry.wrote, entry.wrote)
+    value = reader.scalar("Table" if kind == "Section" else kind, entry.node, entry.source_key, entry.source_key)
     reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
     return value
 
@@ -51,18 +51,18 @@ def _value(reader: Reader, path: str, kind: str, entry: Entry) -> Any:
 def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> None:
     """The problem of a key that DeepSpeed has not, which it would not say."""
     names = list(known)
-    said = f"DeepSpeed has no key {entry.name!r}" + (f" in {path}" if path else "")
+    message = f"DeepSpeed has no key {entry.name!r}" + (f" in {path}" if path else "")
     close = did_you_mean(entry.name, names if path else [*names, *_ELSEWHERE])
     meant = close.removeprefix("did you mean '").removesuffix("'?")
     if not path and meant in _ELSEWHERE:
-        help_ = f"{close} {_why_not(meant)}"
-        reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote)
+        hint = f"{close} {_why_not(meant)}"
+        reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key)
         return
-    fix = renamed(reader.config, entry.wrote, names)
+    fix = renamed(reader.config, entry.source_key, names)
     if not path and entry.name in deepspeed_policy.ZERO:
         close, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
-    help_ = close or f"the keys are {listed(names)}"
-    reader.fail("DSC101", reader.config.key_at(entry.wrote), said, help_, entry.wrote, fix=fix)
+    hint = close or f"the keys are {listed(names)}"
+    reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
 
 
 def _why_not(name: str) -> str:

@@ -165,22 +165,22 @@ class Told(NamedTuple):
     help: str
 
 
-def told(wrote: str) -> Told | None:
+def told(source_key: str) -> Told | None:
     """What to say of an unknown key of a section of ours, where DeepSpeed explains what was meant.
 
     >>> told("zero.cpu_offload").help
     "zero = dict(..., offload_optimizer='cpu')"
     """
-    section, _, name = wrote.partition(".")
+    section, _, name = source_key.partition(".")
     if section == "zero":
         return _of_zero(name)
     if name == "params" and section in ("optimizer", "lr_scheduler"):
-        said = f"unknown key 'params' in {section}: its arguments stand in {section} itself"
+        message = f"unknown key 'params' in {section}: its arguments stand in {section} itself"
         argument = "lr=..." if section == "optimizer" else "warmup_num_steps=..."
-        return Told("CFG101", said, f"{section} = dict(type=..., {argument}), without params=dict(...)")
+        return Told("CFG101", message, f"{section} = dict(type=..., {argument}), without params=dict(...)")
     if section == "precision" and name in ("enabled", "bf16", "bfloat16", "fp16"):
-        said = f"unknown key {name!r} in precision: a precision is on by its name"
-        return Told("CFG101", said, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
+        message = f"unknown key {name!r} in precision: a precision is on by its name"
+        return Told("CFG101", message, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
     return _at_the_top(section, name)
 
 
@@ -188,18 +188,18 @@ def _of_zero(name: str) -> Told | None:
     """Of a key of `zero`."""
     dotted = f"zero_optimization.{name}"
     if dotted in DEPRECATED:
-        said = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
-        return Told("DSC106", said, f"zero = dict(..., {_INSTEAD.get(name, DEPRECATED[dotted] + '=...')})")
+        message = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
+        return Told("DSC106", message, f"zero = dict(..., {_INSTEAD.get(name, DEPRECATED[dotted] + '=...')})")
     if dotted in _REMOVED:
         return Told("DSC103", f"DeepSpeed has removed {name!r}, and raises on it", "leave it out")
     if name in UNSUPPORTED_ZERO:
         return Told("DSC104", f"dslpar does not support DeepSpeed's {name!r}: {UNSUPPORTED_ZERO[name]}", "leave it out")
     if dotted in OTHER_NAMES:
-        said = f"unknown key {name!r} in zero: its name is {OTHER_NAMES[dotted]!r}"
-        return Told("CFG101", said, f"did you mean {OTHER_NAMES[dotted]!r}?")
+        message = f"unknown key {name!r} in zero: its name is {OTHER_NAMES[dotted]!r}"
+        return Told("CFG101", message, f"did you mean {OTHER_NAMES[dotted]!r}?")
     if name == "zero_optimization":
-        said = "unknown key 'zero_optimization' in zero: the section zero is DeepSpeed's zero_optimization"
-        return Told("CFG101", said, "zero = dict(stage=1, ...), without another dict in it")
+        message = "unknown key 'zero_optimization' in zero: the section zero is DeepSpeed's zero_optimization"
+        return Told("CFG101", message, "zero = dict(stage=1, ...), without another dict in it")
     return _at_the_top("zero", name)
 
 
@@ -216,7 +216,7 @@ def _at_the_top(section: str, name: str) -> Told | None:
     """Of a key that DeepSpeed has at its top level, in a section of DeepSpeed's."""
     if section not in ("zero", "precision", "optimizer", "lr_scheduler"):
         return None
-    said = f"unknown key {name!r} in {section}: in DeepSpeed it stands at the top level"
+    message = f"unknown key {name!r} in {section}: in DeepSpeed it stands at the top level"
     if name in OURS:
-        return Told("CFG101", said, f"{OURS[name]} decides it")
-    return Told("CFG101", said, f"deepspeed = dict({name}=...)") if name in TOP else None
+        return Told("CFG101", message, f"{OURS[name]} decides it")
+    return Told("CFG101", message, f"deepspeed = dict({name}=...)") if name in TOP else None

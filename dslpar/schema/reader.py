@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     name: str
     node: Node
-    wrote: str
+    source_key: str
 
 
 class Typed(NamedTuple):
@@ -66,40 +66,42 @@ class Reader:
 
     # Sections ------------------------------------------------------------------------------------------------
 
-    def section(self, cls: type, node: Node, key: str, wrote: str) -> Any:
+    def section(self, cls: type, node: Node, key: str, source_key: str) -> Any:
         """An instance of `cls`; None if the node is no mapping."""
         shorthand = getattr(cls, "SHORTHAND", None)
         if node.is_mapping:
-            return self.fields(cls, entries_of(node, wrote), node, key, wrote)
+            return self.fields(cls, entries_of(node, source_key), node, key, source_key)
         if shorthand is None or isinstance(node.value, SEQUENCE):
-            return self.fail("CFG102", node.location, f"{wrote} must be a dict", _like(cls, wrote), wrote, key)
-        return self.fields(cls, [Entry(shorthand, node, wrote)], node, key, wrote)
+            return self.fail(
+                "CFG102", node.location, f"{source_key} must be a dict", _like(cls, source_key), source_key, key
+            )
+        return self.fields(cls, [Entry(shorthand, node, source_key)], node, key, source_key)
 
-    def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, wrote: str, **values: Any) -> Any:
+    def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any) -> Any:
         """An instance of `cls` from these entries, and from `values`, which are right already."""
         known, aliases = {item.name: item for item in fields(cls)}, getattr(cls, "ALIASES", {})
         for entry in _inlined(cls, entries):
             field = known.get(aliases.get(entry.name, entry.name))
             if field is None:
-                meant = self.unknown(entry.name, entry.wrote, [*known, *aliases])
+                meant = self.unknown(entry.name, entry.source_key, [*known, *aliases])
                 self.invalid.add(f"{key}.{aliases.get(meant, meant)}")
             elif entry.node.value is not None:
                 self._field(field, entry, f"{key}.{field.name}", values)
-        return self._make(cls, known, values, node, key, wrote)
+        return self._make(cls, known, values, node, key, source_key)
 
     def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, Any]) -> None:
         if key in self.written:
-            self._twice(entry.wrote, self.written[key])
+            self._twice(entry.source_key, self.written[key])
             return
-        self.written[key] = entry.wrote
+        self.written[key] = entry.source_key
         nested = _NESTED.get(str(field.type).removesuffix(" | None"))
         if nested is not None:
-            values[field.name] = self.section(nested, entry.node, key, entry.wrote)
+            values[field.name] = self.section(nested, entry.node, key, entry.source_key)
         else:
-            values[field.name] = self.scalar(str(field.type).removesuffix(" | None"), entry.node, key, entry.wrote)
+            values[field.name] = self.scalar(str(field.type).removesuffix(" | None"), entry.node, key, entry.source_key)
 
     def _make(
-        self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, wrote: str
+        self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, source_key: str
     ) -> Any:
         """An instance; what is invalid has its default, and a required field a placeholder that `invalid` guards."""
         for name, field in known.items():
@@ -108,28 +110,30 @@ class Reader:
             if name in values or not _required(field):
                 continue
             values[name] = _PLACEHOLDER
-            if not {f"{key}.{name}", f"{wrote}.{name}"} & (self.invalid | self.config.unknown):
-                said = f"{wrote} has no {name}"
-                self.fail("CFG104", node.location, said, f"add {name}=... to {wrote}", wrote, f"{key}.{name}")
+            if not {f"{key}.{name}", f"{source_key}.{name}"} & (self.invalid | self.config.unknown):
+                message = f"{source_key} has no {name}"
+                self.fail(
+                    "CFG104", node.location, message, f"add {name}=... to {source_key}", source_key, f"{key}.{name}"
+                )
         return cls(**values)
 
-    def scalar(self, kind_name: str, node: Node, key: str, wrote: str) -> Any:
+    def scalar(self, kind_name: str, node: Node, key: str, source_key: str) -> Any:
         """A value of that kind; None, and a problem, if it is none."""
         kind = KINDS[kind_name]
         value = node.plain()
-        help_ = f"{wrote.rpartition('.')[2]} is {kind.words}"
+        hint = f"{source_key.rpartition('.')[2]} is {kind.words}"
         if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
-            said = f"{wrote} is {show(value)}, which is not {kind.words}"
-            return self.fail("CFG102", node.location, said, _unquoted(kind, value) or help_, wrote, key)
+            message = f"{source_key} is {show(value)}, which is not {kind.words}"
+            return self.fail("CFG102", node.location, message, _unquoted(kind, value) or hint, source_key, key)
         if kind.names and value not in kind.names:
             why = kind.refused.get(value)
-            said = f"{wrote} cannot be {value!r}: {why}" if why else f"{wrote} has no choice {value!r}"
-            close = ("" if why else did_you_mean(value, kind.names)) or help_
+            message = f"{source_key} cannot be {value!r}: {why}" if why else f"{source_key} has no choice {value!r}"
+            close = ("" if why else did_you_mean(value, kind.names)) or hint
             fix = recased(self.config, node.location, value, kind.names)
-            return self.fail("CFG108", node.location, said, close, wrote, key, fix)
+            return self.fail("CFG108", node.location, message, close, source_key, key, fix)
         if not kind.holds(value):
-            said = f"{wrote} is {show(value)}, and must be {kind.words}"
-            return self.fail("CFG103", node.location, said, help_, wrote, key)
+            message = f"{source_key} is {show(value)}, and must be {kind.words}"
+            return self.fail("CFG103", node.location, message, hint, source_key, key)
         return tuple(value) if kind.types == SEQUENCE else value
 
     def kinds(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
@@ -137,40 +141,40 @@ class Reader:
         values = {}
         for entry in entries:
             if entry.name not in known:
-                self.unknown(entry.name, entry.wrote, known)
+                self.unknown(entry.name, entry.source_key, known)
             elif entry.node.value is not None:
-                self.written[entry.wrote] = entry.wrote
+                self.written[entry.source_key] = entry.source_key
                 values[entry.name] = self._known(known[entry.name], entry)
         return {name: value for name, value in values.items() if value is not None}
 
     def _known(self, kind: str, entry: Entry) -> Any:
         """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
         if kind in KINDS:
-            return self.scalar(kind, entry.node, entry.wrote, entry.wrote)
+            return self.scalar(kind, entry.node, entry.source_key, entry.source_key)
         from dslpar.schema import deepspeed_policy
 
         shorthand, known = deepspeed_policy.TABLES[kind]
         if not shorthand:
             return self._all_kinds(known, entry)
         if entry.node.is_mapping:
-            below = entries_of(entry.node, entry.wrote)
+            below = entries_of(entry.node, entry.source_key)
             given = {item.name for item in below if item.node.value is not None}
-            unknown = f"{entry.wrote}.{shorthand}" in self.config.unknown or not given <= set(known)
+            unknown = f"{entry.source_key}.{shorthand}" in self.config.unknown or not given <= set(known)
             if shorthand not in given and not unknown:
-                said = f"{entry.wrote} has no {shorthand}"
-                self.fail("CFG104", entry.node.location, said, f"add {shorthand}=...", entry.wrote)
+                message = f"{entry.source_key} has no {shorthand}"
+                self.fail("CFG104", entry.node.location, message, f"add {shorthand}=...", entry.source_key)
             return self.kinds(known, below)
-        return {shorthand: self.scalar(known[shorthand], entry.node, entry.wrote, entry.wrote)}
+        return {shorthand: self.scalar(known[shorthand], entry.node, entry.source_key, entry.source_key)}
 
     def _all_kinds(self, known: Mapping[str, str], entry: Entry) -> Any:
         """A mapping all keys of which may be left out."""
         if not entry.node.is_mapping:
-            return self.scalar("Table", entry.node, entry.wrote, entry.wrote)
-        return self.kinds(known, entries_of(entry.node, entry.wrote))
+            return self.scalar("Table", entry.node, entry.source_key, entry.source_key)
+        return self.kinds(known, entries_of(entry.node, entry.source_key))
 
     # Classes by name -----------------------------------------------------------------------------------------
 
-    def typed(self, node: Node, wrote: str, package: str, default: str | None = None) -> Typed:
+    def typed(self, node: Node, source_key: str, package: str, default: str | None = None) -> Typed:
         """The class that a mapping names by its type, or as a LazyCall."""
         written = node.value.get("type")
         value = node.target if node.target is not None else (written.value if written else None)
@@ -179,55 +183,73 @@ class Reader:
             value = value.name
         if isinstance(value, str) and value.startswith(package):
             value = value.rpartition(".")[2]
-        entries = [entry for entry in entries_of(node, wrote) if entry.name != "type"]
+        entries = [entry for entry in entries_of(node, source_key) if entry.name != "type"]
         return Typed(value if isinstance(value, str) else None, entries, written.location if written else node.location)
 
-    def bad_type(self, wrote: str, name: object, place: Location, known: Iterable[str], more: str = "") -> None:
+    def bad_type(self, source_key: str, name: object, place: Location, known: Iterable[str], more: str = "") -> None:
         """The problem of a class that nobody knows by that name."""
         names = list(known)
-        help_ = did_you_mean(name, names) or f"the types of {wrote} are {listed(names)}"
+        hint = did_you_mean(name, names) or f"the types of {source_key} are {listed(names)}"
         fix = recased(self.config, place, name, names)
-        self.fail("CFG108", place, f"{wrote} has no type {name!r}", help_ + more, f"{wrote}.type", wrote, fix)
+        self.fail(
+            "CFG108", place, f"{source_key} has no type {name!r}", hint + more, f"{source_key}.type", source_key, fix
+        )
 
-    def no_type(self, wrote: str, place: Location, help_: str) -> None:
+    def no_type(self, source_key: str, place: Location, hint: str) -> None:
         """The problem of a section that names no class, unless what it names is unknown for another reason."""
-        if f"{wrote}.type" in self.config.unknown:
-            self.invalid.add(wrote)
+        if f"{source_key}.type" in self.config.unknown:
+            self.invalid.add(source_key)
         else:
-            self.fail("CFG104", place, f"{wrote} has no type", help_, wrote)
+            self.fail("CFG104", place, f"{source_key} has no type", hint, source_key)
 
     # What is wrong -------------------------------------------------------------------------------------------
 
-    def unknown(self, name: str, wrote: str, known: Iterable[str]) -> str | None:
+    def unknown(self, name: str, source_key: str, known: Iterable[str]) -> str | None:
         """The problem of a key that its section does not have. The key that is certain to be meant: it is invalid."""
-        if wrote.partition(".")[0] in _OF_DEEPSPEED:
+        if source_key.partition(".")[0] in _OF_DEEPSPEED:
             from dslpar.schema.deepspeed_policy import told
 
-            if (known_there := told(wrote)) is not None:
-                code, said, help_ = known_there
-                self.fail(code, self.config.key_at(wrote), said, help_, wrote)
+            if (known_there := told(source_key)) is not None:
+                code, message, hint = known_there
+                self.fail(code, self.config.key_at(source_key), message, hint, source_key)
                 return None
         names = list(known)
-        section = wrote.rpartition(".")[0]
-        said = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
+        section = source_key.rpartition(".")[0]
+        message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
         keys = f"the {'keys' if section else 'sections'} are {listed(names)}"
-        help_ = said_or_meant(wrote, names) or keys
-        self.fail("CFG101", self.config.key_at(wrote), said, help_, wrote, fix=renamed(self.config, wrote, names))
-        meant = certain(self.config, wrote, names)
+        hint = said_or_meant(source_key, names) or keys
+        self.fail(
+            "CFG101",
+            self.config.key_at(source_key),
+            message,
+            hint,
+            source_key,
+            fix=renamed(self.config, source_key, names),
+        )
+        meant = certain(self.config, source_key, names)
         if meant is not None:
             self.invalid.add(f"{section}.{meant}" if section else meant)
         return meant
 
-    def _twice(self, wrote: str, other: str) -> None:
-        said = f"{wrote} and {other} say the same thing twice"
-        self.fail("CFG110", self.config.key_at(wrote), said, f"keep one of {wrote} and {other}", wrote)
+    def _twice(self, source_key: str, other: str) -> None:
+        message = f"{source_key} and {other} say the same thing twice"
+        self.fail(
+            "CFG110", self.config.key_at(source_key), message, f"keep one of {source_key} and {other}", source_key
+        )
 
     def fail(
-        self, code: str, place: Location, message: str, help_: str, wrote: str, key: str = "", fix: Fix | None = None
+        self,
+        code: str,
+        place: Location,
+        message: str,
+        hint: str,
+        source_key: str,
+        key: str = "",
+        fix: Fix | None = None,
     ) -> None:
         """Note a problem; the key that it makes unknown is `key`, or the one that was written."""
-        self.misreads.append(Misread(code, place, message, help_, wrote, fix))
-        self.invalid.add(key or wrote)
+        self.misreads.append(Misread(code, place, message, hint, source_key, fix))
+        self.invalid.add(key or source_key)
 
 
 _NESTED: Mapping[str, type] = {
@@ -255,31 +277,31 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
-def certain(config: Config, wrote: str, known: Iterable[str]) -> str | None:
+def certain(config: Config, source_key: str, known: Iterable[str]) -> str | None:
     """The one known name that a key can mean, by its letters or in another framework; none that its section has."""
     from dslpar.core import suggest
 
-    section, _, name = wrote.rpartition(".")
+    section, _, name = source_key.rpartition(".")
     beside = config.root.get(section)
     given = beside.value if beside is not None and beside.is_mapping else ()
     left = [item for item in known if item not in given]
-    theirs = _here(wrote, left)
+    theirs = _here(source_key, left)
     if theirs is not None:
         meant = theirs.rpartition(".")[2]
         return meant if meant in left else None
     return suggest.meant(name, left)
 
 
-def renamed(config: Config, wrote: str, known: Iterable[str]) -> Fix | None:
+def renamed(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
     """The change of a misspelt key, where it can be only one of the known names, and none that its section has.
 
     A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
     """
     from dslpar.core import suggest
 
-    name, meant = wrote.rpartition(".")[2], certain(config, wrote, known)
+    name, meant = source_key.rpartition(".")[2], certain(config, source_key, known)
     near = meant is not None and suggest.meant(name, [meant]) is not None
-    return suggest.written_anew(config.sources, config.key_at(wrote), name, meant if near else None)
+    return suggest.written_anew(config.sources, config.key_at(source_key), name, meant if near else None)
 
 
 def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
@@ -290,19 +312,19 @@ def recased(config: Config, place: Location, name: object, known: Iterable[str])
     return suggest.written_anew(config.sources, place, str(name), meant)
 
 
-def said_or_meant(wrote: str, known: Collection[str]) -> str:
+def said_or_meant(source_key: str, known: Collection[str]) -> str:
     """'did you mean ...?', unless the name is one of another framework that says something else; or the empty text."""
-    close, theirs = did_you_mean(wrote.rpartition(".")[2], known), _here(wrote, known)
-    if theirs is None or theirs == wrote.rpartition(".")[0] or repr(theirs.rpartition(".")[2]) in close:
+    close, theirs = did_you_mean(source_key.rpartition(".")[2], known), _here(source_key, known)
+    if theirs is None or theirs == source_key.rpartition(".")[0] or repr(theirs.rpartition(".")[2]) in close:
         return close
     return f"here that is {theirs}"
 
 
-def _here(wrote: str, known: Collection[str]) -> str | None:
+def _here(source_key: str, known: Collection[str]) -> str | None:
     """The key here of another framework's; in the section of an axis, its size."""
     from dslpar.schema.foreign_keys import here
 
-    section, _, name = wrote.rpartition(".")
+    section, _, name = source_key.rpartition(".")
     theirs = here(name)
     return f"{theirs}.size" if theirs == section and name.endswith("size") and "size" in known else theirs
 
@@ -333,9 +355,9 @@ _SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "
 _NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
 
 
-def entries_of(node: Node, wrote: str) -> list[Entry]:
+def entries_of(node: Node, source_key: str) -> list[Entry]:
     """The entries of a mapping, each with its dotted key."""
-    prefix = f"{wrote}." if wrote else ""
+    prefix = f"{source_key}." if source_key else ""
     items = node.value.items() if isinstance(node.value, dict) else ()
     return [Entry(str(name), child, f"{prefix}{name}") for name, child in items]
 
@@ -356,7 +378,7 @@ def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
     inline = getattr(cls, "INLINE", None)
     for entry in entries:
         if entry.name == inline and entry.node.is_mapping:
-            yield from entries_of(entry.node, entry.wrote)
+            yield from entries_of(entry.node, entry.source_key)
         else:
             yield entry
 
@@ -365,7 +387,7 @@ def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _like(cls: type, wrote: str) -> str:
+def _like(cls: type, source_key: str) -> str:
     """A help text that shows the section's required keys, or its first ones."""
     names = [item.name for item in fields(cls) if _required(item)] or [item.name for item in fields(cls)][:2]
-    return f"{wrote.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"
+    return f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"

@@ -58,10 +58,10 @@ class Registry:
         if found is not None:
             return found
         close = difflib.get_close_matches(name, [*self._classes, *self._fallback_names()], n=1)
-        help_ = f"did you mean {close[0]!r}?" if close else f"register the class with dslpar.{self.name}, or give its "
-        help_ += "" if close else "full name, such as 'my_package.my_module.MyClass'"
-        said = f"{self.name} has no {name!r}"
-        raise DslparError([Finding("CFG221", "not-registered", "error", said, help_, place or Location("<program>"))])
+        hint = f"did you mean {close[0]!r}?" if close else f"register the class with dslpar.{self.name}, or give its "
+        hint += "" if close else "full name, such as 'my_package.my_module.MyClass'"
+        message = f"{self.name} has no {name!r}"
+        raise DslparError([Finding("CFG221", "not-registered", "error", message, hint, place or Location("<program>"))])
 
     get_module = get
 
@@ -83,9 +83,9 @@ class Registry:
     def _add(self, name: str, cls: Class) -> Class:
         other = self._classes.get(name)
         if other is not None and other is not cls:
-            said = f"{self.name} has a {name!r} already: {_place(other)}"
-            help_ = f"register {cls.__module__}.{cls.__qualname__} under another name: register_module(name=...)"
-            raise DslparError([Finding("CFG222", "registered-twice", "error", said, help_, _place(cls))])
+            message = f"{self.name} has a {name!r} already: {_place(other)}"
+            hint = f"register {cls.__module__}.{cls.__qualname__} under another name: register_module(name=...)"
+            raise DslparError([Finding("CFG222", "registered-twice", "error", message, hint, _place(cls))])
         self._classes[name] = cls
         return cls
 

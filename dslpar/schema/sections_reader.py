@@ -148,9 +148,9 @@ def _refuse_strangers(reader: Reader) -> None:
     """Top-level names: an author's own variables may stand, misspelt sections and idle dicts may not."""
     config = reader.config
     for name in (name for name in config.modules if name in SECTIONS):
-        said = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
-        help_ = f"import a config file by its position, as in `from .common.train import {name}`"
-        reader.fail("CFG102", config.modules[name], said, help_, name)
+        message = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
+        hint = f"import a config file by its position, as in `from .common.train import {name}`"
+        reader.fail("CFG102", config.modules[name], message, hint, name)
     for name, node, _ in entries_of(config.root, ""):
         if name in SECTIONS or name == "resolved":
             continue
@@ -163,14 +163,14 @@ def _refuse_strangers(reader: Reader) -> None:
 
 def _stranger(reader: Reader, name: str, node: Node, place: Location) -> None:
     if did_you_mean(name, SECTIONS):
-        said = f"{name!r} resembles a section's name, and nothing uses it"
+        message = f"{name!r} resembles a section's name, and nothing uses it"
         close, fix = said_or_meant(name, SECTIONS), renamed(reader.config, name, SECTIONS)
-        reader.fail("CFG105", place, said, f"{close} (a name of your own may begin with _)", name, fix=fix)
+        reader.fail("CFG105", place, message, f"{close} (a name of your own may begin with _)", name, fix=fix)
         reader.invalid.add(certain(reader.config, name, SECTIONS) or name)
     elif node.value is not None and said_here(name):
-        said = f"nothing uses {name!r}, which is a key of other frameworks"
-        reader.fail("CFG121", place, said, f"{said_here(name)}; a name of your own may begin with _", name)
+        message = f"nothing uses {name!r}, which is a key of other frameworks"
+        reader.fail("CFG121", place, message, f"{said_here(name)}; a name of your own may begin with _", name)
     elif node.is_mapping:
-        said = f"nothing uses the dict {name!r}"
-        help_ = f"the sections are {listed(SECTIONS)}; a name of your own may begin with _"
-        reader.fail("CFG106", place, said, help_, name)
+        message = f"nothing uses the dict {name!r}"
+        hint = f"the sections are {listed(SECTIONS)}; a name of your own may begin with _"
+        reader.fail("CFG106", place, message, hint, name)

@@ -44,6 +44,6 @@ def demand(mine: Identity, world: Axis) -> None:
         if its != first
     ]
     if differ:
-        said = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
-        help_ = f"give every host the config, text and packages of rank 0, on {host_0}"
-        raise DslparError([Finding("HST203", "ranks-differ", "error", said, help_, Location(WORLD))])
+        message = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
+        hint = f"give every host the config, text and packages of rank 0, on {host_0}"
+        raise DslparError([Finding("HST203", "ranks-differ", "error", message, hint, Location(WORLD))])

@@ -189,18 +189,20 @@ class Steps:
             place = nonfinite.where(self.engine, self._batches(self._samples, position))
         else:
             place = f"not looked for, in the middle of a step; {self.engine.place}"
-        said = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
-        help_ = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
-        return self._error("PRE230", "not-finite", said, help_)
+        message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
+        hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
+        return self._error("PRE230", "not-finite", message, hint)
 
     def _disk_full(self) -> DslparError:
-        said = f"cannot write to {self.job.output_dir}"
-        said += f": {self.engine.place}: {self._unwritten}" if self._unwritten else f" in step {self.engine.steps_done}"
-        help_ = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
-        return self._error("CKP230", "disk-full", said, help_)
+        message = f"cannot write to {self.job.output_dir}"
+        message += (
+            f": {self.engine.place}: {self._unwritten}" if self._unwritten else f" in step {self.engine.steps_done}"
+        )
+        hint = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
+        return self._error("CKP230", "disk-full", message, hint)
 
-    def _error(self, code: str, name: str, said: str, help_: str) -> DslparError:
-        return DslparError([Finding(code, name, "error", said, help_, Location(self.job.path))])
+    def _error(self, code: str, name: str, message: str, hint: str) -> DslparError:
+        return DslparError([Finding(code, name, "error", message, hint, Location(self.job.path))])
 
     # ---- when ----
 

@@ -212,10 +212,10 @@ def _stored(place: Place, ready: Ready) -> Stored | None:
     if stored is not None:
         checkpoint.check(stored, job, checkpoint.text_identity(ready.corpus.train))
     elif ready.flags.eval_only:
-        said = f"--eval-only, and no checkpoint in {job.output_dir}"
-        help_ = "train first, or name the folder of a run, train.output_dir=..."
+        message = f"--eval-only, and no checkpoint in {job.output_dir}"
+        hint = "train first, or name the folder of a run, train.output_dir=..."
         key = "train.output_dir"
-        raise DslparError([Finding("CKP206", "nothing-to-evaluate", "error", said, help_, Location(job.path), key)])
+        raise DslparError([Finding("CKP206", "nothing-to-evaluate", "error", message, hint, Location(job.path), key)])
     return stored
 
 

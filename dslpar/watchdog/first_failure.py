@@ -57,8 +57,10 @@ class Watch:
         for who in self.born() if self.here else ():
             if who.rank not in self._gone and (status := _gone(who.pid)) is not None:
                 self._gone[who.rank] = (time.time(), status if status >= 0 else None)
-        said = any(name.endswith((".error", ".verdict")) for name in os.listdir(self.folder))  # of 1,000 ranks, at once
-        return (said or bool(self._gone)) and bool(self._first_hand(None))
+        message = any(
+            name.endswith((".error", ".verdict")) for name in os.listdir(self.folder)
+        )  # of 1,000 ranks, at once
+        return (message or bool(self._gone)) and bool(self._first_hand(None))
 
     def born(self) -> list[Rank]:
         """The ranks that came to life."""

@@ -405,8 +405,8 @@ class Guard:
             self._drop(old.line)
         self.peers[peer.rank] = peer
         self.waits.modify(line, selectors.EVENT_READ, partial(self._hear, peer))
-        said = {"who": str(self.my), "host": self.my.host, "at": self.board.moment()[:3]}
-        line.send({**said, **({"end": True, "stranded": self.stranded} if self.decided else {})})
+        message = {"who": str(self.my), "host": self.my.host, "at": self.board.moment()[:3]}
+        line.send({**message, **({"end": True, "stranded": self.stranded} if self.decided else {})})
         return peer
 
     def _hear(self, peer: Peer, messages: Sequence[Message] | None = None) -> None:
@@ -439,8 +439,8 @@ class Guard:
         if (connection := protocol.connect(address, int(port), BEAT_S)) is not None:
             line = self.hub = Line(connection)
             self._on(line, lambda: self._hear_hub(line))
-            said = {"hello": token, "rank": self.my.rank, "who": str(self.my), "host": self.my.host}
-            self.hub.send({**said, "at": self.board.moment()[:3]})
+            message = {"hello": token, "rank": self.my.rank, "who": str(self.my), "host": self.my.host}
+            self.hub.send({**message, "at": self.board.moment()[:3]})
 
     def _hear_hub(self, line: Line) -> None:
         for message in line.receive():

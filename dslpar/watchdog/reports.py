@@ -45,13 +45,13 @@ class Report(NamedTuple):
         where = f"[{placed(self.who, self.at)}]"
         if self.kind == "cause":
             return f"{where} {self.text}"
-        said = {
+        message = {
             "consequence": f"ends because a peer is gone ({self.error})",
             "interrupt": "interrupted",
             "orphan": "ends because its launcher is gone",
             "overdue": TOO_LATE,
         }
-        return f"{where} {said[self.kind]}\n" if self.kind in said else ""
+        return f"{where} {message[self.kind]}\n" if self.kind in message else ""
 
 
 class Verdict(NamedTuple):
@@ -150,5 +150,5 @@ def advice(error: BaseException) -> str:
     return _said(*_DISK) if isinstance(error, OSError) and error.errno in _NO_ROOM else ""
 
 
-def _said(code: str, name: str, said: str, help_: str) -> str:
-    return f"{code} {name}: {said}\nhelp: {help_}\n"
+def _said(code: str, name: str, message: str, hint: str) -> str:
+    return f"{code} {name}: {message}\nhelp: {hint}\n"

@@ -154,8 +154,8 @@ class _Run:
         place, new = finding.fix
         replacement = {"deletedRegion": self.region(place), "insertedContent": {"text": new}}
         change = {"artifactLocation": self.artifact(place.path), "replacements": [replacement]}
-        said = f"write {new!r}" if new else "leave it out"
-        return {"description": {"text": said}, "artifactChanges": [change]}
+        message = f"write {new!r}" if new else "leave it out"
+        return {"description": {"text": message}, "artifactChanges": [change]}
 
     def fingerprint(self, finding: Finding) -> str:
         """Of the code, the key and the line's own text; and which of several equal ones it is."""

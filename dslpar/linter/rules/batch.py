@@ -79,15 +79,15 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
     micro = asked.micro_size or cx.batch.micro_size
     if micro % least == 0:
         return
-    said = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
+    message = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
     if asked.micro_size is None:
         sizes = [size * (asked.accumulation or 1) * cx.data_size for size in _around(micro, least)]
-        yield cx.problem("batch.global_size", said, f"global_size={' or '.join(map(str, sizes))}")
+        yield cx.problem("batch.global_size", message, f"global_size={' or '.join(map(str, sizes))}")
         return
     whole, others = asked.global_size, asked.accumulation or 1
     nearest = [str(size) for size in _around(micro, least) if whole is None or whole % (size * others) == 0]
     fix = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
-    yield cx.problem("batch.micro_size", said, fix)
+    yield cx.problem("batch.micro_size", message, fix)
 
 
 @rule("BAT103", "sequence-too-long")
@@ -111,8 +111,8 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     """
     length, longest = cx.spec.data.seq_len, cx.gpt.max_seq_len
     if length is not None and length > longest:
-        said = f"samples of {length} tokens, and max_seq_len is {longest}"
-        yield cx.problem("data.seq_len", said, f"at most {longest}, or a longer max_seq_len")
+        message = f"samples of {length} tokens, and max_seq_len is {longest}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}, or a longer max_seq_len")
 
 
 @rule("BAT104", "vocabulary-too-small")
@@ -133,8 +133,8 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """
     vocabulary = cx.gpt.vocab_size
     if vocabulary < 256:
-        said = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
-        yield cx.problem("model.vocab_size", said, "vocab_size=256 or more")
+        message = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
+        yield cx.problem("model.vocab_size", message, "vocab_size=256 or more")
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
@@ -163,9 +163,11 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         return
     warm = schedule.args.get("warmup_num_steps", _warm_up_of(schedule.target)) if by_name else schedule.warmup_steps
     if warm > steps:
-        said = f"{warm} steps of warm-up in a run of {steps} steps" + ("" if cx.given(key) else ": DeepSpeed's default")
+        message = f"{warm} steps of warm-up in a run of {steps} steps" + (
+            "" if cx.given(key) else ": DeepSpeed's default"
+        )
         name = "" if cx.given(key) else "warmup_num_steps="
-        yield cx.problem((key, "lr_scheduler"), said, f"{name}{steps} at most, or a longer run")
+        yield cx.problem((key, "lr_scheduler"), message, f"{name}{steps} at most, or a longer run")
 
 
 def _warm_up_of(schedule: str) -> int:
@@ -236,8 +238,8 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='RMSprop', lr=1e-3)
     """
     if cx.other_optimizer.args.get("differentiable"):
-        said = "differentiable=True: torch stops at the first step, which changes leaves in place"
-        yield cx.problem("optimizer.differentiable", said, "leave differentiable out")
+        message = "differentiable=True: torch stops at the first step, which changes leaves in place"
+        yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
 
 
 @rule("BAT131", "fused-and-foreach")
@@ -258,8 +260,8 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
     """
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
-        said = "fused=True and foreach=True are two ways to do one step"
-        yield cx.problem("optimizer.foreach", said, "keep one of the two")
+        message = "fused=True and foreach=True are two ways to do one step"
+        yield cx.problem("optimizer.foreach", message, "keep one of the two")
 
 
 @rule("BAT132", "rate-at-its-floor", "warning")
@@ -285,8 +287,10 @@ def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
     total = args.get("total_num_steps")
     floor = args.get("cos_min_ratio", 1e-4) if cx.other_schedule.target == "WarmupCosineLR" else 0
     if total is not None and total < steps and floor < _A_RATE:
-        said = f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"
-        yield cx.problem("lr_scheduler.total_num_steps", said, f"total_num_steps={steps}, or a shorter run")
+        message = (
+            f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"
+        )
+        yield cx.problem("lr_scheduler.total_num_steps", message, f"total_num_steps={steps}, or a shorter run")
 
 
 _A_RATE = 0.01

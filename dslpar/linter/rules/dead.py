@@ -40,8 +40,8 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
         return
     given = [name for name in (*MODES[tensor.mode].options, "keep") if getattr(tensor, name) is not None]
     if given:
-        said = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the tensor group is one rank"
-        yield cx.problem(f"parallel.tensor.{given[0]}", said, "a size over 1, or leave out what has no effect")
+        message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the tensor group is one rank"
+        yield cx.problem(f"parallel.tensor.{given[0]}", message, "a size over 1, or leave out what has no effect")
 
 
 @rule("DEAD111", "order-of-one-axis", "warning")
@@ -86,8 +86,8 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
     """
     train = cx.spec.train
     if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
-        said = "eval_steps has no effect on training, which never evaluates; --eval-only alone reads it"
-        yield cx.problem("train.eval_steps", said, "add train.eval_interval, or leave it out")
+        message = "eval_steps has no effect on training, which never evaluates; --eval-only alone reads it"
+        yield cx.problem("train.eval_steps", message, "add train.eval_interval, or leave it out")
 
 
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
@@ -115,8 +115,8 @@ def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         if interval is None or interval <= train.steps:
             continue
         if not trial or cx.at(key).path == COMMAND_LINE:
-            said = f"{name} {interval} in a run of {train.steps} steps: {what}"
-            yield cx.problem(key, said, f"at most {train.steps}, or a longer run")
+            message = f"{name} {interval} in a run of {train.steps} steps: {what}"
+            yield cx.problem(key, message, f"at most {train.steps}, or a longer run")
 
 
 _INTERVALS: Mapping[str, str] = {
@@ -172,8 +172,8 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
         return
     if cx.data_size == 1 and cx.world > 1:
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
-        said = f"ZeRO {stage} saves nothing: data is {ranks}"
-        yield cx.problem("zero.stage", said, "zero = 0, or smaller sizes of pipeline and tensor")
+        message = f"ZeRO {stage} saves nothing: data is {ranks}"
+        yield cx.problem("zero.stage", message, "zero = 0, or smaller sizes of pipeline and tensor")
 
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
@@ -199,14 +199,14 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         stages = _stages_of(name)
         if stage not in stages:
             where = f"it is read at stage {_either(stages)}" if stages else "DeepSpeed never reads it"
-            said = f"{name} has no effect at ZeRO stage {stage}: {where}"
+            message = f"{name} has no effect at ZeRO stage {stage}: {where}"
         elif whole and name in _NOT_IN_BF16:
-            said = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not read it"
+            message = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not read it"
         elif name == "overlap_comm" and extra[name] and cx.stages > 1:
-            said = "overlap_comm has no effect with a pipeline: DeepSpeed switches it off"
+            message = "overlap_comm has no effect with a pipeline: DeepSpeed switches it off"
         else:
             continue
-        yield cx.problem(f"zero.{name}", said, f"leave {name} out{_or_stage(cx, stages)}")
+        yield cx.problem(f"zero.{name}", message, f"leave {name} out{_or_stage(cx, stages)}")
 
 
 def _or_stage(cx: Context, stages: tuple[int, ...]) -> str:
@@ -287,8 +287,8 @@ def raw_key_without_effect(cx: Context) -> Iterator[Problem]:
     for name in cx.spec.deepspeed:
         if name in _IDLE:
             key = f"deepspeed.{name}"
-            said = f"{name} has no effect: {_IDLE[name]}"
-            yield Problem(cx.config.key_at(key), said, "leave it out", key)
+            message = f"{name} has no effect: {_IDLE[name]}"
+            yield Problem(cx.config.key_at(key), message, "leave it out", key)
 
 
 _IDLE: Mapping[str, str] = {
@@ -327,8 +327,8 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
     for name in cx.spec.precision.extra:
         if dead.get(name):
             offload = " with offload" if stage == 1 and not own else ""
-            said = f"{name} has no effect in bf16 at ZeRO stage {stage}{offload}"
-            yield cx.problem(f"precision.{name}", said, f"leave {name} out")
+            message = f"{name} has no effect in bf16 at ZeRO stage {stage}{offload}"
+            yield cx.problem(f"precision.{name}", message, f"leave {name} out")
 
 
 def takes_bf16_optimizer(cx: Context) -> bool:

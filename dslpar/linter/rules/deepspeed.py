@@ -160,8 +160,8 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
         return
     for name, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
         if (value := _value(cx, name, default)) != default:
-            said = f"{name} {value} does not go with the reduce-scatter of ZeRO stage {zero.stage}"
-            yield cx.problem(f"deepspeed.{name}", said, f"leave {name} out, or zero = 1")
+            message = f"{name} {value} does not go with the reduce-scatter of ZeRO stage {zero.stage}"
+            yield cx.problem(f"deepspeed.{name}", message, f"leave {name} out, or zero = 1")
 
 
 @rule("DSC108", "needed-and-turned-off")
@@ -213,8 +213,8 @@ def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
         deepspeed = dict(steps_per_print=10)
     """
     if "aio" in _raw(cx) and _value(cx, "aio", {}).get("use_gds"):
-        said = "use_gds needs offload to NVMe, which is not part of this version of dslpar"
-        yield cx.problem("deepspeed.aio.use_gds", said, "leave use_gds out")
+        message = "use_gds needs offload to NVMe, which is not part of this version of dslpar"
+        yield cx.problem("deepspeed.aio.use_gds", message, "leave use_gds out")
 
 
 _FROM_THE_DICT = ("AdamW", "Adam", "SGD")
@@ -242,8 +242,8 @@ def _elementwise(name: str) -> bool:
 
 
 def _taken_back(cx: Context, key: str, why: str) -> Problem:
-    said = f"{key} is turned {'off' if key == 'zero_allow_untested_optimizer' else 'on'}, and {why}"
-    return cx.problem(f"deepspeed.{key}", said, f"leave {key} out")
+    message = f"{key} is turned {'off' if key == 'zero_allow_untested_optimizer' else 'on'}, and {why}"
+    return cx.problem(f"deepspeed.{key}", message, f"leave {key} out")
 
 
 def _value(cx: Context, name: str, default: Any) -> Any:
@@ -265,9 +265,9 @@ def _keys() -> Any:
     return deepspeed_policy
 
 
-def _problem(cx: Context, name: str, message: str, help_: str) -> Problem:
+def _problem(cx: Context, name: str, message: str, hint: str) -> Problem:
     key = f"deepspeed.{name}"
-    return Problem(cx.config.key_at(key), message, help_, key)
+    return Problem(cx.config.key_at(key), message, hint, key)
 
 
 RULES = (

@@ -110,8 +110,8 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     by = divisors.common(found)
     legal = [size for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
     fix = "nearest legal: " + _either(legal) if legal else f"nearest legal: seq_len={by} with max_seq_len={by}"
-    said = f"sequences of {length} tokens do not divide over {by} ranks"
-    yield cx.problem(("data.seq_len", "model.max_seq_len"), said, fix)
+    message = f"sequences of {length} tokens do not divide over {by} ranks"
+    yield cx.problem(("data.seq_len", "model.max_seq_len"), message, fix)
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
@@ -179,8 +179,8 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
     """
     heads, kv_heads = cx.gpt.num_heads, cx.gpt.num_kv_heads
     if kv_heads is not None and heads % kv_heads:
-        said = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
-        yield cx.problem("model.num_kv_heads", said, _fix(cx))
+        message = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
+        yield cx.problem("model.num_kv_heads", message, _fix(cx))
 
 
 @rule("TEN208", "kv-features-do-not-divide")
@@ -210,8 +210,8 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
         return
     if _wrong(divisors.hidden(cx.gpt, cx.cuboid), "TEN208"):
         cut, features = cx.cuboid.y * cx.cuboid.q, cx.gpt.num_kv_heads * (cx.gpt.hidden_size // cx.gpt.num_heads)
-        said = f"num_kv_heads {cx.gpt.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
-        yield cx.problem("model.num_kv_heads", f"{said} of mode {cx.cuboid.mode!r}", _fix(cx))
+        message = f"num_kv_heads {cx.gpt.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
+        yield cx.problem("model.num_kv_heads", f"{message} of mode {cx.cuboid.mode!r}", _fix(cx))
 
 
 @rule("TEN209", "odd-head")
@@ -234,8 +234,8 @@ def odd_head(cx: Context) -> Iterator[Problem]:
     """
     hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
     if cx.gpt.positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
-        said = f"a head has {hidden // heads} features, and rotary positions turn pairs of them"
-        yield cx.problem("model.hidden_size", said, _fix(cx))
+        message = f"a head has {hidden // heads} features, and rotary positions turn pairs of them"
+        yield cx.problem("model.hidden_size", message, _fix(cx))
 
 
 def _of_gpt(cx: Context, code: str, field: str) -> Iterator[Problem]:
@@ -275,7 +275,7 @@ def _cuboid_or_one(cx: Context) -> Tensor:
 
 
 def _name(cx: Context, key: str) -> str:
-    return cx.wrote(key).rpartition(".")[2]
+    return cx.source_key(key).rpartition(".")[2]
 
 
 def _either(sizes: Iterable[int]) -> str:

@@ -58,8 +58,8 @@ def host_twice(cx: Context) -> Iterator[Problem]:
     first: dict[str, int] = {}
     for host in _cluster(cx).hosts:
         if host.name in first:
-            said = f"{host.name} stands on line {first[host.name]} already"
-            yield Problem(host.location, said, "one line a host, with all of its slots")
+            message = f"{host.name} stands on line {first[host.name]} already"
+            yield Problem(host.location, message, "one line a host, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
 
@@ -85,8 +85,8 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
     hosts = [host for host in _cluster(cx).hosts if host.slots]
     for host in hosts:
         if host.slots != hosts[0].slots:
-            said = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
-            yield Problem(host.slots_location, said, f"slots={min(one.slots for one in hosts)} on each")
+            message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
+            yield Problem(host.slots_location, message, f"slots={min(one.slots for one in hosts)} on each")
 
 
 @rule("HST104", "no-slots")
@@ -131,10 +131,10 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     """
     cluster, asked = _cluster(cx), cx.asked_world_size
     if asked is not None and cluster.hosts and cluster.world_size != asked:
-        said = f"{cluster.world_size} slots in all, and the world size is {asked}"
+        message = f"{cluster.world_size} slots in all, and the world size is {asked}"
         place = cluster.hosts[-1].slots_location
         more = f"{asked} slots in all" if cluster.a_file else f"ask for {asked} tasks (sbatch --ntasks-per-node)"
-        yield Problem(place, said, f"{more}, or --world-size {cluster.world_size}")
+        yield Problem(place, message, f"{more}, or --world-size {cluster.world_size}")
 
 
 @rule("HST110", "no-such-host")
@@ -223,10 +223,10 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     """
     alone = [host for host in _cluster(cx).hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
-        said = (
+        message = (
             f"{alone[0].name} says no slots, and counts as 1 (OpenMPI would take one a core, DeepSpeed refuse the line)"
         )
-        yield Problem(alone[0].location, said, "NAME slots=N")
+        yield Problem(alone[0].location, message, "NAME slots=N")
 
 
 @rule("HST114", "not-for-deepspeed", "info")
@@ -250,8 +250,8 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
     cluster = _cluster(cx)
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
     if cluster.a_file and other:
-        said = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
-        yield Problem(other[0].location, said, "NAME slots=N, if the file is for DeepSpeed too")
+        message = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
+        yield Problem(other[0].location, message, "NAME slots=N, if the file is for DeepSpeed too")
 
 
 @rule("PERF101", "tensor-group-across-hosts", "warning")
@@ -275,9 +275,9 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     size, hosts = cx.cuboid.size, _cluster(cx).hosts
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
-        said = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
+        message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
         fits = divisors(slots)
-        yield cx.problem(cx.tensor_key, said, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
+        yield cx.problem(cx.tensor_key, message, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
 
 
 def _crossing(cx: Context, size: int, slots: int) -> str:

@@ -204,8 +204,8 @@ def unknown_model(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
     """
     if cx.unlisted:
-        said = f"dslpar does not know the layers of {cx.unlisted}: rules about layers and sizes are skipped"
-        yield cx.problem("model", said, "")
+        message = f"dslpar does not know the layers of {cx.unlisted}: rules about layers and sizes are skipped"
+        yield cx.problem("model", message, "")
 
 
 @rule("CFG112", "no-world-size", "info")
@@ -225,8 +225,8 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=2)  # dslpar lint FILE --world-size 8
     """
     if cx.world_size is None and cx.cluster is None:
-        said = "no world size is given: rules that need it are skipped"
-        yield Problem(Location(WORLD), said, "--world-size N, or --hostfile FILE")
+        message = "no world size is given: rules that need it are skipped"
+        yield Problem(Location(WORLD), message, "--world-size N, or --hostfile FILE")
 
 
 @rule("CFG121", "key-of-another-framework")
@@ -269,8 +269,8 @@ def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
                      rope_theta=500000.0, positions='rotary')
     """
     if cx.given("model.rope_theta") and cx.gpt.positions != "rotary":
-        said = f"rope_theta has no effect with positions={cx.gpt.positions!r}"
-        yield cx.problem("model.rope_theta", said, "positions='rotary', or leave it out")
+        message = f"rope_theta has no effect with positions={cx.gpt.positions!r}"
+        yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
 
 
 RULES = (

@@ -27,9 +27,9 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
     """
     for what, least in (("optimizer", 1), ("param", 3)):
         if offloads(cx.spec, what) and cx.spec.zero.stage < least:
-            said = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
-            help_ = f"stage {least}{' or more' if least < 3 else ''}, or leave it out"
-            yield cx.problem((f"zero.offload_{what}.device", f"zero.offload_{what}"), said, help_)
+            message = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
+            hint = f"stage {least}{' or more' if least < 3 else ''}, or leave it out"
+            yield cx.problem((f"zero.offload_{what}.device", f"zero.offload_{what}"), message, hint)
 
 
 @rule("ZER105", "optimizer-in-the-wrong-place")
@@ -57,11 +57,11 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
     if row is None or row.offload in (None, offloaded):
         return
     if offloaded:
-        said, help_ = f"{name} works on the device, and zero.offload_optimizer is on", "'AdamW' or 'DeepSpeedCPUAdam'"
+        message, hint = f"{name} works on the device, and zero.offload_optimizer is on", "'AdamW' or 'DeepSpeedCPUAdam'"
     else:
-        said = f"{name} works on the CPU's memory, and zero.offload_optimizer is off"
-        help_ = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
-    yield cx.problem("optimizer", said, help_)
+        message = f"{name} works on the CPU's memory, and zero.offload_optimizer is off"
+        hint = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
+    yield cx.problem("optimizer", message, hint)
 
 
 @rule("ZER107", "partial-offload")
@@ -87,8 +87,8 @@ def partial_offload(cx: Context) -> Iterator[Problem]:
     if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
         return
     for key in (key for key, given in partly.items() if given):
-        said = f"offload_optimizer.{key} needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'"
-        yield cx.problem(f"zero.offload_optimizer.{key}", said, f"leave {key} out")
+        message = f"offload_optimizer.{key} needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'"
+        yield cx.problem(f"zero.offload_optimizer.{key}", message, f"leave {key} out")
 
 
 @rule("DEAD107", "keys-of-nvme", "warning")
@@ -110,8 +110,8 @@ def keys_of_nvme(cx: Context) -> Iterator[Problem]:
     for what in ("optimizer", "param"):
         for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
             if key in _OF_NVME:
-                said = f"{key} has no effect: it is of NVMe"
-                yield cx.problem(f"zero.offload_{what}.{key}", said, f"leave {key} out")
+                message = f"{key} has no effect: it is of NVMe"
+                yield cx.problem(f"zero.offload_{what}.{key}", message, f"leave {key} out")
 
 
 _OF_NVME = frozenset(

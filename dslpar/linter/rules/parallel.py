@@ -27,9 +27,9 @@ def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
     ranks, world = cx.stages * cx.cuboid.size, cx.world
     if world > ranks and world % ranks:
         below = world // ranks * ranks
-        said = f"a world of {world} is not a multiple of {_product(cx)}"
+        message = f"a world of {world} is not a multiple of {_product(cx)}"
         fix = f"worlds of {below} or {below + ranks} fit; or choose sizes whose product divides {world}"
-        yield cx.problem(_sizes(cx), said, fix)
+        yield cx.problem(_sizes(cx), message, fix)
 
 
 @rule("PAR102", "too-few-ranks")
@@ -50,8 +50,8 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
     """
     ranks = cx.stages * cx.cuboid.size
     if cx.world < ranks:
-        said = f"{_product(cx)} ranks are one replica, and the world has {cx.world}"
-        yield cx.problem(_sizes(cx), said, f"start at least {ranks} ranks, or choose smaller sizes")
+        message = f"{_product(cx)} ranks are one replica, and the world has {cx.world}"
+        yield cx.problem(_sizes(cx), message, f"start at least {ranks} ranks, or choose smaller sizes")
 
 
 @rule("PAR103", "data-size-differs")
@@ -77,9 +77,9 @@ def data_size_differs(cx: Context) -> Iterator[Problem]:
     ):
         if size is not None and size != cx.data_size:
             ranks = cx.stages * cx.cuboid.size
-            said = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
+            message = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
             fix = f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks"
-            yield cx.problem(key, said, fix)
+            yield cx.problem(key, message, fix)
 
 
 @rule("PAR104", "two-forms-differ")
@@ -108,15 +108,15 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
     ]
     for name, theirs, ours in sizes:
         if theirs not in (None, 1, ours):
-            said = f"train.dist.{name} is {theirs}, and `parallel` says {ours}"
-            yield cx.problem(f"train.dist.{name}", said, "keep one of the two forms")
+            message = f"train.dist.{name} is {theirs}, and `parallel` says {ours}"
+            yield cx.problem(f"train.dist.{name}", message, "keep one of the two forms")
     if tensor and (dist.tensor_parallel_size or 1) > 1 and tensor.mode not in (None, "1d"):
-        said = f"train.dist.tensor_parallel_size means mode '1d', and `parallel` says {tensor.mode!r}"
-        yield cx.problem("train.dist.tensor_parallel_size", said, "keep one of the two forms")
+        message = f"train.dist.tensor_parallel_size means mode '1d', and `parallel` says {tensor.mode!r}"
+        yield cx.problem("train.dist.tensor_parallel_size", message, "keep one of the two forms")
     ids = dist.custom_pipeline_stage_id
     if ids is not None and ids != (pipeline.stage_ids if pipeline else None):
-        said = "train.dist.custom_pipeline_stage_id is not the cut that `parallel.pipeline` asks for"
-        yield cx.problem("train.dist.custom_pipeline_stage_id", said, "keep one of the two forms")
+        message = "train.dist.custom_pipeline_stage_id is not the cut that `parallel.pipeline` asks for"
+        yield cx.problem("train.dist.custom_pipeline_stage_id", message, "keep one of the two forms")
 
 
 def _product(cx: Context) -> str:

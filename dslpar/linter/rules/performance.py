@@ -60,11 +60,11 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
     found = break_even(cuboid, model, cx.batch.micro_size * seq_len)
     fixes = list(_fixes(cx, found, seq_len))
     if found.sent > found.sent_in_1d and fixes:
-        said = (
+        message = (
             f"mode {cuboid.mode!r} sends {_rounded(found.sent)} elements a rank and layer for a micro-batch of"
             f" {found.tokens} tokens, and '1d' {_rounded(found.sent_in_1d)}: {_words(found)}"
         )
-        yield cx.problem("parallel.tensor.mode", said, " or ".join(fixes))
+        yield cx.problem("parallel.tensor.mode", message, " or ".join(fixes))
 
 
 def _fixes(cx: Context, found: BreakEven, seq_len: int) -> Iterator[str]:
@@ -116,8 +116,10 @@ def bubble(cx: Context) -> Iterator[Problem]:
     stages, count = cx.stages, _micro_batches(cx)
     share = (stages - 1) / (count + stages - 1)
     if count >= stages and share > _BUBBLE:
-        said = f"{stages} stages wait for {_percent(share)} of the step: (S-1) / (m+S-1) with m = {count} micro-batches"
-        yield cx.problem(_batch_keys(cx), said, _more(cx))
+        message = (
+            f"{stages} stages wait for {_percent(share)} of the step: (S-1) / (m+S-1) with m = {count} micro-batches"
+        )
+        yield cx.problem(_batch_keys(cx), message, _more(cx))
 
 
 @rule("PERF105", "too-few-micro-batches", "warning")
@@ -143,8 +145,10 @@ def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     if count < stages:
         share = (stages - 1) / (count + stages - 1)
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
-        said = f"{batches} for {stages} stages: {stages - count} of them or more always wait, {_percent(share)} of all"
-        yield cx.problem(_batch_keys(cx), said, _more(cx))
+        message = (
+            f"{batches} for {stages} stages: {stages - count} of them or more always wait, {_percent(share)} of all"
+        )
+        yield cx.problem(_batch_keys(cx), message, _more(cx))
 
 
 _BUBBLE = 0.2
@@ -225,9 +229,9 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     if share > _UNEVEN:
         layer, busiest = costs(model, (1, 0), seq_len)[0], loads.index(max(loads))
         worth = ", ".join(f"{load / layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
-        said = f"stage {busiest} computes {_percent(share)} more than the mean: stages are worth {worth} layers"
+        message = f"stage {busiest} computes {_percent(share)} more than the mean: stages are worth {worth} layers"
         cuts = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
-        yield cx.problem(cuts, said, _evener(cx, share, seq_len))
+        yield cx.problem(cuts, message, _evener(cx, share, seq_len))
 
 
 _UNEVEN = 0.15
@@ -280,10 +284,12 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
     rows, by = cx.gpt.vocab_size, vocabulary(cx.gpt.vocab_size, cx.cuboid).by
     padded = -(-rows // by) * by
     if (padded - rows) / padded > _PADDING:
-        said = f"vocab_size {rows} is padded to {padded}: {_percent((padded - rows) / padded)} of the rows are no token"
+        message = (
+            f"vocab_size {rows} is padded to {padded}: {_percent((padded - rows) / padded)} of the rows are no token"
+        )
         legal = [str(size) for size in (padded - by, padded) if size >= 256]
         fix = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
-        yield cx.problem("model.vocab_size", said, fix)
+        yield cx.problem("model.vocab_size", message, fix)
 
 
 _PADDING = 0.05
@@ -310,8 +316,8 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     read = zero.stage == 2 or (zero.stage == 1 and not takes_bf16_optimizer(cx))  # else DEAD116 says so
     if read and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.data_size > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
-        said = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, where {_sent(cx, sums + 1)} do"
-        yield cx.problem(key, said, "leave it out")
+        message = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, where {_sent(cx, sums + 1)} do"
+        yield cx.problem(key, message, "leave it out")
 
 
 @rule("PERF109", "gradients-sent-many-times", "info")
@@ -336,8 +342,10 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     """
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.data_size > 1:
-        said = f"ZeRO 2 sends {_sent(cx, count + 1)} a step and rank with {count} micro-batches, ZeRO 1 {_sent(cx, 2)}"
-        yield cx.problem("zero.stage", said, "stage 1, if a whole gradient fits; or larger micro-batches, and fewer")
+        message = (
+            f"ZeRO 2 sends {_sent(cx, count + 1)} a step and rank with {count} micro-batches, ZeRO 1 {_sent(cx, 2)}"
+        )
+        yield cx.problem("zero.stage", message, "stage 1, if a whole gradient fits; or larger micro-batches, and fewer")
 
 
 def _sent(cx: Context, times: int) -> str:

@@ -37,8 +37,8 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     """
     layers = cx.num_layers
     if cx.stages > layers:
-        said = f"{cx.stages} stages, and the model has {layers} layers"
-        yield cx.problem(cx.pipeline_key, said, f"at most {layers} stages, each with one layer or more")
+        message = f"{cx.stages} stages, and the model has {layers} layers"
+        yield cx.problem(cx.pipeline_key, message, f"at most {layers} stages, each with one layer or more")
 
 
 @rule("PIP102", "wrong-number-of-stage-ids")
@@ -61,8 +61,8 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
     """
     ids, layers = _ids(cx), cx.num_layers
     if len(ids) != layers:
-        said = f"{len(ids)} stage ids for {layers} layers"
-        yield cx.problem(cx.ids_key, said, f"write {layers} ids, one a transformer layer")
+        message = f"{len(ids)} stage ids for {layers} layers"
+        yield cx.problem(cx.ids_key, message, f"write {layers} ids, one a transformer layer")
 
 
 @rule("PIP103", "stage-ids-decrease")
@@ -86,8 +86,8 @@ def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
     ids = _ids(cx)
     for layer, (before, stage) in enumerate(pairwise(ids), start=1):
         if stage < before:
-            said = f"layer {layer} is on stage {stage}, after a layer on stage {before}"
-            yield Problem(cx.at_item(cx.ids_key, layer), said, f"such as {sorted(ids)}", cx.wrote(cx.ids_key))
+            message = f"layer {layer} is on stage {stage}, after a layer on stage {before}"
+            yield Problem(cx.at_item(cx.ids_key, layer), message, f"such as {sorted(ids)}", cx.source_key(cx.ids_key))
             return
 
 
@@ -111,9 +111,9 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
     """
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
-            said = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
+            message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
             fix = f"an id from 0 to {cx.stages - 1}; the size of the pipeline bounds it, not the world"
-            yield Problem(cx.at_item(cx.ids_key, layer), said, fix, cx.wrote(cx.ids_key))
+            yield Problem(cx.at_item(cx.ids_key, layer), message, fix, cx.source_key(cx.ids_key))
 
 
 @rule("PIP105", "empty-stage")
@@ -147,8 +147,8 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         return
     empty = [stage for stage in range(cx.stages) if stage not in used]
     if empty:
-        said = f"stages without a layer: {', '.join(map(str, empty))}"
-        yield cx.problem(key, said, "give each stage at least one layer, or make the pipeline shorter")
+        message = f"stages without a layer: {', '.join(map(str, empty))}"
+        yield cx.problem(key, message, "give each stage at least one layer, or make the pipeline shorter")
 
 
 @rule("PIP106", "two-cuts")
@@ -172,8 +172,8 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
     pipeline = cx.spec.parallel.pipeline
     given = [name for name in _CUTS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
-        said = f"{' and '.join(given)} each say how layers are cut"
-        yield cx.problem(f"parallel.pipeline.{given[-1]}", said, f"keep one of {', '.join(given)}")
+        message = f"{' and '.join(given)} each say how layers are cut"
+        yield cx.problem(f"parallel.pipeline.{given[-1]}", message, f"keep one of {', '.join(given)}")
 
 
 @rule("PIP107", "counts-do-not-fit")
@@ -201,8 +201,8 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
     if len(counts) != cx.stages:
         yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", f"write {cx.stages} numbers, one a stage")
     elif sum(counts) != layers:
-        said = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
-        yield cx.problem(key, said, f"{cx.stages} numbers that add up to {layers}")
+        message = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
+        yield cx.problem(key, message, f"{cx.stages} numbers that add up to {layers}")
 
 
 @rule("PIP108", "layers-differ")
@@ -225,8 +225,8 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
     """
     said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
     if said_layers is not None and said_layers != layers:
-        said = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
-        yield cx.problem("train.dist.pipeline_num_layers", said, f"write {layers}, or leave it out")
+        message = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
+        yield cx.problem("train.dist.pipeline_num_layers", message, f"write {layers}, or leave it out")
 
 
 @rule("PIP109", "unknown-method")
@@ -258,13 +258,13 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         return
     pattern = method.removeprefix("type:")
     if PATTERN.fullmatch(pattern) is None:
-        said = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
-        yield cx.problem("parallel.pipeline.method", said, "such as 'type:Block' or 'type:^Embedding|Head$'")
+        message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
+        yield cx.problem("parallel.pipeline.method", message, "such as 'type:Block' or 'type:^Embedding|Head$'")
         return
     names = _class_names(cx)
     if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
-        said = f"{method!r} matches no class of layers"
-        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
+        message = f"{method!r} matches no class of layers"
+        yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
 
 
 @rule("PIP110", "layers-not-known", "info")
@@ -287,8 +287,8 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=2)
     """
     if cx.unlisted and cx.stages > 1:
-        said = f"the layers of {cx.unlisted} are cut over {cx.stages} stages when it is built, and checked then"
-        yield cx.problem(cx.pipeline_key, said, "give the model a layers_cfg, and its layers are known before")
+        message = f"the layers of {cx.unlisted} are cut over {cx.stages} stages when it is built, and checked then"
+        yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, and its layers are known before")
 
 
 @rule("PIP111", "layer-idx-with-gaps")
@@ -335,8 +335,8 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
         return
     for key in (*(f"parallel.pipeline.{name}" for name in _CUTS), "train.dist.custom_pipeline_stage_id"):
         if cx.given(key):
-            said = f"{cx.wrote(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
-            yield cx.problem(key, said, "give the pipeline a size, or leave it out")
+            message = f"{cx.source_key(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
+            yield cx.problem(key, message, "give the pipeline a size, or leave it out")
 
 
 @rule("PIP113", "stage-without-parameters")
@@ -366,17 +366,17 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     if not isinstance(model, sections.OtherModel) or cx.unlisted:
         return
     if listed_stages.without_parameters(model, (cx.num_layers,)):
-        said = "no layer of the model has parameters: there is nothing to train"
-        yield cx.problem(("model.layers_cfg",), said, "add a layer that has some, such as 'Linear'")
+        message = "no layer of the model has parameters: there is nothing to train"
+        yield cx.problem(("model.layers_cfg",), message, "add a layer that has some, such as 'Linear'")
         return
     counts = cut_of(cx) if cx.stages != 1 else None
     empty = listed_stages.without_parameters(model, counts) if counts is not None else []
     if empty:
-        said = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
+        message = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
         keys = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
         best = listed_stages.counts(model, "cost", cx.stages) or ()
         good = not listed_stages.without_parameters(model, best)
-        yield cx.problem(keys, said, f"counts={list(best)}" if good else "fewer stages")
+        yield cx.problem(keys, message, f"counts={list(best)}" if good else "fewer stages")
 
 
 @rule("PIP114", "fewer-matches-than-stages", "warning")
@@ -403,8 +403,8 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
     times = {"Block": cx.num_layers} if isinstance(model, sections.GPT) else {}
     matched = sum(times.get(name, 1) for name in names if re.search(pattern, name, re.IGNORECASE))
     if 0 < matched < cx.stages <= cx.num_layers:
-        said = f"{pipeline.method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
-        yield cx.problem("parallel.pipeline.method", said, f"the classes are {', '.join(dict.fromkeys(names))}")
+        message = f"{pipeline.method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
+        yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
 
 
 def is_method(method: str) -> bool:

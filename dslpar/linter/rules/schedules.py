@@ -31,8 +31,8 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
         return
     theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
     if None not in (theirs, ours) and theirs != ours:
-        said = f"num_microbatches is {theirs}, and batch.accumulation {ours}"
-        yield cx.problem("schedule.num_microbatches", said, "keep one of the two")
+        message = f"num_microbatches is {theirs}, and batch.accumulation {ours}"
+        yield cx.problem("schedule.num_microbatches", message, "keep one of the two")
 
 
 @rule("PIP112", "interleaved-schedule")
@@ -54,8 +54,8 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
         schedule = dict(type='1f1b')
     """
     if cx.spec.schedule is not None and cx.spec.schedule.num_chunks > 1:
-        said = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which this version has not"
-        yield cx.problem("schedule.num_chunks", said, "num_chunks=1")
+        message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which this version has not"
+        yield cx.problem("schedule.num_chunks", message, "num_chunks=1")
 
 
 @rule("DEAD102", "schedule-without-stages", "warning")
@@ -76,8 +76,8 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
         schedule = dict(type='1f1b', num_microbatches=4)
     """
     if cx.stages == 1 and cx.given("schedule.type") and cx.spec.schedule.type:
-        said = "schedule.type has no effect: the pipeline has one stage"
-        yield cx.problem("schedule.type", said, "give the pipeline a size, or say batch = dict(accumulation=...)")
+        message = "schedule.type has no effect: the pipeline has one stage"
+        yield cx.problem("schedule.type", message, "give the pipeline a size, or say batch = dict(accumulation=...)")
 
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
@@ -119,8 +119,8 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
         checkpoint = dict(keep=2)
     """
     if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
-        said = "keep has no effect: save_interval 0 writes no checkpoint"
-        yield cx.problem("checkpoint.keep", said, "leave keep out, or give train.save_interval")
+        message = "keep has no effect: save_interval 0 writes no checkpoint"
+        yield cx.problem("checkpoint.keep", message, "leave keep out, or give train.save_interval")
 
 
 @rule("DEAD106", "lr-without-effect", "warning")
@@ -149,8 +149,8 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
     key = SCHEDULES[name].sets_lr
     lr = cx.spec.optimizer.lr
     if cx.given("optimizer.lr") and args.get(key, lr) != lr:
-        said = f"optimizer.lr {lr} has no effect: {name} has {key} {args[key]}"
-        yield cx.problem("optimizer.lr", said, f"keep one of optimizer.lr and lr_scheduler.{key}")
+        message = f"optimizer.lr {lr} has no effect: {name} has {key} {args[key]}"
+        yield cx.problem("optimizer.lr", message, f"keep one of optimizer.lr and lr_scheduler.{key}")
 
 
 @rule("BAT108", "schedule-ends-too-early")
@@ -173,8 +173,8 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
     """
     total, steps = cx.other_schedule.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
-        said = f"the schedule has {total} steps, and the run {steps}"
-        yield cx.problem("lr_scheduler.total_steps", said, f"total_steps={steps}, or a shorter run")
+        message = f"the schedule has {total} steps, and the run {steps}"
+        yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or a shorter run")
 
 
 @rule("BAT109", "no-momentum-to-cycle")
@@ -201,8 +201,8 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
     row = named(optimizer.target)
     cycles = schedule.target in ("CyclicLR", "OneCycleLR") and schedule.args.get("cycle_momentum") is not False
     if cycles and row is not None and not {"momentum", "betas"} & set(row.args):
-        said = f"{schedule.target} cycles the momentum, and {optimizer.target} has none"
-        yield cx.problem("lr_scheduler", said, "add cycle_momentum=False to lr_scheduler")
+        message = f"{schedule.target} cycles the momentum, and {optimizer.target} has none"
+        yield cx.problem("lr_scheduler", message, "add cycle_momentum=False to lr_scheduler")
 
 
 @rule("PERF102", "whole-stage-recomputed", "info")
@@ -226,8 +226,8 @@ def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
         return
     interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
     if interval >= layers > 1:
-        said = f"a piece of {interval} layers, and the model has {layers}: at its peak nothing is saved"
-        yield cx.problem("activation_checkpoint.interval", said, f"fewer than {layers}, such as 1")
+        message = f"a piece of {interval} layers, and the model has {layers}: at its peak nothing is saved"
+        yield cx.problem("activation_checkpoint.interval", message, f"fewer than {layers}, such as 1")
 
 
 RULES = (

@@ -33,8 +33,8 @@ def no_mode(cx: Context) -> Iterator[Problem]:
     """
     tensor = cx.tensor
     if tensor is not None and tensor.mode is None and tensor.size > 1:
-        said = f"tensor parallelism of size {tensor.size} has no mode"
-        yield cx.problem("parallel.tensor.size", said, f"tensor=dict(size={tensor.size}, mode='1d')")
+        message = f"tensor parallelism of size {tensor.size} has no mode"
+        yield cx.problem("parallel.tensor.size", message, f"tensor=dict(size={tensor.size}, mode='1d')")
 
 
 @rule("TEN102", "unknown-mode")
@@ -139,11 +139,11 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
     """
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth and MODES["2.5d"].axes(tensor) is None:
-        said = f"size {tensor.size} is not depth {tensor.depth} times a square"
+        message = f"size {tensor.size} is not depth {tensor.depth} times a square"
         depths = ", ".join(map(str, _depths(tensor.size)))
         sizes = " or ".join(str(tensor.depth * side**2) for side in _roots(tensor.size / tensor.depth, 2))
         fix = f"for size {tensor.size} depth is one of {depths}; with depth {tensor.depth}, sizes of {sizes} fit"
-        yield cx.problem("parallel.tensor.depth", said, fix)
+        yield cx.problem("parallel.tensor.depth", message, fix)
 
 
 @rule("TEN107", "shape-is-not-the-size")
@@ -166,12 +166,12 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
     if tensor.shape is None:
-        said, fix = "mode 'cuboid' needs a shape", f"shape=(x, y, z) with x*y*z = {tensor.size}"
-        yield cx.problem("parallel.tensor.mode", said, fix)
+        message, fix = "mode 'cuboid' needs a shape", f"shape=(x, y, z) with x*y*z = {tensor.size}"
+        yield cx.problem("parallel.tensor.mode", message, fix)
     else:
         ranks = math.prod(tensor.shape)
-        said = f"shape {'*'.join(map(str, tensor.shape))} is {ranks} ranks, and size is {tensor.size}"
-        yield cx.problem("parallel.tensor.shape", said, f"size={ranks}, or a shape of {tensor.size} ranks")
+        message = f"shape {'*'.join(map(str, tensor.shape))} is {ranks} ranks, and size is {tensor.size}"
+        yield cx.problem("parallel.tensor.shape", message, f"size={ranks}, or a shape of {tensor.size} ranks")
 
 
 @rule("TEN108", "option-of-another-mode")
@@ -198,8 +198,8 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
     for option in _OPTIONS:
         if option not in meant and getattr(tensor, option) is not None:
             modes = " or ".join(repr(mode) for mode, row in MODES.items() if option in row.options)
-            said = f"{option} has no meaning " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
-            yield cx.problem(f"parallel.tensor.{option}", said, f"leave it out; {option} belongs to mode {modes}")
+            message = f"{option} has no meaning " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
+            yield cx.problem(f"parallel.tensor.{option}", message, f"leave it out; {option} belongs to mode {modes}")
 
 
 @rule("DEAD109", "keep-without-effect", "warning")
@@ -227,13 +227,13 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
     gathered = gathered_panels(cuboid)
     named = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
     if not gathered:
-        said = f"keep={tensor.keep!r} has no effect: no panels are gathered {named}"
-        yield cx.problem("parallel.tensor.keep", said, "leave it out")
+        message = f"keep={tensor.keep!r} has no effect: no panels are gathered {named}"
+        yield cx.problem("parallel.tensor.keep", message, "leave it out")
     elif not asked <= gathered:
         (panel,) = asked - gathered
         same = "".join(asked & gathered) or "none"
-        said = f"keep={tensor.keep!r}, and no {panel} panels are gathered {named}"
-        yield cx.problem("parallel.tensor.keep", said, f"keep={same!r} means the same")
+        message = f"keep={tensor.keep!r}, and no {panel} panels are gathered {named}"
+        yield cx.problem("parallel.tensor.keep", message, f"keep={same!r} means the same")
 
 
 @rule("TEN130", "layers-not-parallel")
@@ -262,9 +262,9 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
     for index, layer in enumerate(model.layers or ()):
         name = str(layer.get("type", "")).removeprefix("torch.nn.")
         if name in WITH_PARAMETERS:
-            said = f"{name} is a plain layer: {size} tensor ranks would each hold all of it"
+            message = f"{name} is a plain layer: {size} tensor ranks would each hold all of it"
             key = f"model.layers_cfg.{index}"
-            yield Problem(cx.config.at(key), said, "tensor=1, or layers of dslpar.layers by their full names", key)
+            yield Problem(cx.config.at(key), message, "tensor=1, or layers of dslpar.layers by their full names", key)
             return
 
 
@@ -288,8 +288,10 @@ def _no_power(cx: Context, mode: str, power: int, words: str) -> Iterator[Proble
     if tensor is None or tensor.mode != mode or MODES[mode].axes(tensor) is not None:
         return
     below, above = (root**power for root in _roots(tensor.size, power))
-    said = f"size {tensor.size}, and mode {mode!r} needs {words} ranks"
-    yield cx.problem("parallel.tensor.size", said, f"nearest legal: {below} or {above}; or mode 'cuboid' with a shape")
+    message = f"size {tensor.size}, and mode {mode!r} needs {words} ranks"
+    yield cx.problem(
+        "parallel.tensor.size", message, f"nearest legal: {below} or {above}; or mode 'cuboid' with a shape"
+    )
 
 
 RULES = (

@@ -32,8 +32,8 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
     """
     stage = cx.spec.zero.stage
     if stage > 1 and cx.stages > 1:
-        said = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
-        yield cx.problem("zero.stage", said, "stage 1, or no pipeline")
+        message = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
+        yield cx.problem("zero.stage", message, "stage 1, or no pipeline")
 
 
 @rule("ZER102", "no-gradient-norm")
@@ -84,14 +84,14 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
     known = named(optimizer.target) is not None
     if not known and cx.spec.deepspeed.get("zero_allow_untested_optimizer"):
         return  # the author's word
-    said = f"{optimizer.target} {'does not' if known else 'is not known to'} update each element by itself"
+    message = f"{optimizer.target} {'does not' if known else 'is not known to'} update each element by itself"
     more = "" if known else ", or, if it does, deepspeed = dict(zero_allow_untested_optimizer=True)"
     if cx.spec.zero.stage:
-        help_ = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
-        yield cx.problem("optimizer", f"{said}, and ZeRO {cx.spec.zero.stage} shards tensors", help_)
+        hint = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{message}, and ZeRO {cx.spec.zero.stage} shards tensors", hint)
     if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
-        help_ = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
-        yield cx.problem("optimizer", f"{said}, and tensor parallelism cuts tensors", help_)
+        hint = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
+        yield cx.problem("optimizer", f"{message}, and tensor parallelism cuts tensors", hint)
 
 
 @rule("ZER106", "handler-with-zero")
@@ -113,8 +113,8 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
         gradient_handler = [dict(type='my_package.my_module.MyHandler')]
     """
     if cx.spec.gradient_handler and cx.spec.zero.stage:
-        said = f"gradient handlers find no whole gradient at ZeRO stage {cx.spec.zero.stage}"
-        yield cx.problem("gradient_handler", said, "zero = 0, or no handler")
+        message = f"gradient handlers find no whole gradient at ZeRO stage {cx.spec.zero.stage}"
+        yield cx.problem("gradient_handler", message, "zero = 0, or no handler")
 
 
 @rule("PRE101", "half-precision-needs-zero")
@@ -137,8 +137,8 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
     """
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
-        said = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
-        yield cx.problem("precision.dtype", said, "zero = dict(stage=1)")
+        message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
+        yield cx.problem("precision.dtype", message, "zero = dict(stage=1)")
 
 
 @rule("PRE102", "low-precision-masters")
@@ -167,11 +167,11 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
     for dtype in ("fp16", "bf16"):
         key = f"{dtype}_master_weights_and_grads"
         if extra.get(key) and not (stays or (offloaded and is_cpu_adam(cx))):
-            said = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
-            yield cx.problem(f"precision.{key}", said, _cpu_adam(cx))
+            message = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
+            yield cx.problem(f"precision.{key}", message, _cpu_adam(cx))
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
-        said = "an optimizer's state in bf16 needs masters in bf16"
-        yield cx.problem("precision.bf16_optimizer_states", said, "add bf16_master_weights_and_grads=True")
+        message = "an optimizer's state in bf16 needs masters in bf16"
+        yield cx.problem("precision.bf16_optimizer_states", message, "add bf16_master_weights_and_grads=True")
 
 
 def _cpu_adam(cx: Context) -> str:
@@ -202,8 +202,8 @@ def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
     extra = cx.spec.precision.extra
     for name in _DYNAMIC if extra.get("loss_scale") else ():
         if name in extra:
-            said = f"{name} has no effect: loss_scale {extra['loss_scale']} is fixed"
-            yield cx.problem(f"precision.{name}", said, f"leave {name} out, or loss_scale")
+            message = f"{name} has no effect: loss_scale {extra['loss_scale']} is fixed"
+            yield cx.problem(f"precision.{name}", message, f"leave {name} out, or loss_scale")
 
 
 _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
@@ -233,17 +233,19 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
     if stage and extra.get("legacy_stage1"):
         yield cx.problem("zero.legacy_stage1", "DeepSpeed has removed the stage 1 of old", "leave legacy_stage1 out")
     if stage == 3 and extra.get("elastic_checkpoint"):
-        said = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
-        yield cx.problem("zero.elastic_checkpoint", said, "leave elastic_checkpoint out")
+        message = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
+        yield cx.problem("zero.elastic_checkpoint", message, "leave elastic_checkpoint out")
     if stage in (1, 2) and extra.get("pipeline_loading_checkpoint"):
-        said = f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
-        yield cx.problem("zero.pipeline_loading_checkpoint", said, "leave pipeline_loading_checkpoint out")
+        message = (
+            f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
+        )
+        yield cx.problem("zero.pipeline_loading_checkpoint", message, "leave pipeline_loading_checkpoint out")
     if stage in (1, 2) and size % 2:
-        said = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
-        yield cx.problem("zero.allgather_bucket_size", said, f"an even number, such as {size + 1:.0f}")
+        message = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
+        yield cx.problem("zero.allgather_bucket_size", message, f"an even number, such as {size + 1:.0f}")
     if stage == 3 and extra.get("zero_quantized_gradients") and not extra.get("reduce_scatter", True):
-        said = "zero_quantized_gradients needs reduce_scatter"
-        yield cx.problem("zero.reduce_scatter", said, "leave reduce_scatter out")
+        message = "zero_quantized_gradients needs reduce_scatter"
+        yield cx.problem("zero.reduce_scatter", message, "leave reduce_scatter out")
 
 
 @rule("ZER109", "secondary-shards")
@@ -267,12 +269,12 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
     if size < 2 or cx.spec.zero.stage != 3:
         return
     if cx.cuboid.size > 1:
-        said = f"secondary shards do not go with tensor parallelism over {cx.cuboid.size} ranks"
-        yield cx.problem(key, said, "leave zero_hpz_partition_size out, or tensor=1")
+        message = f"secondary shards do not go with tensor parallelism over {cx.cuboid.size} ranks"
+        yield cx.problem(key, message, "leave zero_hpz_partition_size out, or tensor=1")
     elif cx.world % min(size, cx.world):
         fits = divisors(cx.world)[1:]
-        said = f"{cx.world} ranks are no multiple of zero_hpz_partition_size {size}"
-        yield cx.problem(key, said, f"one of {', '.join(map(str, fits))}, best the ranks of one host")
+        message = f"{cx.world} ranks are no multiple of zero_hpz_partition_size {size}"
+        yield cx.problem(key, message, f"one of {', '.join(map(str, fits))}, best the ranks of one host")
 
 
 @rule("PRE103", "optimizer-keeps-fp32")
@@ -300,8 +302,8 @@ def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
         return  # PRE102 speaks of one without the other
     offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
     if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
-        said = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its state in fp32"
-        yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), said, "add fp32_optimizer_states=False")
+        message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its state in fp32"
+        yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), message, "add fp32_optimizer_states=False")
 
 
 RULES = (

@@ -89,7 +89,7 @@ def test_every_leaf_is_explained(path: str, world: str) -> None:
         assert value.how in ("written", "overridden", "inferred", "default", "unknown")
         assert bool(value.steps) == (value.how in ("written", "overridden")), key
         assert value.steps or value.why, key
-        assert value.why or value.wrote, key
+        assert value.why or value.source_key, key
         assert set(value.sources) <= set(values), key
         assert value.help, key
 
