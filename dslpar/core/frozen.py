@@ -1,4 +1,4 @@
-"""`@value`: a frozen, keyword-only dataclass that costs next to nothing to define.
+"""`@frozen`: a frozen, keyword-only dataclass that costs next to nothing to define.
 
 `dataclasses.dataclass(frozen=True)` compiles five functions a class, 0.6 ms each time: with the thirty classes of the
 spec, more than half of what `dslpar lint` may take. Here the methods are written once and shared; `fields`, `replace`
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-    def value(cls: Class) -> Class:
+    def frozen(cls: Class) -> Class:
         """Make a frozen, keyword-only dataclass of `cls`."""
         ...
 
 else:
 
-    def value(cls: Class) -> Class:
+    def frozen(cls: Class) -> Class:
         """Make a frozen, keyword-only dataclass of `cls`."""
         for name, method in _METHODS.items():
             setattr(cls, name, method)

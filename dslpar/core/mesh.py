@@ -25,7 +25,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from dslpar.core.frozen import value
+from dslpar.core.frozen import frozen
 
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
@@ -39,7 +39,7 @@ TENSOR_AXES = ("d", "q", "y", "z")
 _COMPOUND = {"tensor": TENSOR_AXES, "x": ("d", "q")}
 
 
-@value
+@frozen
 class Tensor:
     """The cuboid of one tensor group, and how activations are kept on it; x = d * q, d slow."""
 
@@ -80,7 +80,7 @@ class Tensor:
         return self.x, self.y, self.z
 
 
-@value
+@frozen
 class Mesh:
     """All ranks of a job; an immutable value. Sizes are at least 1; `order` is one of ORDERS."""
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from dslpar.core.frozen import value
+from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.traffic import (
     Letters,
@@ -42,7 +42,7 @@ from dslpar.forecast.traffic import (
 from dslpar.schema import sections
 
 
-@value
+@frozen
 class Saved:
     """What lives until the backward."""
 
@@ -55,7 +55,7 @@ class Saved:
         return Saved(elements=self.elements + other.elements, wide=self.wide + other.wide)
 
 
-@value
+@frozen
 class Held:
     """What a rank holds of a layer."""
 

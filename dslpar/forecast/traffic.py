@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dslpar.core.frozen import value
+from dslpar.core.frozen import frozen
 from dslpar.core.mesh import TENSOR_AXES, Tensor
 from dslpar.schema import sections
 
@@ -95,7 +95,7 @@ class Traffic(Mapping[Key, Fraction]):
 NOTHING = Traffic()
 
 
-@value
+@frozen
 class Passes:
     """What is sent forward and backward."""
 

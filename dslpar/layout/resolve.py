@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.core import mesh
-from dslpar.core.frozen import value
+from dslpar.core.frozen import frozen
 from dslpar.layout import listed_stages
 from dslpar.layout import stages as cut
 from dslpar.layout.divisors import least_micro_size
@@ -35,7 +35,7 @@ class Stages(NamedTuple):
     counts: tuple[int, ...] | None
 
 
-@value
+@frozen
 class Job:
     """A run, decided to the last value."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
-from dslpar.core.frozen import value
+from dslpar.core.frozen import frozen
 
 Count: TypeAlias = int
 Layers: TypeAlias = int
@@ -46,7 +46,7 @@ ResumeFrom: TypeAlias = str
 ZeroStage: TypeAlias = int
 
 
-@value
+@frozen
 class DataParallel:
     """The axis of data-parallel replicas."""
 
@@ -56,7 +56,7 @@ class DataParallel:
     """Replicas; must equal world / (pipeline * tensor). Left out: that number."""
 
 
-@value
+@frozen
 class PipelineParallel:
     """The axis of pipeline stages, and how the transformer layers are cut over it."""
 
@@ -72,7 +72,7 @@ class PipelineParallel:
     """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
 
-@value
+@frozen
 class TensorParallel:
     """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
 
@@ -99,7 +99,7 @@ class TensorParallel:
     """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
 
 
-@value
+@frozen
 class Parallel:
     """How ranks are divided among data, pipeline and tensor parallelism."""
 
@@ -113,7 +113,7 @@ class Parallel:
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
 
-@value
+@frozen
 class GPT:
     """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
 
@@ -170,7 +170,7 @@ class GPT:
         return self.num_kv_heads or self.num_heads
 
 
-@value
+@frozen
 class OtherModel:
     """A model of other layers: a class by name, and its arguments.
 
@@ -198,7 +198,7 @@ class OtherModel:
         return max(0, *placed) + 1 if placed else len(self.layers)
 
 
-@value
+@frozen
 class TextData:
     """Byte-level text: by default the source of Python's standard library, split by file."""
 
@@ -210,7 +210,7 @@ class TextData:
     """Share of the files that is held out for evaluation."""
 
 
-@value
+@frozen
 class AdamW:
     """AdamW, torch's implementation."""
 
@@ -226,7 +226,7 @@ class AdamW:
     """Divide by the root of the largest second moment so far."""
 
 
-@value
+@frozen
 class Adam(AdamW):
     """Adam with L2 regularisation in the gradient."""
 
@@ -234,7 +234,7 @@ class Adam(AdamW):
     """L2 factor on parameters with two or more dims."""
 
 
-@value
+@frozen
 class SGD:
     """Stochastic gradient descent."""
 
@@ -248,7 +248,7 @@ class SGD:
     """L2 factor on parameters with two or more dims."""
 
 
-@value
+@frozen
 class OtherOptimizer:
     """An optimizer of torch's or DeepSpeed's by its name there, or a class of your own by its full name."""
 
@@ -265,7 +265,7 @@ class OtherOptimizer:
 Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
 
 
-@value
+@frozen
 class LRScheduler:
     """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
 
@@ -277,7 +277,7 @@ class LRScheduler:
     """The learning rate at the last step."""
 
 
-@value
+@frozen
 class OtherSchedule:
     """A schedule of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
 
@@ -287,7 +287,7 @@ class OtherSchedule:
     """Its keyword arguments, but for the optimizer, as written; one step of it is one optimizer step."""
 
 
-@value
+@frozen
 class Zero:
     """DeepSpeed's ZeRO: what is sharded over the data axis."""
 
@@ -299,7 +299,7 @@ class Zero:
     """DeepSpeed's other keys of `zero_optimization`, as written."""
 
 
-@value
+@frozen
 class Precision:
     """The type that the model computes in; fp32 masters stay with ZeRO."""
 
@@ -311,7 +311,7 @@ class Precision:
     """DeepSpeed's other keys of `bf16` or `fp16`, as written."""
 
 
-@value
+@frozen
 class Batch:
     """Samples a step; global_size = micro_size * accumulation * data size."""
 
@@ -323,7 +323,7 @@ class Batch:
     """Micro-batches a step; with a pipeline, the micro-batches in flight."""
 
 
-@value
+@frozen
 class Dist:
     """LiBai's form of `parallel`; sizes of 1 or None say nothing."""
 
@@ -343,7 +343,7 @@ class Dist:
     """Written by dslpar for information; recomputed on load."""
 
 
-@value
+@frozen
 class Train:
     """The run."""
 
@@ -377,7 +377,7 @@ class Train:
     """LiBai's form of `parallel`."""
 
 
-@value
+@frozen
 class ActivationCheckpoint:
     """Activations that are computed again in the backward instead of being stored."""
 
@@ -387,7 +387,7 @@ class ActivationCheckpoint:
     """Layers that go together: of so many in a row only the first one's input is stored; 1: of each layer."""
 
 
-@value
+@frozen
 class Checkpoint:
     """The checkpoints in <output_dir>/checkpoints: what is kept of them, and from which one `--resume` goes on."""
 
@@ -397,7 +397,7 @@ class Checkpoint:
     """'newest' (damaged: an error), 'newest_whole' (passes over damaged ones), a name ('step_000005') or a path."""
 
 
-@value
+@frozen
 class FileMonitor:
     """A monitor that writes files: CSV or TensorBoard."""
 
@@ -411,7 +411,7 @@ class FileMonitor:
     """Folder of the run below it; left out: the config's name."""
 
 
-@value
+@frozen
 class WandbMonitor:
     """Weights & Biases."""
 
@@ -429,7 +429,7 @@ class WandbMonitor:
     """Write below output_dir, without a network; `wandb sync` sends it later."""
 
 
-@value
+@frozen
 class Monitor:
     """Where the numbers of each step go besides metrics.jsonl, through DeepSpeed's monitors."""
 
@@ -441,7 +441,7 @@ class Monitor:
     """Weights & Biases; needs the package wandb."""
 
 
-@value
+@frozen
 class GradientHandler:
     """What is done to gradients after they are summed over micro-batches and replicas, before norm and clipping."""
 
@@ -451,7 +451,7 @@ class GradientHandler:
     """Its keyword arguments, after model and optimizer."""
 
 
-@value
+@frozen
 class PipelineSchedule:
     """The order in which a pipeline works off its micro-batches."""
 
@@ -463,7 +463,7 @@ class PipelineSchedule:
     """Runs of layers on each stage; more than 1 would be the interleaved schedule."""
 
 
-@value
+@frozen
 class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 

@@ -1,4 +1,4 @@
-"""`@value` is a frozen dataclass for the standard library, for pickle, and for its users."""
+"""`@frozen` is a frozen dataclass for the standard library, for pickle, and for its users."""
 
 from __future__ import annotations
 
