@@ -58,7 +58,7 @@ def joined(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
     """Pieces to the whole: dim i of `x` is cut by dims[i], slowest first, so the fastest is joined first."""
     for dim, letters in enumerate(dims):
         for letter in reversed(letters):
-            x = collectives.joined(x, groups.axis(letter), dim)
+            x = collectives.gather_from_group(x, groups.axis(letter), dim)
     return x
 
 
@@ -71,7 +71,7 @@ def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
     check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
         for letter in letters:
-            x = collectives.sliced(x, groups.axis(letter), dim)
+            x = collectives.scatter_to_group(x, groups.axis(letter), dim)
     return x
 
 

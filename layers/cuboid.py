@@ -35,7 +35,7 @@ class Kept:
 
     def join(self, stored: Tensor) -> Tensor:
         """As `gather`, differentiable, where all ranks go on with the same panel: backward takes this rank's pieces."""
-        return self._gather(stored, collectives.joined)
+        return self._gather(stored, collectives.gather_from_group)
 
     def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
@@ -55,7 +55,7 @@ class Kept:
         if not self.blocks:
             return collectives.start_reduce_scatter(partial, self.axis, self.dim)
         dim = self.dim % partial.dim()
-        blocks = [collectives.in_blocks(block, dim, self.axis.size) for block in self._split(partial, dim)]
+        blocks = [torch.unflatten(block, dim, (self.axis.size, -1)) for block in self._split(partial, dim)]
         pieces = torch.cat([block.movedim(dim, 0) for block in blocks], dim + 1)
         return collectives.start_reduce_scatter(pieces.flatten(0, 1), self.axis)
 

@@ -78,7 +78,7 @@ def cross_entropy(
     if reduction == "none":
         result = joined(groups, losses.view(own.shape), cuts.of(logits.dim())[:-1])
     else:
-        result = collectives.summed(losses.sum(), groups.axis(*cuts.tokens))
+        result = collectives.reduce_from_group(losses.sum(), groups.axis(*cuts.tokens))
     return result if denominator is None else result / denominator
 
 

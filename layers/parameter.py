@@ -164,9 +164,8 @@ class Layer(Placed):
             # By attribute each time: that is how ZeRO-3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in places]
             parameters = [p for p in parameters if p.requires_grad]
-            shared.update(
-                zip(parameters, collectives.shared_together(parameters, self.groups.axis(*letters)), strict=True)
-            )
+            stand_ins = collectives.copy_to_group_coalesced(parameters, self.groups.axis(*letters))
+            shared.update(zip(parameters, stand_ins, strict=True))
         return shared
 
     def borrowed(self) -> Iterator[nn.Parameter]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis
+from dslpar.distributed.collectives import Axis, Pending
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.precision import widened
 
@@ -33,10 +33,10 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, attend: Attend) -> Tensor:
     """`attend`, over whole sequences, for this rank's share of the heads."""
-    shares = [collectives.in_blocks(part, 1, axis.size).movedim(1, 0) for part in (q, k, v)]  # [n, B, heads/n, S/n, D]
-    qkv = collectives.exchanged(torch.cat(shares, dim=2), axis, split_dim=0, join_dim=3).squeeze(0)
+    shares = [torch.unflatten(part, 1, (axis.size, -1)).movedim(1, 0) for part in (q, k, v)]  # [n, B, heads/n, S/n, D]
+    qkv = collectives.all_to_all_autograd(torch.cat(shares, dim=2), axis, split_dim=0, concat_dim=3).squeeze(0)
     y = attend(*torch.split(qkv, [share.shape[2] for share in shares], dim=1))
-    return collectives.exchanged(y, axis, split_dim=2, join_dim=1)
+    return collectives.all_to_all_autograd(y, axis, split_dim=2, concat_dim=1)
 
 
 class Drop(NamedTuple):
@@ -82,7 +82,7 @@ class Ring(NamedTuple):
 
 def ring(q: Tensor, k: Tensor, v: Tensor, how: Ring) -> Tensor:
     """Attention of this rank's queries to the keys of all ranks, as `how` allows; zeros where it allows none."""
-    rows = collectives.in_blocks(q, 1, k.shape[1]).flatten(2, 3)
+    rows = torch.unflatten(q, 1, (k.shape[1], -1)).flatten(2, 3)
     y: Tensor = _Ring.apply(rows, k, v, how)  # type: ignore[no-untyped-call]
     return y.view(q.shape)
 
@@ -125,20 +125,16 @@ class _Ring(torch.autograd.Function):
                 q_grad += scores_grad @ keys
                 kv_grad[0] += scores_grad.transpose(-1, -2) @ wide
                 kv_grad[1] += (probabilities * mask).transpose(-1, -2) @ y_grad
-            kv_grad, works = collectives.start_shift(
-                kv_grad, how.axis
-            )  # they travel on with the keys that they belong to
-            collectives.finish(works)
+            kv_grad = collectives.start_ring_shift(kv_grad, how.axis).wait()  # with the keys that they belong to
         return q_grad.to(q.dtype), kv_grad[0].to(q.dtype), kv_grad[1].to(q.dtype), None
 
 
 def _around(kv: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
     """(step, the keys and values of the rank that many places before), each sent on while it is worked on."""
     for step in range(axis.size):
-        following, works = collectives.start_shift(kv, axis) if step + 1 < axis.size else (kv, [])
+        following = collectives.start_ring_shift(kv, axis) if step + 1 < axis.size else Pending(kv)
         yield step, kv
-        collectives.finish(works)
-        kv = following
+        kv = following.wait()
 
 
 def _finite(peak: Tensor) -> Tensor:

@@ -61,12 +61,12 @@ def own_slice(xs: list[Tensor], rank: int, dim: int) -> Tensor:
 
 
 PAIRS: dict[str, tuple[Whole, Whole]] = {
-    "gathered": (gather, scatter),
-    "scattered": (scatter, gather),
-    "summed": (reduce, same),
-    "shared": (same, reduce),
-    "sliced": (own_slice, gather),
-    "joined": (gather, own_slice),
+    "all_gather_autograd": (gather, scatter),
+    "reduce_scatter_autograd": (scatter, gather),
+    "reduce_from_group": (reduce, same),
+    "copy_to_group": (same, reduce),
+    "scatter_to_group": (own_slice, gather),
+    "gather_from_group": (gather, own_slice),
 }
 
 
@@ -80,7 +80,7 @@ def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
     for dim in DIMS:
         x = numbers(axis.index, SHAPE).requires_grad_()
         before = x.detach().clone()
-        y = getattr(collectives, name)(x, axis, *([] if name in ("summed", "shared") else [dim]))
+        y = getattr(collectives, name)(x, axis, *([] if name in ("reduce_from_group", "copy_to_group") else [dim]))
         y.backward(numbers(axis.index, tuple(y.shape), seed=1))
         assert x.grad is not None
         results.append((y.detach(), x.grad, torch.equal(x, before)))
@@ -102,13 +102,13 @@ def test_pair(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_an_axis_of_one_costs_nothing(name: str) -> None:
     x = torch.ones(2, requires_grad=True)
-    assert getattr(collectives, name)(x, Axis(), *([] if name in ("summed", "shared") else [0])) is x
+    assert getattr(collectives, name)(x, Axis(), *([] if name in ("reduce_from_group", "copy_to_group") else [0])) is x
 
 
 def exchange() -> tuple[Tensor, Tensor]:
     axis = axis_of_all()
     x = numbers(axis.index, SHAPE).requires_grad_()
-    y = collectives.exchanged(x, axis, split_dim=-1, join_dim=1)
+    y = collectives.all_to_all_autograd(x, axis, split_dim=-1, concat_dim=1)
     y.backward(y.detach())  # the way back of what came is what was sent
     assert x.grad is not None
     return y.detach(), x.grad
@@ -121,16 +121,16 @@ def test_all_to_all_and_back() -> None:
         assert torch.equal(x_grad, xs[rank])
 
 
-def share_together() -> list[Tensor]:
+def copy_together() -> list[Tensor]:
     axis = axis_of_all()
     tensors = [torch.zeros(shape, requires_grad=True) for shape in ((2, 3), (4,), ())]
-    first, second, _ = collectives.shared_together(tensors, axis)  # the last one unused: its gradient is zero
+    first, second, _ = collectives.copy_to_group_coalesced(tensors, axis)  # the last one unused: its gradient is zero
     (first.sum() * axis.index + second.sum()).backward()
     return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
-def test_shared_together() -> None:
-    for a, b, c in on_ranks(SIZE, share_together):
+def test_copy_to_group_coalesced() -> None:
+    for a, b, c in on_ranks(SIZE, copy_together):
         assert a.tolist() == [[3.0] * 3] * 2
         assert b.tolist() == [3.0] * 4
         assert c.item() == 0
@@ -139,8 +139,7 @@ def test_shared_together() -> None:
 def values_and_objects() -> dict[str, object]:
     axis = axis_of_all()
     own = torch.tensor([float(axis.index)])
-    received, works = collectives.start_shift(own, axis)
-    collectives.finish(works)
+    received = collectives.start_ring_shift(own, axis).wait()
     collectives.barrier(axis)
     return {
         "max": collectives.all_reduce(own, axis, "max").item(),
@@ -170,7 +169,7 @@ def test_alone_everything_is_the_identity() -> None:
     assert collectives.broadcast(x, axis) is x
     assert collectives.broadcast_object("a", axis) == "a"
     assert collectives.gather_objects("a", axis) == ["a"]
-    assert collectives.shared_together([x], axis) == (x,)
+    assert collectives.copy_to_group_coalesced([x], axis) == (x,)
     collectives.barrier(axis)
 
 

@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[Callable[[collectives.Axis], Any], str, Fraction | int]] 
     "all_reduce": (lambda axis: collectives.all_reduce(x(), axis), "all_reduce", ELEMENTS),
     "start_all_reduce_": (lambda axis: collectives.start_all_reduce_(x(), axis).wait(), "all_reduce", ELEMENTS),
     "all_to_all": (lambda axis: collectives.all_to_all(x(), axis, 0, 1), "all_to_all", ELEMENTS // 2),
-    "start_shift": (lambda axis: collectives.finish(collectives.start_shift(x(), axis)[1]), "send", ELEMENTS),
+    "start_ring_shift": (lambda axis: collectives.start_ring_shift(x(), axis).wait(), "send", ELEMENTS),
     "barrier": (collectives.barrier, "barrier", 0),
 }
 
@@ -76,8 +76,8 @@ def several() -> dict[str, Any]:
         collectives.broadcast(x(), groups.axis("y"))
     found["broadcast"] = sent.elements.total
     with counting(groups) as sent:
-        panel = collectives.gathered(x().requires_grad_(), groups.axis("y"), 0)
-        y = panel + collectives.shared(x().repeat(2, 1).requires_grad_(), groups.axis("d"))
+        panel = collectives.all_gather_autograd(x().requires_grad_(), groups.axis("y"), 0)
+        y = panel + collectives.copy_to_group(x().repeat(2, 1).requires_grad_(), groups.axis("d"))
         forward = dict(sent.elements)
         y.sum().backward()
     found["forward"], found["both"] = forward, dict(sent.elements)

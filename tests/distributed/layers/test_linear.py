@@ -38,24 +38,24 @@ INNER_BLOCKS = sum(BLOCKS)
 
 def composed(x: Tensor, weight: Tensor, bias: Tensor | None, how: Product) -> Tensor:
     """Each operand gathered, the product, its sum kept as Y is; autograd does the rest."""
-    panel = gathered(collectives.shared(weight, how.depth), how.w)
+    panel = gathered(collectives.copy_to_group(weight, how.depth), how.w)
     y = summed(functional.linear(gathered(x, how.x), panel), how.y)
     return y if bias is None else y + bias
 
 
 def gathered(stored: Tensor, how: Kept) -> Tensor:
     if how.dim is None:
-        return collectives.shared(stored, how.axis)
-    panel = collectives.gathered(stored, how.axis, how.dim)
+        return collectives.copy_to_group(stored, how.axis)
+    panel = collectives.all_gather_autograd(stored, how.axis, how.dim)
     return panel if how.axis.size == 1 else panel.index_select(how.dim, by_rank(panel, how).argsort())
 
 
 def summed(partial: Tensor, how: Kept) -> Tensor:
     if how.dim is None:
-        return collectives.summed(partial, how.axis)
+        return collectives.reduce_from_group(partial, how.axis)
     if how.axis.size > 1:
         partial = partial.index_select(how.dim, by_rank(partial, how))
-    return collectives.scattered(partial, how.axis, how.dim)
+    return collectives.reduce_scatter_autograd(partial, how.axis, how.dim)
 
 
 def by_rank(panel: Tensor, how: Kept) -> Tensor:

@@ -27,7 +27,7 @@ Mutation = Callable[[], None]
 
 
 def vectors_not_summed() -> None:
-    comm.shared_together = lambda tensors, axis: tuple(tensors)
+    comm.copy_to_group_coalesced = lambda tensors, axis: tuple(tensors)
 
 
 def depth_not_summed() -> None:
@@ -97,7 +97,7 @@ def _roll_what_the_backward_gathers(operand: str) -> None:
 
 def gradient_of_joined_output_summed() -> None:
     """`gather_output`: the backward of a gather whose ranks would go on differently."""
-    cuboid.comm.joined = comm.gathered
+    cuboid.collectives.gather_from_group = comm.all_gather_autograd
 
 
 def output_joined_slowest_first() -> None:
@@ -115,9 +115,9 @@ def heads_exchanged_as_one() -> None:
     """Ulysses: the heads of q, k and v in one row, cut over the ranks."""
 
     def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: sequence.Attend) -> Any:
-        qkv = comm.exchanged(torch.cat([q, k, v], dim=1), axis, split_dim=1, join_dim=2)
+        qkv = comm.all_to_all_autograd(torch.cat([q, k, v], dim=1), axis, split_dim=1, concat_dim=2)
         heads = [part.shape[1] // axis.size for part in (q, k, v)]
-        return comm.exchanged(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, join_dim=1)
+        return comm.all_to_all_autograd(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, concat_dim=1)
 
     attention.ulysses = ulysses
 
@@ -178,7 +178,7 @@ def norm_s_gradient_of_its_own_features() -> None:
     """The two sums of a cut norm's backward over this rank's features alone."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        norm.comm = _Changed(comm, start_all_reduce_=lambda x, axis: Pending(x))
+        norm.collectives = _Changed(comm, start_all_reduce_=lambda x, axis: Pending(x))
         return backward_rightly(ctx, *grads)
 
     backward_rightly = norm._CutNorm.backward
