@@ -105,7 +105,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
     if _over_gloo(axis):
         # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements: each
         # rank receives its piece of every rank's tensor, and sums them up itself.
-        pieces.stands_for = "reduce_scatter"  # read by tests.support.traffic_counter
+        pieces.stands_for = "reduce_scatter"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
         received = torch.empty_like(pieces)
         work = dist.all_to_all_single(received, pieces, group=axis.group, async_op=True)
         return Pending(received, [work], lambda pieces: pieces.sum(0))
