@@ -7,8 +7,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dslpar.cluster import hostfile
-from dslpar.cluster.hostfile import Cluster, Host
 from dslpar.core.errors import DslparError, Location
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -17,6 +15,7 @@ from dslpar.linter.report import text as report_text
 
 if TYPE_CHECKING:
     from dslpar.cluster.filter import Flag
+    from dslpar.cluster.hostfile import Cluster
 
 ALLOCATIONS = ("slurm", "pbs")
 """What --hostfile may name instead of a file."""
@@ -134,12 +133,15 @@ def _hosts(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) 
         parser.error(f"cannot read the hostfile {name}: {error}")
     except ValueError as error:
         parser.error(f"--hostfile {name}: {error}")
+    from dslpar.cluster import hostfile
+
     return hostfile.parse(sources[name], name)
 
 
 def _allocation(name: str, sources: dict[str, str]) -> Cluster:
     """Its place is the variable, or the file, that says it."""
     from dslpar.cluster import nodelist
+    from dslpar.cluster.hostfile import Cluster, Host
 
     source, text, hosts = nodelist.ALLOCATIONS[name](os.environ)
     sources[source] = text

@@ -35,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
+    # Without this, argparse asks gettext for a translation of each of its words: there is none, and to find that out
+    # loads `locale` and looks through folders, 4 % of a start.
+    setattr(argparse, "_", str)  # noqa: B010  (typeshed does not know the name)
     name, *words = words
     command = importlib.import_module(f"dslpar.cli.{MODULES.get(name, name)}")
     hint = COMMANDS[name]
@@ -49,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False, prog=f"dslpar {name}", description=hint, formatter_class=_formatter
     )
     command.arguments(parser)
-    status: int = command.run(parser.parse_intermixed_args(words), parser)
+    args, rest = parser.parse_known_args(words)
+    if rest:  # an override behind a flag, or a mistake: a second reading, since this one formats the usage first
+        args = parser.parse_intermixed_args(words)
+    status: int = command.run(args, parser)
     return status
 
 

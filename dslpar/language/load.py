@@ -16,7 +16,6 @@ from typing import NamedTuple
 from dslpar.core.errors import COMMAND_LINE, Finding, Location
 from dslpar.language.codes import BudgetError, MistakeError, finding
 from dslpar.language.export import Exporter
-from dslpar.language.overrides import apply_overrides
 from dslpar.language.session import Session
 from dslpar.language.source import Source, read_source
 from dslpar.language.tree import Node
@@ -108,7 +107,10 @@ def _load(
         names = _names(source, session)
         complete = names is not None
         if names is not None:
-            apply_overrides(overrides, shorthands, names, session)
+            if overrides:
+                from dslpar.language.overrides import apply_overrides
+
+                apply_overrides(overrides, shorthands, names, session)
             exporter = Exporter(session)
             root = exporter.root(names, Location(source.path))
     except BudgetError as error:

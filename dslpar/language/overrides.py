@@ -36,8 +36,6 @@ def apply_overrides(
     texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Slot], session: Session
 ) -> None:
     """Change the names of a config; what is malformed or leads nowhere is a finding."""
-    if not texts:
-        return
     texts = [text.replace("\n", " ").replace("\r", " ") for text in texts]
     session.sources[COMMAND_LINE] = " ".join(texts)
     column = 1

@@ -119,7 +119,7 @@ def _norm(model: GPT) -> int:
     return model.hidden_size * (2 if model.bias and model.norm == "layernorm" else 1)
 
 
-PATTERN = re.compile(r"[\w|^$.]+", re.ASCII)
+PATTERN = r"[\w|^$.]+"
 """What may follow 'type:': names, `|` between them, `^` `$` and `.` as in regular expressions."""
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from dslpar.cluster.hostfile import Cluster
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.language.load import NO_TEXTS, Config
 from dslpar.language.load import load as evaluate_file
@@ -19,6 +19,9 @@ from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import engine
 from dslpar.schema import sections_reader
 from dslpar.schema.reader import Registered
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
 
 Path = str | os.PathLike[str]
 

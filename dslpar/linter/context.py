@@ -11,7 +11,6 @@ from dataclasses import is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dslpar.cluster.hostfile import Cluster
 from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.language.load import Config
@@ -23,6 +22,7 @@ from dslpar.schema.reader import Registered
 from dslpar.schema.sections_reader import Reading, read
 
 if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
     from dslpar.linter.suppressions import Ignores
 
 

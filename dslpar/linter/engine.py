@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dslpar.cluster.hostfile import Cluster
 from dslpar.core.errors import Finding
 from dslpar.language.load import Config
 from dslpar.linter.context import Context
@@ -29,6 +28,7 @@ from dslpar.linter.rules import (
 from dslpar.schema.reader import Registered
 
 if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
     from dslpar.linter.catalog.page import RunTimePage
 
 RULES: tuple[Rule, ...] = (

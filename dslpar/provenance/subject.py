@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from dslpar.cluster.hostfile import Cluster
 from dslpar.core.errors import COMMAND_LINE, Finding, has_errors
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, resolve
@@ -12,6 +12,9 @@ from dslpar.linter import check, engine
 from dslpar.linter.context import Context
 from dslpar.linter.rule import UnknownValueError
 from dslpar.schema.sections_reader import Reading, read
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
 
 
 class Case:

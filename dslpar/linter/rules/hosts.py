@@ -5,12 +5,15 @@ flags of the command line as comments.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dslpar.cluster.hostfile import Cluster
 from dslpar.core.errors import Location
 from dslpar.layout.divisors import divisors
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
+
+if TYPE_CHECKING:
+    from dslpar.cluster.hostfile import Cluster
 
 _GRAMMAR = "one host a line: NAME slots=N"
 

@@ -257,7 +257,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
         return
     pattern = method.removeprefix("type:")
-    if PATTERN.fullmatch(pattern) is None:
+    if re.fullmatch(PATTERN, pattern, re.ASCII) is None:
         message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
         yield cx.problem("parallel.pipeline.method", message, "such as 'type:Block' or 'type:^Embedding|Head$'")
         return
@@ -410,7 +410,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
 def is_method(method: str) -> bool:
     """Whether it is an automatic cut; what follows 'type:' is looked at, for a pattern may take for ever to match."""
     return method in sections.METHODS or (
-        method.startswith("type:") and PATTERN.fullmatch(method.removeprefix("type:")) is not None
+        method.startswith("type:") and re.fullmatch(PATTERN, method.removeprefix("type:"), re.ASCII) is not None
     )
 
 
