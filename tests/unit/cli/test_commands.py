@@ -339,14 +339,14 @@ def test_stdin_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
     """A start of the plain command is short: no format, fix or folder of others is loaded."""
-    program = "import sys; from dslpar.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    program = "import sys; from dslpar.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", program, "lint", str(config), "--world-size", "8"], capture_output=True, text=True
     )
     loaded = set(ran.stdout.split())
     assert "dslpar.cli.lint" in loaded
-    names = ("selection", "ignores", "fixes", "folders", "github", "sarif")
-    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "dslpar.core.suggest", "dslpar.cli.fix"}
+    names = ("selection", "suppressions", "fixes", "config_files", "report.github", "report.sarif")
+    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "locale", "dslpar.cli.fix", "dslpar.cluster.hostfile"}
     assert not loaded & {f"dslpar.linter.{name}" for name in names}
 
 
