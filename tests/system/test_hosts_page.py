@@ -13,7 +13,7 @@ from dslpar.launch import commands, local_facts, ssh
 from dslpar.linter.engine import page_of
 from tests.support.runs import ROOT
 
-PAGES = (ROOT / "docs" / "hosts.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "hosts.md", ROOT / "docs" / "running.md", ROOT / "README.md")
 COMMANDS = sorted(
     {
         line.partition("  #")[0].strip()

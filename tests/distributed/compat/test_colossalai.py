@@ -307,7 +307,7 @@ def test_the_script_is_the_same_in_one_process(script: Path) -> None:
     assert GLOBAL == 16
 
 
-# ---- what README shows ----
+# ---- what docs/porting.md shows ----
 
 
 def _readme(folder: str, code: str) -> tuple[float | None, int]:
@@ -321,9 +321,9 @@ def _readme(folder: str, code: str) -> tuple[float | None, int]:
     return None if loss is None else loss.item(), engine.steps_done
 
 
-def test_the_program_in_the_readme_runs(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(run = dslpar.start.*?)```", readme, re.DOTALL)
+def test_the_program_of_the_porting_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "porting.md").read_text()
+    (code,) = re.findall(r"```python\n(run = dslpar.start.*?)```", page, re.DOTALL)
     config = re.search(r"# (parallel = .*)", code)
     assert config
     (tmp_path / "config.py").write_text(config[1].replace("; ", "\n"))

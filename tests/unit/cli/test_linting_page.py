@@ -1,4 +1,4 @@
-"""The commands that the README shows about linting: each runs, in a folder that holds what they name."""
+"""The commands of docs/linting.md: each runs, in a folder that holds what it names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import yaml
 from dslpar.cli.main import main
 from tests.support.paths import ROOT
 
-README = (ROOT / "README.md").read_text()
-PART = README[README.index("## How to read a finding") : README.index("## Tensor modes")]
+PART = (ROOT / "docs" / "linting.md").read_text()
 COMMANDS = re.findall(r"(?:^|run: )dslpar (.+?)(?:  +#.*)?$", PART, re.MULTILINE)
 RIGHT = """\
 model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)
@@ -51,7 +50,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_runs(
+def test_a_command_of_the_page_runs(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "-o mine.py" in command:
@@ -73,7 +72,10 @@ def test_the_finding_is_what_lint_prints(folder: Path, capsys: pytest.CaptureFix
     (folder / "configs" / "mine.py").write_text(WRONG)
     assert main(["lint", "configs/mine.py", "--world-size", "12"]) == 1
     (shown,) = re.findall(r"```\n(configs/mine.py:.*?)```", PART, re.DOTALL)
-    assert shown in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert shown in printed
+    readme = re.findall(r"```\n(configs/mine.py:.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert readme == [shown]
 
 
 def test_what_is_for_ci_is_yaml() -> None:
@@ -84,7 +86,7 @@ def test_what_is_for_ci_is_yaml() -> None:
     assert all(hook in PART for hook in hooks)
 
 
-def test_a_comment_of_the_readme_silences(folder: Path) -> None:
+def test_a_comment_of_the_page_silences(folder: Path) -> None:
     (comment,) = re.findall(r"`(# dslpar: ignore\[\w+\][^`]*)`", PART)
     text = RIGHT.splitlines()[0] + "\nparallel = dict(pipeline=2)\nbatch = dict(micro_size=1, accumulation=2)"
     (folder / "mine.py").write_text(text + "\n")
