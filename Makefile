@@ -1,12 +1,12 @@
 # make demo    from a fresh clone: install, check a 3-D layout, train it on 8 CPU ranks, held-out loss before and after
 # make test    ruff, mypy, the import contract, and the tests
-# make prove   the same with every test
+# make prove   the same with every test; PART=kills: one part of them, `make parts` lists the parts
 # make lint    the checks alone
 # make bench   side-by-side measurements, as ratios
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3
-PYTEST ?= -q -n auto
+PYTEST ?= -q -n auto --durations=20
 CONFIG ?= configs/gpt_3d.py
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,8 +21,24 @@ unexport PYTHONDONTWRITEBYTECODE
 # Not exported for all: `setup` needs the machine's own python3.
 IN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
+# The parts of `make prove`: each takes minutes, none more than an hour on 2 cores. Together they are all of tests/.
+PART_unit := tests/unit
+PART_layers := tests/distributed/layers
+PART_distributed := tests/distributed --ignore=tests/distributed/layers
+PART_invariance := tests/properties/invariance
+PART_reshape := tests/properties/reshape
+PART_oracle := tests/properties/oracle
+PART_linter := tests/properties --ignore=tests/properties/invariance --ignore=tests/properties/reshape --ignore=tests/properties/oracle
+PART_kills := tests/system/kills
+PART_hosts := tests/system/two_hosts
+PART_system := tests/system --ignore=tests/system/kills --ignore=tests/system/two_hosts
+PARTS := unit layers distributed invariance reshape oracle linter kills hosts system
+ifneq ($(filter-out $(PARTS),$(PART)),)
+$(error no part '$(PART)' of make prove; the parts are: $(PARTS))
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove lint bench
+.PHONY: help setup demo test prove parts lint bench
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -62,7 +78,10 @@ test: lint
 	$(IN) pytest $(PYTEST)
 
 prove: lint
-	$(IN) pytest $(PYTEST) -m ""
+	$(IN) pytest $(PYTEST) -m "" $(PART_$(PART))
+
+parts:
+	@$(foreach part,$(PARTS),echo "make prove PART=$(part)	$(PART_$(part))";)
 
 bench: $(STAMP)
 	@$(BIN)/python -m compileall -q dslpar layers

@@ -198,7 +198,25 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     assert shown[1] == "".join(line for line in lines if not line.startswith("#"))
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "prove", "lint", "bench"])
+def test_every_test_is_in_one_part_of_prove() -> None:
+    """`make prove PART=...`, part by part, runs each file of tests once."""
+    found: list[str] = []
+    for line in run("make", "parts").stdout.splitlines():
+        folder, *ignored = line.partition("\t")[2].replace("--ignore=", "").split()
+        inside = [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("test_*.py")]
+        found += [path for path in inside if not any(path.startswith(f"{other}/") for other in ignored)]
+    there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert there
+    assert sorted(found) == sorted(there)
+
+
+def test_an_unknown_part_of_prove_is_refused() -> None:
+    refused = run("make", "-n", "prove", "PART=nothing")
+    assert refused.returncode == 2
+    assert "no part 'nothing' of make prove; the parts are: unit layers" in refused.stderr
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "prove", "parts", "lint", "bench"])
 def test_make_has(target: str) -> None:
     planned = run("make", "-n", target)
     assert planned.returncode == 0, planned.stderr
