@@ -26,7 +26,8 @@ import deepspeed
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location, has_errors
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError, Location, has_errors
 from dslpar.data.corpus import corpus_of
 from dslpar.data.loader import Loader, Pairs, is_dataset
 from dslpar.data.order import Samples
@@ -40,6 +41,7 @@ from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, Stages, pipeline_of, resolve
 from dslpar.layout.stages import ids_of
 from dslpar.linter import check
+from dslpar.linter.engine import rule_finding
 from dslpar.models import LayeredModel, Sequential
 from dslpar.models.build import Given, given_model, model_of
 from dslpar.reporting import logging
@@ -183,10 +185,10 @@ def initialize(
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
     if model is None and run.config.root.child("model") is None:
         hint = "write a model in the config, or give model=..."
-        raise _error(NO_MODEL, "no-model", "there is no model", hint, run.job)
+        raise DslparError([rule_finding(NO_MODEL, "there is no model", hint, Location(run.job.path))])
     if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
         message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
-        raise _error("CFG227", "criterion-with-parameters", message, hint, run.job)
+        raise_finding("CFG227", message, hint, run.job.path)
     job, groups = run.job, run.groups
     layered = given_model(model, job.path) if model is not None else None
     if layered is not None:
@@ -219,12 +221,12 @@ def layer_stage_id(job: Job, layer_idx: int) -> int:
     if not ids:
         message = "nothing says how the layers are cut before the model is there"
         hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
-        raise _error("PIP208", "no-such-layer", message, hint, job)
+        raise_finding("PIP208", message, hint, job.path)
     try:
         return ids[layer_idx]
     except (IndexError, KeyError):
         message = f"there is no layer {layer_idx}: the model has {len(ids)}"
-        raise _error("PIP208", "no-such-layer", message, f"from 0 to {len(ids) - 1}, or -1 for the last", job) from None
+        raise_finding("PIP208", message, f"from 0 to {len(ids) - 1}, or -1 for the last", job.path)
 
 
 # ---- where this process stands ----
@@ -291,7 +293,7 @@ def _without_model(config: Config) -> Config:
 def _agree(job: Job, groups: Groups) -> None:
     """All ranks have the same job, wherever its files lie."""
     mine = hashlib.sha256(repr(dataclasses.replace(job, path="", output_dir="")).encode()).hexdigest()
-    _demand_equal(mine, groups, "HST203", "ranks-differ", "another config", "give every rank the same config")
+    _demand_equal(mine, groups, "HST203", "another config", "give every rank the same config")
 
 
 def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
@@ -300,7 +302,7 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
         return
     weights = [p.detach().double().sum().item() for _, module in model.modules for p in module.parameters()]
     hint = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
-    _demand_equal(repr(weights), groups, "HST221", "weights-differ", "other weights", hint)
+    _demand_equal(repr(weights), groups, "HST221", "other weights", hint)
 
 
 def _check_equal_numbers(samples: Sequence[Any], groups: Groups) -> None:
@@ -308,15 +310,15 @@ def _check_equal_numbers(samples: Sequence[Any], groups: Groups) -> None:
     numbers = [getattr(each, "num_samples", None) for each in samples]
     hint = "give every rank the whole data set: each reads its own share of it"
     for name, number in zip(("training", "evaluation"), numbers, strict=True):
-        _demand_equal(number, groups, "HST203", "ranks-differ", f"another number of {name} samples", hint)
+        _demand_equal(number, groups, "HST203", f"another number of {name} samples", hint)
 
 
-def _demand_equal(mine: object, groups: Groups, code: str, name: str, what: str, hint: str) -> None:
+def _demand_equal(mine: object, groups: Groups, code: str, what: str, hint: str) -> None:
     seen = collectives.gather_objects(mine, groups.axis("pipe", "data", "tensor"))
     differ = [str(rank) for rank, theirs in enumerate(seen) if theirs != seen[0] and theirs is not None]
     if differ:
         message = f"rank {', '.join(differ[:8])} {'has' if len(differ) == 1 else 'have'} {what} than rank 0"
-        raise DslparError([Finding(code, name, "error", message, hint, Location(WORLD))])
+        raise_finding(code, message, hint)
 
 
 # ---- what the program gives ----
@@ -367,10 +369,6 @@ def _by_engine(scheduler: Any, path: str) -> Any:
         def step(self, *_: Any, **__: Any) -> NoReturn:
             message = "lr_scheduler.step(): the engine steps the schedule, once an optimizer step"
             hint = "leave the call out: engine.step() and engine.train_batch() do it"
-            raise DslparError([Finding("BAT209", "second-schedule-step", "error", message, hint, Location(path))])
+            raise_finding("BAT209", message, hint, path)
 
     return ByEngine()
-
-
-def _error(code: str, name: str, message: str, hint: str, job: Job) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path))])

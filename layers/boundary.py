@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_cuts
@@ -97,17 +98,14 @@ def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: st
 
 def wrong_shape(message: str, hint: str) -> DslparError:
     """The error of what a layer cannot take, in whatever layout."""
-    return DslparError([Finding("TEN226", "wrong-shape", "error", message, hint, Location(WORLD), "model")])
+    return DslparError([finding("TEN226", message, hint, key="model")])
 
 
 def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | None) -> Finding:
     below, above = length // count * count, -(-length // count) * count
-    return Finding(
-        code="TEN221",
-        name="activation-does-not-divide",
-        severity="error",
-        message=f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
-        help=f"{f'{below} or ' if below else ''}{above} entries: pad it, or choose another size",
-        location=Location(WORLD),
+    return finding(
+        "TEN221",
+        f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
+        f"{f'{below} or ' if below else ''}{above} entries: pad it, or choose another size",
         key="parallel.tensor",
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers.linear import Linear
 
@@ -51,12 +52,9 @@ class Linear3D(_OfMode):
 
 
 def _other_mode(name: str, mode: str, actual: str | None) -> Finding:
-    return Finding(
-        code="TEN110",
-        name="layer-of-another-mode",
-        severity="error",
-        message=f"{name} in a run with tensor mode {actual!r}",
-        help=f"use Linear, which is right in every mode, or tensor=dict(mode={mode!r}, ...)",
-        location=Location(WORLD),
+    return finding(
+        "TEN110",
+        f"{name} in a run with tensor mode {actual!r}",
+        f"use Linear, which is right in every mode, or tensor=dict(mode={mode!r}, ...)",
         key="parallel.tensor.mode",
     )

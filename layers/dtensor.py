@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement as Sbp
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import expand
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement_of
@@ -60,7 +60,7 @@ def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
     axes = expand(names)
     if not names or not set(names) <= set(AXES) or sum(len(expand((name,))) for name in names) != len(axes):
         message = f"there is no mesh over {', '.join(map(repr, names)) or 'no axes'}"
-        raise _error("TEN231", "no-such-mesh", message, f"axes that do not overlap, of {', '.join(map(repr, AXES))}")
+        raise_finding("TEN231", message, f"axes that do not overlap, of {', '.join(map(repr, AXES))}")
     origin = {axis: 0 if axis in axes else index for axis, index in groups.coord.items()}
     return _mesh_at(groups, groups.mesh.rank(origin), names)
 
@@ -80,7 +80,7 @@ def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
     """
     if len(placements) != 2 or not all(isinstance(each, Sbp) for each in placements):
         message = f"{list(placements)!r} are not a placement over data and one over tensor"
-        raise _error("TEN232", "placements-do-not-fit", message, "such as [split(0), broadcast]")
+        raise_finding("TEN232", message, "such as [split(0), broadcast]")
     return placements[0], placements[1]
 
 
@@ -116,7 +116,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
         message = (
             f"the parameter is blocks of {', '.join(map(str, at.blocks))} rows, and each rank has its part of each"
         )
-        raise _error("TEN233", "blocks-are-no-shards", message, "gather it (dslpar.layers.gather), and distribute that")
+        raise_finding("TEN233", message, "gather it (dslpar.layers.gather), and distribute that")
     # Two cuts of one dim: DTensor takes the first of the mesh's dims as the slow one, and each letter cuts one dim.
     dims = {letter: dim for dim, letters in enumerate(at.cuts) for letter in letters}
     mesh = device_mesh(groups, *dims, *at.replicas)
@@ -137,18 +137,13 @@ def _mesh_at(groups: Groups, origin: int, names: Sequence[str]) -> DeviceMesh:
 
 
 def _check(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh) -> None:
-    code, name = "TEN232", "placements-do-not-fit"
     if len(placements) != mesh.ndim:
         message = f"{len(placements)} placements over a mesh of {mesh.ndim} dims {mesh.mesh_dim_names}"
-        raise _error(code, name, message, "one for each dim of the mesh: split(dim), broadcast or partial_sum")
+        raise_finding("TEN232", message, "one for each dim of the mesh: split(dim), broadcast or partial_sum")
     for each in placements:
         if not isinstance(each, Sbp):
-            raise _error(code, name, f"{each!r} is no placement", "split(dim), broadcast or partial_sum")
+            raise_finding("TEN232", f"{each!r} is no placement", "split(dim), broadcast or partial_sum")
         if isinstance(each, Shard) and not -tensor.dim() <= each.dim < tensor.dim():
             message = f"split({each.dim}) of a tensor of shape {tuple(tensor.shape)}"
             dims = f"a dim from 0 to {tensor.dim() - 1}" if tensor.dim() else "broadcast or partial_sum"
-            raise _error(code, name, message, dims)
-
-
-def _error(code: str, name: str, message: str, hint: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(WORLD))])
+            raise_finding("TEN232", message, dims)

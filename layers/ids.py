@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.boundary import check_divides, wrong_shape
@@ -58,12 +59,9 @@ def row_of(index: int, vocab_size: int) -> int:
 
 
 def _outside(number: int, vocab_size: int, what: str) -> Finding:
-    return Finding(
-        code="TEN222",
-        name="outside-the-vocabulary",
-        severity="error",
-        message=f"{number} among the {what}, and the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}",
-        help=f"vocab_size={number + 1}, or more, if it is a token" if number >= 0 else f"mask {what} that do not count",
-        location=Location(WORLD),
+    return finding(
+        "TEN222",
+        f"{number} among the {what}, and the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}",
+        f"vocab_size={number + 1}, or more, if it is a token" if number >= 0 else f"mask {what} that do not count",
         key="model.vocab_size",
     )

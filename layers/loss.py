@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
@@ -91,7 +91,7 @@ def _check_options(reduction: str, label_smoothing: float) -> None:
     else:
         return
     message = f"cross_entropy with {message}"
-    raise DslparError([Finding("TEN225", "no-such-loss", "error", message, hint, Location(WORLD))])
+    raise_finding("TEN225", message, hint)
 
 
 def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 
 T = TypeVar("T")
 
@@ -14,7 +14,5 @@ def one_of(known: Mapping[str, T], name: str, what: str) -> T:
     """Raises: DslparError, where there is none of that name."""
     if name not in known:
         message, hint = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
-        raise DslparError(
-            [Finding("TEN224", "no-such-layer-option", "error", message, hint, Location(WORLD), f"model.{what}")]
-        )
+        raise_finding("TEN224", message, hint, key=f"model.{what}")
     return known[name]

@@ -29,7 +29,8 @@ from typing import NamedTuple
 
 import torch
 
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 
 Letters = tuple[str, ...]
@@ -179,13 +180,10 @@ class Placement:
 
 def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     below, above = length // count * count, -(-length // count) * count
-    return Finding(
-        code="TEN227",
-        name="weight-does-not-divide",
-        severity="error",
-        message=f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
-        help=f"nearest legal: {f'{below} or ' if below else ''}{above}; or a smaller tensor size",
-        location=Location(WORLD),
+    return finding(
+        "TEN227",
+        f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
+        f"nearest legal: {f'{below} or ' if below else ''}{above}; or a smaller tensor size",
         key="parallel.tensor",
     )
 

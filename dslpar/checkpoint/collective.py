@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from dslpar.checkpoint import manifest
+from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
@@ -25,7 +25,7 @@ def demand_seen(seen: Iterable[tuple[str, bool]], path: str, job: Job) -> None:
     if blind:
         message = f"rank 0 has {path}, which {', '.join(blind)} does not see"
         hint = "put train.output_dir on a file system that all hosts share"
-        raise manifest.error("CKP203", "checkpoint-not-everywhere", message, hint, job, "train.output_dir")
+        raise_finding("CKP203", message, hint, job.path, "train.output_dir")
 
 
 Failing = Callable[[str, Job], DslparError]
@@ -49,7 +49,7 @@ def _root(job: Job) -> str:
 
 
 def _failed(message: str, hint: str, job: Job) -> DslparError:
-    return manifest.error("CKP205", "no-checkpoint", message, hint, job, "train.output_dir")
+    return DslparError([finding("CKP205", message, hint, job.path, "train.output_dir")])
 
 
 def by_rank_0(

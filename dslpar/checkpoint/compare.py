@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from dslpar.checkpoint import manifest
 from dslpar.checkpoint.folder import FORMAT, Stored
 from dslpar.checkpoint.resume_policy import SAME, TOLD, class_of
+from dslpar.core.catalog import raise_finding
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job
 from dslpar.linter import check as linter_check
@@ -51,7 +52,7 @@ def check(stored: Stored, job: Job, data: str) -> None:
         lines = [f"{change.key}: stored {_shown(change.stored)}, asked {_shown(change.asked)}" for change in refused]
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         message = f"{stored.path} is of another run:\n    " + "\n    ".join(lines[:_SHOWN] + more)
-        raise manifest.error("CKP202", "checkpoint-of-another-run", message, _advice(refused), job, refused[0].key)
+        raise_finding("CKP202", message, _advice(refused), job.path, refused[0].key)
 
 
 def changes(stored: Stored, job: Job) -> list[str]:
@@ -75,13 +76,11 @@ def _check_format(stored: Stored, job: Job) -> None:
     found = stored.manifest["format"]
     if found > FORMAT:
         message = f"{stored.path} has format {found}, and this dslpar reads format {FORMAT}"
-        raise manifest.error(
-            "CKP204", "checkpoint-of-a-later-version", message, "resume with the dslpar that wrote it", job
-        )
+        raise_finding("CKP204", message, "resume with the dslpar that wrote it", job.path)
     if found < FORMAT:
         message = f"{stored.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
         hint = "finish that run with the dslpar that wrote it; or leave --resume out, and a new run starts"
-        raise manifest.error("CKP220", "checkpoint-of-an-earlier-version", message, hint, job)
+        raise_finding("CKP220", message, hint, job.path)
 
 
 # ---- differences ----

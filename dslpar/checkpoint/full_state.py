@@ -17,7 +17,8 @@ from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
 from torch import Tensor, nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import pipeline_module
@@ -119,7 +120,7 @@ def _check(full: Mapping[str, Tensor], held: Mapping[str, Shape], groups: Groups
     mine = [*_other_shapes(given, model), *(_other_names(given, held, model) if strict else ())]
     said = dict.fromkeys(finding for found in collectives.gather_objects(mine, world) for finding in found)
     if said:
-        raise DslparError(_finding(message, hint, source) for message, hint in said)
+        raise DslparError(finding("CKP207", message, hint, source) for message, hint in said)
 
 
 Said = tuple[str, str]
@@ -141,7 +142,3 @@ def _other_names(given: Mapping[str, Shape], held: Mapping[str, Shape], model: M
     for name in free:
         hint = did_you_mean(name, [other for other in model if other not in given])
         yield f"the model has no {name!r} {given[name]}", f"strict=False passes it over{hint}"
-
-
-def _finding(message: str, hint: str, source: str) -> Finding:
-    return Finding("CKP207", "other-weights", "error", message, hint, Location(source))

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from dslpar.checkpoint.folder import TENSORS
 from dslpar.checkpoint.slices import Box, Piece, Segment, Shape, covers
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
 
 Value = TypeVar("Value")
 
@@ -168,8 +169,7 @@ def unreadable(path: Path, why: str) -> DslparError:
     """The finding of a checkpoint's file that cannot be read as what it should be."""
     message = f"{path} is no file of a checkpoint, or is damaged: {why}"
     hint = "`dslpar checkpoint verify` names every damaged file; resume from another one: checkpoint.resume_from=NAME"
-    finding = Finding("CKP216", "unreadable-checkpoint-file", "error", message, hint, Location(str(path)))
-    return DslparError([finding])
+    return DslparError([finding("CKP216", message, hint, str(path))])
 
 
 # ---- as JSON ----

@@ -22,7 +22,6 @@ from typing import Any
 
 from dslpar.checkpoint.folder import FORMAT, Stored
 from dslpar.checkpoint.resume_policy import SAME, class_of
-from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.data.corpus import Piece
 from dslpar.language import yaml_io
@@ -147,11 +146,3 @@ def _section(value: Any) -> Any:
 
 def _fields(section: Any) -> Plain:
     return {item.name: getattr(section, item.name) for item in dataclasses.fields(section)}
-
-
-# ---- errors ----
-
-
-def error(code: str, name: str, message: str, hint: str, job: Job, key: str = "") -> DslparError:
-    """One finding about a checkpoint."""
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

@@ -32,7 +32,8 @@ from dslpar.checkpoint.folder import Stored, Written
 from dslpar.checkpoint.index import INDEX, Entry, Index, file_key, load_index, tensor_path
 from dslpar.checkpoint.slices import Box, Piece, box_of, num_elements, whole_box
 from dslpar.checkpoint.tensor_file import DTYPES, Lazy, Reader, write_lazily
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
@@ -215,7 +216,7 @@ def _check_fits(stored: Stored, stages: Sequence[Stage], index: Index) -> None:
     if said:
         hint = "give the config of the run that saved: `dslpar checkpoint show` prints it"
         message = f"{stored.path} is of another model: {'; '.join(sorted(said)[:8])}"
-        raise _error("CKP207", "other-weights", message, hint, stored.path)
+        raise_finding("CKP207", message, hint, stored.path)
 
 
 # ---- whole weights ----
@@ -260,7 +261,7 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
     if lost:
         message = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
-        raise _error("CKP217", "weight-out-of-range", message, "--dtype bf16 or fp32, which reach further", name)
+        raise_finding("CKP217", message, "--dtype bf16 or fp32, which reach further", name)
     return converted
 
 
@@ -293,7 +294,7 @@ def _new(output: Path) -> Iterator[Path]:
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         message, hint = f"{output} is there already", "name a folder that is not there: nothing is written over"
-        raise _error("CKP221", "already-there", message, hint, str(output))
+        raise_finding("CKP221", message, hint, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=output.name, suffix=folder.PART, dir=output.parent) as made:
@@ -305,10 +306,5 @@ def _new(output: Path) -> Iterator[Path]:
             folder.flush(output.parent)
     except OSError as error:
         message = f"cannot write to {output}: {error}"
-        raise _error(
-            "CKP205", "no-checkpoint", message, "make room there, or name another folder", str(output)
-        ) from error
-
-
-def _error(code: str, name: str, message: str, hint: str, path: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(path))])
+        hint = "make room there, or name another folder"
+        raise DslparError([finding("CKP205", message, hint, str(output))]) from error

@@ -34,6 +34,7 @@ from dslpar.checkpoint.index import INDEX, Entry, Index, Odd, copy_name, file_ke
 from dslpar.checkpoint.shards import Held, Master
 from dslpar.checkpoint.slices import Piece, num_elements
 from dslpar.checkpoint.tensor_file import DTYPES, Reader, dtype_name, write
+from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
@@ -222,7 +223,7 @@ def _fill_or_refuse(engine: Engine, path: Path, found: list[Held], same: bool) -
         lines = [*list(everything)[:SHOWN], *[f"and {len(everything) - SHOWN} more"] * (len(everything) > SHOWN)]
         hint = "build the model that was saved; or start a new run, without --resume"
         message = f"{path} does not hold this model:\n    " + "\n    ".join(lines)
-        raise manifest.error("CKP208", "checkpoint-does-not-fit", message, hint, engine.job, "model")
+        raise_finding("CKP208", message, hint, engine.job.path, "model")
     return index
 
 

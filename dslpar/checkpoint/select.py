@@ -7,12 +7,12 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dslpar.checkpoint import folder, manifest
+from dslpar.checkpoint import folder
 from dslpar.checkpoint.collective import SHOWN, by_rank_0, demand_seen, not_read
 from dslpar.checkpoint.folder import Stored
-from dslpar.core.errors import DslparError
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job
@@ -43,10 +43,10 @@ def newest(job: Job, world: Axis) -> Stored | None:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         damaged.append(f"{mine} is damaged: {found[0]}{more}")
     if asked not in _NEWEST:
-        raise _not_to_be_had(asked, damaged, world, job)
+        _refuse_choice(asked, damaged, world, job)
     if damaged:
         hint = "bring the files back; or remove these folders, and the run starts at step 0"
-        raise manifest.error("CKP205", "no-checkpoint", "; ".join(damaged), hint, job, "train.output_dir")
+        raise_finding("CKP205", "; ".join(damaged), hint, job.path, "train.output_dir")
     return None
 
 
@@ -70,14 +70,14 @@ def _manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
         return None, f"{folder.MANIFEST}: {folder.why(error)}"
 
 
-def _not_to_be_had(asked: str, damaged: list[str], world: Axis, job: Job) -> DslparError:
+def _refuse_choice(asked: str, damaged: list[str], world: Axis, job: Job) -> NoReturn:
     """What is asked for by its name or path is damaged, or not there: with those that are, of the run that it names."""
     there = by_rank_0(lambda: _beside(asked, Path(job.output_dir, CHECKPOINTS)), world, job, failing=not_read)
     hint = f"name one that is there: {', '.join(there[-SHOWN:]) or 'none is'}"
     key = "checkpoint.resume_from"
     if damaged:
-        return manifest.error("CKP215", "damaged-checkpoint", damaged[0], f"bring the files back; or {hint}", job, key)
-    return manifest.error("CKP209", "no-such-checkpoint", f"there is no checkpoint {asked!r}", hint, job, key)
+        raise_finding("CKP215", damaged[0], f"bring the files back; or {hint}", job.path, key)
+    raise_finding("CKP209", f"there is no checkpoint {asked!r}", hint, job.path, key)
 
 
 def _beside(asked: str, root: Path) -> list[str]:
@@ -105,7 +105,7 @@ def _taken(stored: Stored, damaged: list[str], asked: str, world: Axis, job: Job
         name = Path(stored.path).name
         hint = f"to go back to the one before it: checkpoint.resume_from={name}; or bring the files back"
         message = f"{'; '.join(damaged)}; {name} is whole"
-        raise manifest.error("CKP215", "damaged-checkpoint", message, hint, job, "checkpoint.resume_from")
+        raise_finding("CKP215", message, hint, job.path, "checkpoint.resume_from")
     for message in damaged if world.index == 0 else ():
         log.warning("%s; it is passed over", message)
     return stored

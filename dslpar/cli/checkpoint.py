@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.cli import arguments as cli_arguments
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
@@ -56,9 +57,8 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
     stored = _read(found[-1])
     if stored.manifest["format"] != folder.FORMAT:
         message = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
-        code, name = ("CKP220", "an-earlier") if stored.manifest["format"] < folder.FORMAT else ("CKP204", "a-later")
-        name, hint = f"checkpoint-of-{name}-version", "use the dslpar that wrote it"
-        raise _refused(Finding(code, name, "error", message, hint, Location(stored.path)))
+        code = "CKP220" if stored.manifest["format"] < folder.FORMAT else "CKP204"
+        raise_finding(code, message, "use the dslpar that wrote it", stored.path)
     return stored
 
 
@@ -68,7 +68,7 @@ def _read(place: Path) -> Stored:
     try:
         return folder.read(place)
     except (OSError, ValueError) as error:
-        raise _refused(_damaged(place, [f"{folder.MANIFEST}: {folder.why(error)}"])) from error
+        raise DslparError([_damaged(place, [f"{folder.MANIFEST}: {folder.why(error)}"])]) from error
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
@@ -89,17 +89,13 @@ def _demand_whole(stored: Stored) -> None:
 
     damages = folder.verify(stored)
     if damages:
-        raise _refused(_damaged(Path(stored.path), list(map(str, damages))))
+        raise DslparError([_damaged(Path(stored.path), list(map(str, damages)))])
 
 
 def _damaged(place: Path, damages: Sequence[str]) -> Finding:
     message = f"{place.name} is damaged:" + "".join(f"\n    {damage}" for damage in damages)
     hint = "bring these files back, or use another checkpoint: resume with checkpoint.resume_from=NAME"
-    return Finding("CKP215", "damaged-checkpoint", "error", message, hint, Location(str(place)))
-
-
-def _refused(finding: Finding) -> DslparError:
-    return DslparError([finding])
+    return finding("CKP215", message, hint, str(place))
 
 
 def _telling(act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]) -> Callable[..., int]:

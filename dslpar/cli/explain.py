@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from dslpar.core import catalog
 from dslpar.linter import engine
-from dslpar.linter.catalog.page import RunTimePage
 from dslpar.linter.rule import Rule
 from dslpar.schema.reader import did_you_mean
 
-Page = Rule | RunTimePage
+Page = Rule | catalog.Page
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from dslpar.cli import arguments as cli_arguments
 from dslpar.cluster import launcher_env, network, nodelist
 from dslpar.cluster.hostfile import Cluster
-from dslpar.core.errors import WORLD, DslparError, Finding, Location, has_errors
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.language.load import Config
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import preflight, supervise
@@ -123,7 +124,7 @@ def _demand_one_start(args: argparse.Namespace) -> None:
     if around and not (args.no_ssh or args.print or args.check):
         message = f"{around} has started this as one of several processes, and each of them would start the whole job"
         hint = "dslpar launch by itself, once; or python -m dslpar.training --config CFG in its place, as it is"
-        raise DslparError([Finding("HST228", "launched-twice", "error", message, hint, Location(WORLD))])
+        raise_finding("HST228", message, hint)
 
 
 def _asked(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Asked | None:
@@ -160,7 +161,7 @@ def _idle_accelerators(cluster: Cluster | None, facts: Facts) -> Iterator[Findin
         if host.devices is None and host.slots < facts.accelerators:
             message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
             hint = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"
-            yield Finding("HST225", "idle-accelerators", "warning", message, hint, host.location)
+            yield finding("HST225", message, hint, host.location)
 
 
 def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
@@ -169,7 +170,7 @@ def _unused_hosts(args: argparse.Namespace) -> Iterator[Finding]:
     hosts = [host for host, _ in found[1].hosts] if found else []
     if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
         message = f"all ranks start on this host, and not on those of {found[1].source}: {nodelist.compress(hosts)}"
-        yield Finding("HST223", "unused-allocation", "info", message, f"--hostfile {found[0]}", Location(WORLD))
+        yield finding("HST223", message, f"--hostfile {found[0]}")
 
 
 def _unused_checkpoint(args: argparse.Namespace, config: Config, job: Job) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.engine.engine import Engine, Output, first_tensor
 
 Given = tuple[Any, Any, torch.Tensor | None]
@@ -56,7 +56,7 @@ class PipelineSchedule:
         if self.num_microbatches != wanted:
             message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
             hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
-            raise _error(engine, "PIP207", "other-num-microbatches", message, hint)
+            raise_finding("PIP207", message, hint, engine.job.path, "schedule")
 
     def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
         first = tuple(next(data_iter))
@@ -64,10 +64,10 @@ class PipelineSchedule:
             parts = zip(*(_split(value, self.num_microbatches) for value in first), strict=True)
             return [(inputs, labels) for inputs, labels in parts]
         rest = [tuple(item) for _, item in zip(range(self.num_microbatches - 1), data_iter, strict=False)]
-        if len(rest) == self.num_microbatches - 1:
-            return [first, *rest]
-        message = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
-        raise _error(engine, "BAT208", "data-ended", message, "drop the last, incomplete step of your data")
+        if len(rest) < self.num_microbatches - 1:
+            message = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
+            raise_finding("BAT208", message, "drop the last, incomplete step of your data", engine.job.path, "schedule")
+        return [first, *rest]
 
 
 class NonPipelineSchedule:
@@ -103,7 +103,3 @@ def _split(value: Any, num: int) -> list[Any]:
     if isinstance(value, tuple | list):
         return list(zip(*(_split(item, num) for item in value), strict=True))
     return list(value.chunk(num))
-
-
-def _error(engine: Engine, code: str, name: str, message: str, hint: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(engine.job.path), "schedule")])

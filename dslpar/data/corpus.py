@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.layout.resolve import Job
 
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -110,7 +110,7 @@ def _asked(job: Job) -> list[File]:
         if not files:
             what = "holds no files" if os.path.isdir(path) else "does not exist"
             hint = "name text files, or folders of them, relative to the config's folder"
-            raise _error(job, "BAT201", "no-such-text", f"{path!r} {what}", hint, "data.files")
+            raise_finding("BAT201", f"{path!r} {what}", hint, job.path, "data.files")
         found += files
     return found
 
@@ -131,7 +131,7 @@ def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
 def _check_length(job: Job, corpus: Corpus) -> None:
     if job.seq_len == 0:
         message = "a sample has no length: the model says nothing of it"
-        raise _error(job, "BAT202", "no-sequence-length", message, "give data=dict(seq_len=...)", "data.seq_len")
+        raise_finding("BAT202", message, "give data=dict(seq_len=...)", job.path, "data.seq_len")
     _check_part(job, corpus.train, "to train on", "longer files, or a shorter data.seq_len")
     if job.spec.train.eval_interval is not None:
         _check_part(job, corpus.held_out, "held out", "a larger data.eval_fraction, or no train.eval_interval")
@@ -141,8 +141,4 @@ def _check_part(job: Job, pieces: Sequence[Piece], which: str, hint: str) -> Non
     num_bytes = sum(piece.num_bytes for piece in pieces)
     if num_bytes <= job.seq_len:
         message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
-        raise _error(job, "BAT203", "too-little-text", message, hint, "data")
-
-
-def _error(job: Job, code: str, name: str, message: str, hint: str, key: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])
+        raise_finding("BAT203", message, hint, job.path, "data")

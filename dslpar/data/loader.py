@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import default_collate
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.data.order import Samples, micro_batches
 from dslpar.layout.resolve import Job
 
@@ -37,7 +37,7 @@ class Pairs:
                 "the data set is empty" if not self.num_samples else "an item of the data set is no (input, label)"
             )
             hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
-            raise DslparError([Finding("BAT207", "no-pairs", "error", message, hint, Location(path))])
+            raise_finding("BAT207", message, hint, path)
 
     def batch(self, samples: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and labels, each [len(samples), ...]."""

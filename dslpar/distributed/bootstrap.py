@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
 from dslpar.cluster.launcher_env import LAUNCHERS, Launcher
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.watchdog import lifecycle
 from dslpar.watchdog.lifecycle import Life
 from dslpar.watchdog.reports import Rank
@@ -69,7 +69,7 @@ def find(environ: Mapping[str, str]) -> Place:
             missing = [name for name in (launcher.rank, launcher.local_rank) if name not in environ]
             message = f"{launcher.world_size} is {environ[launcher.world_size]}, and {' and '.join(missing)} not set"
             hint = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which every launcher may be told to"
-            raise _error("HST201", "half-a-place", message, hint)
+            raise_finding("HST201", message, hint)
     return Place()
 
 
@@ -103,7 +103,7 @@ def _meeting(environ: Mapping[str, str], several: bool) -> str:
     host = pmix.host_of_rank_0(environ)
     if host is None or not network.is_known(host):
         hint = "pass MASTER_ADDR=<host of rank 0> to all ranks (OpenMPI: mpirun -x MASTER_ADDR=..., MPICH: -genv)"
-        raise _error("HST202", "no-meeting-place", f"several hosts, and {_unmet(host)}", hint)
+        raise_finding("HST202", f"several hosts, and {_unmet(host)}", hint)
     return host
 
 
@@ -117,10 +117,6 @@ def _port_of(job: str) -> int:
     """One port a job, below those that the system gives out: two jobs on one host then rarely meet."""
     digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
     return 10_000 + int.from_bytes(digest, "big") % 20_000 if job else DEFAULT_PORT
-
-
-def _error(code: str, name: str, message: str, hint: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(WORLD))])
 
 
 # ---- the process's life ----

@@ -14,7 +14,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import gradient_handlers, optimizers, partition
@@ -111,9 +111,7 @@ def _check_precision(job: Job) -> None:
     if dtype in supported and not supported[dtype]():
         message = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
         hint = "choose another precision: 'fp32', 'bf16' or 'fp16'"
-        raise DslparError(
-            [Finding("PRE201", "no-such-precision-here", "error", message, hint, Location(job.path), "precision")]
-        )
+        raise_finding("PRE201", message, hint, job.path, "precision")
 
 
 def _module(job: Job, layers: list[LayerSpec], loss: Loss, groups: Groups) -> nn.Module:

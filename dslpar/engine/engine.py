@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import executor, pipeline_module
@@ -224,7 +225,7 @@ class Engine:
                 f"micro-batches of {sizes} samples, where a step takes {wanted.accumulation} of {wanted.micro_size}"
             )
             hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
-            raise self._error("BAT204", "other-micro-batches", message, hint)
+            raise_finding("BAT204", message, hint, self.job.path)
         return batches
 
     def _counted(self, batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -237,9 +238,7 @@ class Engine:
             return batches
         if not all(isinstance(labels, Tensor) for _, labels in batches):
             message = "labels are a tuple, and the model's own loss takes one tensor"
-            raise self._error(
-                "BAT205", "not-tensors", message, "give dslpar.initialize(criterion=...), which takes them"
-            )
+            raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", self.job.path)
         data = self.groups.axis("data")
         counted = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in batches]).sum()
         total = collectives.all_reduce(counted, data).clamp(min=1)
@@ -252,7 +251,7 @@ class Engine:
             return tuple(self._on_device(item, inputs) for item in value)
         if not isinstance(value, Tensor):
             message = f"a micro-batch holds a {type(value).__name__}"
-            raise self._error("BAT205", "not-tensors", message, "give tensors, or tuples of tensors: (inputs, labels)")
+            raise_finding("BAT205", message, "give tensors, or tuples of tensors: (inputs, labels)", self.job.path)
         low = inputs and value.is_floating_point() and self.job.spec.precision.dtype != "fp32"
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.job.spec.precision.dtype] if low else None
         return value.to(self.deepspeed.device, dtype)
@@ -275,17 +274,14 @@ class Engine:
         hint = (
             "call backward(loss), then step(), for each micro-batch; or forward_backward() and step(); or train_batch()"
         )
-        return self._error("BAT206", "step-out-of-order", message, hint)
+        return DslparError([finding("BAT206", message, hint, self.job.path)])
 
     def _refuse_pipeline(self, call: str) -> None:
         if self._piped:
             stages = self.groups.mesh.pipe
             message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
             hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
-            raise self._error("PIP206", "single-pass-in-a-pipeline", message, hint)
-
-    def _error(self, code: str, name: str, message: str, hint: str) -> DslparError:
-        return DslparError([Finding(code, name, "error", message, hint, Location(self.job.path))])
+            raise_finding("PIP206", message, hint, self.job.path)
 
 
 def first_tensor(value: Any) -> Tensor:

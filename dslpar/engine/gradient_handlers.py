@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import Location
 from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.resolve import Job
 from dslpar.schema.registry import GRADIENT_HANDLER
@@ -63,8 +64,7 @@ def _class(target: str, path: str) -> type:
     place = Location(path)
     made = GRADIENT_HANDLER.find(target) or (locate(target, place) if "." in target else None)
     made = made or GRADIENT_HANDLER.get(target, place)
-    if isinstance(made, type) and issubclass(made, BaseGradientHandler):
-        return made
-    hint = "derive it from dslpar.BaseGradientHandler"
-    message = f"{target!r} is no gradient handler"
-    raise DslparError([Finding("CFG224", "not-a-handler", "error", message, hint, place, "gradient_handler")])
+    if not (isinstance(made, type) and issubclass(made, BaseGradientHandler)):
+        hint = "derive it from dslpar.BaseGradientHandler"
+        raise_finding("CFG224", f"{target!r} is not a gradient handler", hint, place, "gradient_handler")
+    return made

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError, Location
 from dslpar.distributed import deepspeed_patches
 from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.lr_scheduler import learning_rate
@@ -44,7 +45,7 @@ def optimizer_of(job: Job) -> Callable[[Groups], torch.optim.Optimizer] | None:
     made = locate(_full_name(asked.target, job), Location(job.path))
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
         message, hint = f"{asked.target!r} is no torch.optim.Optimizer", "name a class of that kind, or type='AdamW'"
-        raise _refused("CFG225", "not-an-optimizer", message, hint, "optimizer", job)
+        raise_finding("CFG225", message, hint, job.path, "optimizer")
     arguments = {"lr": asked.lr, **instantiate(asked.args)}
     if asked.weight_decay or "weight_decay" in inspect.signature(made).parameters:
         arguments["weight_decay"] = asked.weight_decay
@@ -71,7 +72,7 @@ def schedule_of(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     if not _is_schedule(made):
         message = f"{asked.target!r} is no schedule of steps: a class with step(), state_dict() and load_state_dict()"
         hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
-        raise _refused("CFG212", "not-a-schedule", message, hint, "lr_scheduler", job)
+        raise_finding("CFG212", message, hint, job.path, "lr_scheduler")
     # Where a schedule has a peak of its own, it is the optimizer's lr, not a number of DeepSpeed's.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(asked.args)
     return partial(_made, made, arguments, "lr_scheduler", asked.target, job)
@@ -103,19 +104,16 @@ def _made(made: Any, arguments: Mapping[str, Any], key: str, target: str, job: J
     except (TypeError, ValueError, RuntimeError) as error:
         if _lacks_its_op(error):
             message = f"{target!r} has no kernel on this machine: {error}"
-            raise _refused("CFG229", "no-such-op", message, "another optimizer, such as 'AdamW'", key, job) from error
+            hint = "another optimizer, such as 'AdamW'"
+            raise DslparError([finding("CFG229", message, hint, job.path, key)]) from error
         if isinstance(error, RuntimeError):
             raise  # of no arguments
         message = f"{target!r} refuses its arguments ({', '.join(arguments)}): {error}"
         _, *names = inspect.signature(made).parameters
         hint = f"correct the arguments of {key}; it takes {', '.join(names)}"
-        raise _refused("CFG223", "wrong-arguments", message, hint, key, job) from error
+        raise DslparError([finding("CFG223", message, hint, job.path, key)]) from error
 
 
 def _lacks_its_op(error: Exception) -> bool:
     """Whether DeepSpeed has no kernel for the device, or could not build it; there is no class for this."""
     return any(words in str(error) for words in ("op had not been implemented", "failed to build/load"))
-
-
-def _refused(code: str, name: str, message: str, hint: str, key: str, job: Job) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])

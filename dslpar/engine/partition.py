@@ -17,7 +17,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_module import parts_of
@@ -51,7 +52,7 @@ def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[La
         parts_of([layer.layer_idx for layer in layers], job.stages.counts)
     except ValueError as error:
         hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
-        raise _error(job, "PIP202", "cut-does-not-fit", str(error), hint) from None
+        raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
     if isinstance(model, Sequential):
         _refuse_shared(job, layers)
     log.info("layers on each stage: %s", job.stages.counts)
@@ -85,9 +86,9 @@ def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     if len(layers) == 1:
         message = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
         hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
-        raise _error(job, "PIP204", "one-module", message, hint)
+        raise_finding("PIP204", message, hint, job.path, "parallel.pipeline")
     if any(layer.layer_idx is not None and layer.layer_idx < -1 for layer in layers):
-        raise _error(job, "PIP202", "cut-does-not-fit", "a layer_idx below -1", "from 0 on, or -1 for the last")
+        raise_finding("PIP202", "a layer_idx below -1", "from 0 on, or -1 for the last", job.path, "parallel.pipeline")
     if any(layer.layer_idx is not None for layer in layers):
         return layers
     return [dataclasses.replace(layer, layer_idx=index) for index, layer in enumerate(layers)]
@@ -104,7 +105,7 @@ def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
     written = [name for section in sections for name in names if getattr(section, name, None) is not None]
     if method is not None and written:
         message = f"partition_method and {written[0]} both say how layers are cut"
-        raise _error(job, "PIP202", "cut-does-not-fit", message, "leave one of them out")
+        raise_finding("PIP202", message, "leave one of them out", job.path, "parallel.pipeline")
     return model, method
 
 
@@ -113,7 +114,7 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     units = _units(layers)
     if len(units) < pipeline.size:
         message = f"{pipeline.size} stages, and the model has {len(units)} layers"
-        raise _error(job, "PIP201", "stages-exceed-layers", message, f"at most {len(units)} stages")
+        raise_finding("PIP201", message, f"at most {len(units)} stages", job.path, "parallel.pipeline")
     auto = _automatic(job, method or pipeline.method or "cost", units)
     used = pipeline.counts or auto
     if pipeline.stage_ids is not None:
@@ -121,16 +122,16 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     if len(used) != pipeline.size or sum(used) != len(units) or 0 in used:
         message = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
         hint = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
-        raise _error(job, "PIP202", "cut-does-not-fit", message, hint)
+        raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
     return Stages(plan.ids_of(auto), plan.ids_of(used), tuple(used))
 
 
 def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
-    if len(ids) == num_layers and list(ids) == sorted(ids):
-        return plan.counts_of(ids, job.mesh.pipe)
-    message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
-    hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
-    raise _error(job, "PIP202", "cut-does-not-fit", message, hint)
+    if len(ids) != num_layers or list(ids) != sorted(ids):
+        message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
+        hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
+        raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
+    return plan.counts_of(ids, job.mesh.pipe)
 
 
 def _units(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
@@ -161,7 +162,7 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
     if not any(weights):
         names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
         message = f"{method!r} matches no class of layers"
-        raise _error(job, "PIP202", "cut-does-not-fit", message, f"the classes are {names}")
+        raise_finding("PIP202", message, f"the classes are {names}", job.path, "parallel.pipeline")
     return contiguous(weights, size)
 
 
@@ -188,7 +189,7 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     stage = f"stage {groups.coord['pipe']}" if job.mesh.pipe > 1 else "the model"
     hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
     message = f"{stage} has no parameter that is trained"
-    return [Finding("PIP203", "nothing-to-train", "error", message, hint, Location(job.path), "parallel.pipeline")]
+    return [finding("PIP203", message, hint, job.path, "parallel.pipeline")]
 
 
 def _copied(job: Job, module: nn.Module) -> list[Finding]:
@@ -199,7 +200,7 @@ def _copied(job: Job, module: nn.Module) -> list[Finding]:
         return []
     message = f"{plain[0]!r} is a plain parameter: {size} tensor ranks would each hold all of it"
     hint = "tensor=1, or layers of dslpar.layers alone"
-    return [Finding("TEN111", "model-not-parallel", "error", message, hint, Location(job.path), "model")]
+    return [finding("TEN111", message, hint, job.path, "model")]
 
 
 def _scalars(job: Job, module: nn.Module) -> list[Finding]:
@@ -207,7 +208,7 @@ def _scalars(job: Job, module: nn.Module) -> list[Finding]:
     names = [name for name, p in module.named_parameters() if p.dim() == 0]
     message = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
     hint = "make it a vector of one element: nn.Parameter(torch.ones(1))"
-    return [Finding("CFG226", "scalar-parameter", "error", message, hint, Location(job.path), "model")] if names else []
+    return [finding("CFG226", message, hint, job.path, "model")] if names else []
 
 
 def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
@@ -218,7 +219,7 @@ def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
     message = f"{names[0]!r} keeps running statistics, which activation checkpointing would update twice a step"
     hint = "leave activation_checkpoint out, or take a norm without them: GroupNorm, LayerNorm"
     key = "activation_checkpoint"
-    return [Finding("CFG228", "statistics-recomputed", "error", message, hint, Location(job.path), key)]
+    return [finding("CFG228", message, hint, job.path, key)]
 
 
 def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
@@ -233,8 +234,4 @@ def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
             if other != stage:
                 message = f"{first} on stage {other} and {layer.name}.{name} on stage {stage} are one parameter"
                 hint = "cut so that both stand on one stage, or use weights of their own"
-                raise _error(job, "PIP205", "shared-over-stages", message, hint)
-
-
-def _error(job: Job, code: str, name: str, message: str, hint: str) -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), "parallel.pipeline")])
+                raise_finding("PIP205", message, hint, job.path, "parallel.pipeline")

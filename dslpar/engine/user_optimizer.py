@@ -15,8 +15,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError, Location
 from dslpar.layout.resolve import Job
+from dslpar.linter.engine import rule_finding
 from dslpar.schema import sections
 from dslpar.schema.torch_optimizers import elementwise
 
@@ -38,12 +40,11 @@ def optimizer_here(
     optimizer: Any = _kept(given, module) if isinstance(given, Optimizer) else given(groups)
     if not isinstance(optimizer, Optimizer):
         message = f"the optimizer is a {type(optimizer).__name__}"
-        raise _error(job, "CFG225", "not-an-optimizer", message, "give a torch.optim.Optimizer, or its class")
+        raise_finding("CFG225", message, "give a torch.optim.Optimizer, or its class", job.path, "optimizer")
     if not optimizer.param_groups:
         message = "the optimizer holds no parameter of the model on this rank"
-        raise _error(
-            job, "CFG225", "not-an-optimizer", message, "make it over the parameters of the model that you give"
-        )
+        hint = "make it over the parameters of the model that you give"
+        raise_finding("CFG225", message, hint, job.path, "optimizer")
     _check_all_held(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if whole is None else whole)
     section = sections.OtherOptimizer(target=_full_name(type(optimizer)), lr=lr)
@@ -67,7 +68,7 @@ def _check_all_held(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
     if left:
         message = f"the optimizer leaves out {len(left)} parameters that have a gradient, such as {left[0]!r}"
         hint = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
-        raise _error(job, "CFG225", "not-an-optimizer", message, hint)
+        raise_finding("CFG225", message, hint, job.path, "optimizer")
 
 
 def _full_name(cls: type) -> str:
@@ -81,7 +82,7 @@ def _check_shards(job: Job, target: str) -> None:
     if job.spec.zero.stage and not known and not job.spec.deepspeed.get("zero_allow_untested_optimizer"):
         message = f"{target}: not known to update each element by itself, and ZeRO {job.spec.zero.stage} shards tensors"
         hint = "zero=0, another optimizer, or, if it does, deepspeed=dict(zero_allow_untested_optimizer=True)"
-        raise _error(job, "ZER201", "optimizer-not-for-shards", message, hint)
+        raise_finding("ZER201", message, hint, job.path, "optimizer")
 
 
 def _check_rate(job: Job, lr: float) -> None:
@@ -90,8 +91,5 @@ def _check_rate(job: Job, lr: float) -> None:
     low = scheduler.min_lr if isinstance(scheduler, sections.LRScheduler) else 0.0
     if low > lr:
         message = f"min_lr {low} is above lr {lr}, the given optimizer's"
-        raise _error(job, "BAT106", "min-lr-above-lr", message, f"at most {lr}", "lr_scheduler.min_lr")
-
-
-def _error(job: Job, code: str, name: str, message: str, hint: str, key: str = "optimizer") -> DslparError:
-    return DslparError([Finding(code, name, "error", message, hint, Location(job.path), key)])
+        place = Location(job.path)
+        raise DslparError([rule_finding("BAT106", message, f"at most {lr}", place, "lr_scheduler.min_lr")])

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from dslpar.cluster import filter, hostfile, nodelist
 from dslpar.cluster.hostfile import Cluster, Host
+from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.launch import ssh, validation
 from dslpar.launch.agent import JOB
@@ -292,18 +293,16 @@ def _absent(name: str, where: Where) -> Iterator[Finding]:
     others = [other for other, one in LAUNCHERS.items() if one.needs in facts.programs and _is_kind(other, facts)]
     if launcher.needs not in facts.programs:
         here = f"; here are {', '.join(others)}" if others else ""
-        yield validation.error(
-            "HST204", "launcher-not-installed", f"{name}: no {launcher.needs} here", launcher.install + here
-        )
+        yield finding("HST204", f"{name}: no {launcher.needs} here", launcher.install + here)
     elif not _is_kind(name, facts):
         message = f"{facts.programs['mpirun']} is {facts.mpi}, and takes other flags than {name}"
         known = f"--launcher {facts.mpi}, or " if facts.mpi in LAUNCHERS else ""
-        yield validation.error("HST205", "mpi-of-another-kind", message, known + launcher.install)
+        yield finding("HST205", message, known + launcher.install)
     missing = [program for program in launcher.reaches if program not in facts.programs]
     if where.elsewhere and not where.request.no_ssh and missing:
         message = f"{name}: no {' and no '.join(missing)} here, to reach other hosts"
         hint = f"the system's packages {', '.join(_PACKAGES[one] for one in missing)}; or --no-ssh, on each host"
-        yield validation.error("HST204", "launcher-not-installed", message, hint)
+        yield finding("HST204", message, hint)
 
 
 _PACKAGES = {"pdsh": "pdsh", "ssh": "openssh-client"}
@@ -314,10 +313,10 @@ def _nodes(where: Where) -> Iterator[Finding]:
     request, count = where.request, len(where.hosts)
     if LAUNCHERS[request.launcher].by_node is _whole_job:
         message = f"{request.launcher} starts all hosts from one of them"
-        yield validation.error("HST220", "not-by-host", message, "--no-ssh goes with --launcher deepspeed and torchrun")
+        yield finding("HST220", message, "--no-ssh goes with --launcher deepspeed and torchrun")
     if request.node is not None and request.node >= count:
         message = f"--node-rank {request.node}, and there are {count} hosts, from 0"
-        yield validation.error("HST220", "not-by-host", message, f"0 to {count - 1}")
+        yield finding("HST220", message, f"0 to {count - 1}")
 
 
 def _is_kind(name: str, facts: Facts) -> bool:

@@ -27,7 +27,8 @@ from typing import NamedTuple, TypeVar
 
 from dslpar.cluster import network
 from dslpar.cluster.hostfile import Host
-from dslpar.core.errors import WORLD, Finding, Location, Severity, has_errors
+from dslpar.core.catalog import finding
+from dslpar.core.errors import Finding, has_errors
 from dslpar.launch import agent, ssh
 from dslpar.launch.agent import Sight
 
@@ -221,7 +222,9 @@ def _apart(hosts: Sequence[Host], port: int, look: Look) -> Iterator[Finding]:
     for host, message in zip(hosts[1:], why, strict=False):
         if message:
             hint = f"a firewall between them: --master-port P, one that is open; is {first.address} its name there?"
-            yield _at(host, "HST224", "cannot-meet", f"cannot connect to {first.address}:{port}: {message}", hint)
+            yield finding(
+                "HST224", f"{host.name} cannot connect to {first.address}:{port}: {message}", hint, host.location
+            )
 
 
 @contextlib.contextmanager
@@ -274,33 +277,32 @@ def _why(host: Host, status: int, said: str) -> Finding:
     if status == ssh.NO_FOLDER:
         return _other_files(host, f"has no folder {os.getcwd()}", "the same folder on every host: a shared file system")
     if status in (126, 127):
-        said = f"has no {sys.executable}"
-        return _at(host, "HST212", "other-versions", said, "the same environment at the same path on every host")
+        return _other_versions(host, f"has no {sys.executable}")
     if "No module named" in last:
-        said = f"has no dslpar for its Python: {last}"
-        return _at(host, "HST212", "other-versions", said, "the same environment at the same path on every host")
-    return _at(host, "HST212", "other-versions", f"cannot run dslpar: {last}", f"ssh {host.name} {sys.executable} -V")
+        return _other_versions(host, f"has no dslpar for its Python: {last}")
+    return finding(
+        "HST212", f"{host.name} cannot run dslpar: {last}", f"ssh {host.name} {sys.executable} -V", host.location
+    )
 
 
 def _other_dslpar(host: Host, sight: Mapping[str, object]) -> Finding:
     """One that says other things of itself than this one."""
     versions = sight.get("versions")
-    message = (
-        f"has dslpar {versions.get('dslpar') if isinstance(versions, dict) else '(unknown)'}, and this host another"
-    )
-    return _at(host, "HST212", "other-versions", message, "the same environment at the same path on every host")
+    version = versions.get("dslpar") if isinstance(versions, dict) else "(unknown)"
+    return _other_versions(host, f"has dslpar {version}, and this host another")
+
+
+def _other_versions(host: Host, message: str) -> Finding:
+    hint = "the same environment at the same path on every host"
+    return finding("HST212", f"{host.name} {message}", hint, host.location)
 
 
 def _unreachable(host: Host, message: str, hint: str) -> Finding:
-    return _at(host, "HST211", "unreachable-host", message, hint)
+    return finding("HST211", f"{host.name} {message}", hint, host.location)
 
 
 def _other_files(host: Host, message: str, hint: str) -> Finding:
-    return _at(host, "HST213", "config-differs-there", message, hint)
-
-
-def _at(host: Host, code: str, name: str, message: str, hint: str, severity: Severity = "error") -> Finding:
-    return Finding(code, name, severity, f"{host.name} {message}", hint, host.location)
+    return finding("HST213", f"{host.name} {message}", hint, host.location)
 
 
 # ---- who differs ----
@@ -326,7 +328,7 @@ def _versions(host: Host, sight: Sight, own: Mapping[str, str]) -> Iterator[Find
     if other:
         here = ", ".join(f"{name} {own[name] or '(none)'}" for name in own if sight.versions[name] != own[name])
         message = f"has {', '.join(other)}, and this host {here}"
-        yield _at(host, "HST212", "other-versions", message, "the same environment at the same path on every host")
+        yield _other_versions(host, message)
 
 
 def _files(host: Host, sight: Sight, own: Mapping[str, str]) -> Iterator[Finding]:
@@ -343,7 +345,7 @@ def _output(host: Host, sight: Sight, look: Look) -> Iterator[Finding]:
             "not writable": f"may not write to {look.output_dir}",
         }[sight.folder]
         hint = "train.output_dir=FOLDER on a file system that all hosts share: checkpoints are written by all of them"
-        yield _at(host, "HST214", "output-not-shared", message, hint)
+        yield finding("HST214", f"{host.name} {message}", hint, host.location)
 
 
 def _not_writable(why: str, look: Look) -> Iterator[Finding]:
@@ -351,7 +353,7 @@ def _not_writable(why: str, look: Look) -> Iterator[Finding]:
     if why:
         message = f"this host may not write to {look.output_dir}: {why}"
         hint = "train.output_dir=FOLDER on a file system that all hosts share, and may write to"
-        yield Finding("HST214", "output-not-shared", "error", message, hint, Location(WORLD))
+        yield finding("HST214", message, hint)
 
 
 def _accelerators(host: Host, sight: Sight, look: Look, most: int) -> Iterator[Finding]:
@@ -363,7 +365,7 @@ def _accelerators(host: Host, sight: Sight, look: Look, most: int) -> Iterator[F
             f"slots={sight.accelerators}" if sight.accelerators else "leave it out, or see to its driver (nvidia-smi)"
         )
         hint = f"{fits}; DS_ACCELERATOR=cpu runs ranks on the CPU"
-        yield Finding("HST206", "too-few-accelerators", "error", message, hint, host.slots_location)
+        yield finding("HST206", message, hint, host.slots_location)
 
 
 def _clock(one: Visited) -> Iterator[Finding]:
@@ -371,7 +373,7 @@ def _clock(one: Visited) -> Iterator[Finding]:
         way = "ahead of" if one.skew_s > 0 else "behind"
         message = f"has a clock {abs(one.skew_s):.0f} s {way} this host's"
         hint = "NTP (timedatectl set-ntp true); logs and files' times of this job will be off until then"
-        yield _at(one.host, "HST215", "clocks-differ", message, hint, "warning")
+        yield finding("HST215", f"{one.host.name} {message}", hint, one.host.location)
 
 
 def _port(first: Visited, look: Look) -> Iterator[Finding]:
@@ -383,7 +385,7 @@ def port_taken(host: str, port: int, free: int) -> Finding:
     """Where rank 0 is to listen, somebody does."""
     message = f"port {port} of {host} is taken: another job meets there"
     hint = f"--master-port {free}, or none, to have a free one found"
-    return Finding("HST216", "port-taken", "error", message, hint, Location(WORLD))
+    return finding("HST216", message, hint)
 
 
 def _interfaces(seen: Sequence[tuple[Host, Sight]]) -> Iterator[Finding]:
@@ -391,8 +393,8 @@ def _interfaces(seen: Sequence[tuple[Host, Sight]]) -> Iterator[Finding]:
     for host, sight in seen if len(seen) > 1 else ():
         if not sight.interface:
             message = "meets the other hosts by no interface that they could reach"
-            yield _at(
-                host, "HST217", "no-interface", message, "GLOO_SOCKET_IFNAME=<interface>, set here, travels", "warning"
+            yield finding(
+                "HST217", f"{host.name} {message}", "GLOO_SOCKET_IFNAME=<interface>, set here, travels", host.location
             )
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dslpar.cluster.hostfile import Host
-from dslpar.core.errors import WORLD, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import Finding
 from dslpar.launch.job import LOCALHOST, Where
 
 
@@ -24,7 +25,7 @@ def _devices_by_name(where: Where) -> Iterator[Finding]:
     named = [word for word in where.facts.visible or () if not word.isdecimal()]
     if where.facts.accelerators and named:
         message = f"CUDA_VISIBLE_DEVICES names {named[0]}, and DeepSpeed's launcher takes numbers alone"
-        yield error("HST208", "devices-by-name", message, "--launcher torchrun, or the devices' numbers")
+        yield finding("HST208", message, "--launcher torchrun, or the devices' numbers")
 
 
 def _bad_lines(where: Where) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def _bad_lines(where: Where) -> Iterator[Finding]:
     bad = [line for line in lines if line and not line.startswith("#") and "=" not in line]
     if bad:
         message = f"a line of .deepspeed_env is {bad[0]!r}, and DeepSpeed reads NAME=value alone"
-        yield error("HST218", "bad-deepspeed-env", message, "NAME=value a line")
+        yield finding("HST218", message, "NAME=value a line")
 
 
 _NOT_FOR_PDSH = re.compile(r"[^\w@%+=:,./~-]|%[hnu%]")
@@ -45,33 +46,28 @@ def _paths_for_pdsh(where: Where) -> Iterator[Finding]:
     for what, path in (("folder", where.facts.folder), ("Python", where.facts.programs["python"])):
         if bad := _NOT_FOR_PDSH.search(path):
             message = f"this {what} is {path}, and DeepSpeed hands the {bad[0]!r} to pdsh and a shell as it stands"
-            yield error("HST222", "path-not-for-pdsh", message, "another path, or --launcher torchrun")
+            yield finding("HST222", message, "another path, or --launcher torchrun")
 
 
 def one_choice_for_all(where: Where) -> Iterator[Finding]:
     """One command line for all hosts has one CUDA_VISIBLE_DEVICES."""
     if len({host.devices for host in where.hosts}) > 1:
         message = f"{where.request.launcher} gives every host the same accelerators, and the choice differs"
-        yield error("HST219", "choice-of-accelerators", message, "--launcher deepspeed or torchrun")
+        yield finding("HST219", message, "--launcher deepspeed or torchrun")
 
 
 def no_choice(where: Where) -> Iterator[Finding]:
     """Slurm chooses accelerators, nobody else."""
     if any(host.devices for host in where.hosts):
         message = "accelerators are chosen, and Slurm gives them out itself"
-        yield error(
-            "HST219",
-            "choice-of-accelerators",
-            message,
-            "whole hosts in --include and --exclude, or --launcher torchrun",
-        )
+        yield finding("HST219", message, "whole hosts in --include and --exclude, or --launcher torchrun")
 
 
 def loopback_among(hosts: Sequence[Host]) -> Iterator[Finding]:
     loop = [host for host in hosts if host.address in ("localhost", LOCALHOST, "::1")]
     if len(hosts) > 1 and loop:
         message = f"{loop[0].name} is another machine on each host: the others could not reach it"
-        yield Finding("HST207", "localhost-among-hosts", "error", message, "its name in the network", loop[0].location)
+        yield finding("HST207", message, "its name in the network", loop[0].location)
 
 
 def one_machine_twice(where: Where) -> Iterator[Finding]:
@@ -80,7 +76,7 @@ def one_machine_twice(where: Where) -> Iterator[Finding]:
     for host in here[1:]:
         message = f"{host.name} is the same machine as {here[0].name}: this one"
         hint = f"one line, with all of its slots: {here[0].name} slots={here[0].slots + host.slots}"
-        yield Finding("HST226", "one-machine-twice", "error", message, hint, host.location)
+        yield finding("HST226", message, hint, host.location)
 
 
 def colons_in_addresses(where: Where) -> Iterator[Finding]:
@@ -89,7 +85,7 @@ def colons_in_addresses(where: Where) -> Iterator[Finding]:
     if where.elsewhere and colons and not (where.request.launcher == "torchrun" or where.request.no_ssh):
         message = f"{where.request.launcher} takes {colons[0].name} apart at its colons"
         hint = "a name for the address (/etc/hosts, on every host), or --launcher torchrun"
-        yield Finding("HST227", "colons-in-an-address", "error", message, hint, colons[0].location)
+        yield finding("HST227", message, hint, colons[0].location)
 
 
 def too_few_accelerators(where: Where) -> Iterator[Finding]:
@@ -97,9 +93,4 @@ def too_few_accelerators(where: Where) -> Iterator[Finding]:
     facts, runs_here = where.facts, not where.hosts or any(host.name in where.facts.here for host in where.hosts)
     if runs_here and 0 < facts.accelerators < where.slots:
         message = f"{where.slots} ranks on this host, and it has {facts.accelerators} accelerators"
-        yield error("HST206", "too-few-accelerators", message, "DS_ACCELERATOR=cpu runs them on the CPU")
-
-
-def error(code: str, name: str, message: str, hint: str) -> Finding:
-    """A finding about the job as a whole."""
-    return Finding(code, name, "error", message, hint, Location(WORLD))
+        yield finding("HST206", message, "DS_ACCELERATOR=cpu runs them on the CPU")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dslpar.core.errors import Finding
+from dslpar.core.errors import Finding, Location
 from dslpar.language.load import Config
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Rule
+from dslpar.linter.rule import Problem, Rule
 from dslpar.linter.rules import (
     batch,
     comments,
@@ -29,7 +29,7 @@ from dslpar.schema.reader import Registered
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
-    from dslpar.linter.catalog.page import RunTimePage
+    from dslpar.core.catalog import Page
 
 RULES: tuple[Rule, ...] = (
     *language.RULES,
@@ -64,10 +64,16 @@ def lint(
     return sorted(found, key=lambda finding: (finding.location.path != config.path, *finding.sort_key()))
 
 
-def page_of(code: str) -> Rule | RunTimePage | None:
+def page_of(code: str) -> Rule | Page | None:
     """The page of a code or of a name, in any case."""
     wanted = code.lower()
     return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
+
+
+def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:
+    """Make a rule's finding of what no config says: a model or an optimizer that a program gives."""
+    rule = next(rule for rule in RULES if rule.code == code)
+    return rule.finding(Problem(location, message, hint, key))
 
 
 def codes() -> list[str]:
@@ -75,8 +81,8 @@ def codes() -> list[str]:
     return [page.code for page in pages()]
 
 
-def pages() -> list[Rule | RunTimePage]:
+def pages() -> list[Rule | Page]:
     """The rules, and the pages of what only a run can find; to lint needs none of those."""
-    from dslpar.linter.catalog import PAGES
+    from dslpar.core.catalog import read_pages
 
-    return [*RULES, *PAGES]
+    return [*RULES, *read_pages()]

@@ -10,12 +10,13 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import Location
 from dslpar.distributed.groups import Groups
 from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.resolve import Job
@@ -70,10 +71,9 @@ def given_model(model: object, path: str) -> LayeredModel:
         return model
     if isinstance(model, nn.Sequential) and is_chain(type(model)):
         return Sequential.of(model)
-    if isinstance(model, nn.Module):
-        return Whole(lambda: model)
-    message = f"{type(model).__name__} is no torch.nn.Module and no dslpar.models.LayeredModel"
-    raise _not_a_model(message, path)
+    if not isinstance(model, nn.Module):
+        _refuse_model(type(model).__name__, path)
+    return Whole(lambda: model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +143,11 @@ def _deferred(model: LayeredModel, num_chunks: int, partition_method: str | None
         message = (
             f"num_chunks={num_chunks}: the interleaved schedule, which runs several chunks a stage, is not there yet"
         )
-        raise DslparError([Finding("PIP209", "no-chunks", "error", message, "leave num_chunks out, or write 1", place)])
+        raise_finding("PIP209", message, "leave num_chunks out, or write 1", place)
     if partition_method is not None and partition_method not in METHODS:
         message = f"there is no partition_method {partition_method!r}"
         hint = f"one of {', '.join(map(repr, METHODS))}, or parallel.pipeline.method in the config"
-        raise DslparError([Finding("PIP202", "cut-does-not-fit", "error", message, hint, place)])
+        raise_finding("PIP202", message, hint, place)
     return Given(model, method=METHODS[partition_method] if partition_method else None)
 
 
@@ -157,9 +157,7 @@ def _refuse_copies(job: Job, target: str) -> None:
     if size > 1:
         message = f"{target!r} is a plain module: {size} tensor ranks would each hold all of it"
         hint = "tensor=1, or a dslpar.models.LayeredModel over dslpar.layers"
-        raise DslparError(
-            [Finding("TEN111", "model-not-parallel", "error", message, hint, Location(job.path), "model")]
-        )
+        raise_finding("TEN111", message, hint, job.path, "model")
 
 
 def _class(target: str, path: str) -> type[Any]:
@@ -167,11 +165,12 @@ def _class(target: str, path: str) -> type[Any]:
     place = Location(path)
     made = MODELS.find(target) or (nn.Sequential if target == "Sequential" else None)
     made = made or (locate(target, place) if "." in target else MODELS.get(target, place))
-    if isinstance(made, type) and issubclass(made, (nn.Module, LayeredModel)):
-        return made
-    raise _not_a_model(f"{target!r} is no torch.nn.Module and no dslpar.models.LayeredModel", path)
+    if not (isinstance(made, type) and issubclass(made, (nn.Module, LayeredModel))):
+        _refuse_model(repr(target), path)
+    return made
 
 
-def _not_a_model(message: str, path: str) -> DslparError:
+def _refuse_model(name: str, path: str) -> NoReturn:
+    message = f"{name} is neither a torch.nn.Module nor a dslpar.models.LayeredModel"
     hint = "name a class of either kind, or type='GPT'"
-    return DslparError([Finding("CFG201", "not-a-model", "error", message, hint, Location(path), "model")])
+    raise_finding("CFG201", message, hint, path, "model")

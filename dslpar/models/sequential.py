@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.distributed.groups import Groups
 from dslpar.language.lazy import instantiate, locate
@@ -170,15 +171,12 @@ def layer_class(entry: Entry, place: Location) -> type[Any]:
     name = str(entry.get("type", entry.get(TARGET, "")))
     if not name:
         message, hint = "no type", "write dict(type='Linear', in_features=..., out_features=...)"
-        raise DslparError([Finding("CFG223", "wrong-arguments", "error", message, hint, place)])
+        raise_finding("CFG223", message, hint, place)
     made = LAYERS.find(name) or (locate(name, place) if "." in name else LAYERS.get(name, place))
-    if isinstance(made, type) and issubclass(made, nn.Module):
-        return made
-    message, hint = (
-        f"{name!r} is no torch.nn.Module",
-        "name a class of layers, such as 'Linear' or 'my_package.MyLayer'",
-    )
-    raise DslparError([Finding("CFG201", "not-a-model", "error", message, hint, place)])
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        hint = "name a class of layers, such as 'Linear' or 'my_package.MyLayer'"
+        raise_finding("CFG201", f"{name!r} is not a torch.nn.Module", hint, place)
+    return made
 
 
 def bind(made: Callable[..., Any], arguments: Mapping[str, Any], place: Location, key: str = "model") -> None:
@@ -188,9 +186,7 @@ def bind(made: Callable[..., Any], arguments: Mapping[str, Any], place: Location
     except TypeError as error:
         name = getattr(made, "__name__", str(made))
         hint = f"{name} takes {inspect.signature(made)}"
-        raise DslparError(
-            [Finding("CFG223", "wrong-arguments", "error", f"{name}: {error}", hint, place, key)]
-        ) from None
+        raise_finding("CFG223", f"{name}: {error}", hint, place, key)
 
 
 def _arguments(made: Callable[..., Any], entry: Entry, groups: Groups, key: str, place: Location) -> dict[str, Any]:

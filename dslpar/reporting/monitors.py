@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
@@ -52,7 +53,7 @@ def check_packages(job: Job) -> None:
 def _not_installed(job: Job, name: str) -> Finding:
     message = f"monitor.{name} needs the package {_PACKAGES[name]!r}, which is not installed here"
     hint = f"pip install {_PACKAGES[name]}, or leave monitor.{name} out"
-    return Finding("CFG209", "monitor-not-installed", "error", message, hint, Location(job.path), f"monitor.{name}")
+    return finding("CFG209", message, hint, job.path, f"monitor.{name}")
 
 
 def environment(job: Job) -> dict[str, str]:

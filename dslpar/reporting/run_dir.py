@@ -21,9 +21,10 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-from dslpar.core.errors import COMMAND_LINE, DslparError, Finding
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import COMMAND_LINE, Finding
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -60,9 +61,9 @@ def hold(job: Job, config: Config) -> None:
     except BlockingIOError as error:
         message = f"another run writes to {job.output_dir!r}: {error.strerror}"
         hint = "wait until it has ended, or name another folder, train.output_dir=..."
-        raise _no_folder("CKP211", "output-dir-in-use", message, hint, config) from None
+        raise_finding("CKP211", message, hint, config.at("train.output_dir"), "train.output_dir")
     except OSError as error:
-        raise _unwritable(job, config, error) from None
+        _refuse_folder(job, config, error)
 
 
 def _lock(file: int, folder: str) -> bool:
@@ -105,18 +106,14 @@ def claim(job: Job, config: Config, *, resumed: bool = False) -> Path:
         write_whole(folder / CONFIG, config_yaml(job, config))
         _copy_sources(config, folder / SOURCES)
     except OSError as error:
-        raise _unwritable(job, config, error) from None
+        _refuse_folder(job, config, error)
     return folder
 
 
-def _unwritable(job: Job, config: Config, error: OSError) -> DslparError:
-    message = f"cannot write to {job.output_dir!r}: {error}"
-    return _no_folder("CKP201", "no-output-dir", message, "name another folder, train.output_dir=...", config)
-
-
-def _no_folder(code: str, name: str, message: str, hint: str, config: Config) -> DslparError:
+def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
     key = "train.output_dir"
-    return DslparError([Finding(code, name, "error", message, hint, config.at(key), key)])
+    message = f"cannot write to {job.output_dir!r}: {error}"
+    raise_finding("CKP201", message, "name another folder, train.output_dir=...", config.at(key), key)
 
 
 def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Finding]:
@@ -124,7 +121,7 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
     key, asked = "checkpoint.resume_from", job.spec.checkpoint.resume_from
     if not loads and asked not in ("newest", "newest_whole"):
         message = f"{key} is {asked!r}, and without --resume no checkpoint is loaded: the run starts at step 0"
-        yield Finding("CKP210", "resume-from-unused", "warning", message, "--resume", config.at(key), key)
+        yield finding("CKP210", message, "--resume", config.at(key), key)
 
 
 def _set_aside(folder: Path) -> None:

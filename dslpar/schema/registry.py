@@ -18,7 +18,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar, overload
 
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import Location
 
 Class = TypeVar("Class", bound=type)
 
@@ -55,13 +56,12 @@ class Registry:
     def get(self, name: str, place: Location | None = None) -> type:
         """The class of that name. Raises DslparError, at `place`, where there is none."""
         found = self.find(name)
-        if found is not None:
-            return found
-        close = difflib.get_close_matches(name, [*self._classes, *self._fallback_names()], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"register the class with dslpar.{self.name}, or give its "
-        hint += "" if close else "full name, such as 'my_package.my_module.MyClass'"
-        message = f"{self.name} has no {name!r}"
-        raise DslparError([Finding("CFG221", "not-registered", "error", message, hint, place or Location("<program>"))])
+        if found is None:
+            close = difflib.get_close_matches(name, [*self._classes, *self._fallback_names()], n=1)
+            hint = f"register the class with dslpar.{self.name}, or give its full name, 'my_package.my_module.MyClass'"
+            hint = f"did you mean {close[0]!r}?" if close else hint
+            raise_finding("CFG221", f"{self.name} has no {name!r}", hint, place or "<program>")
+        return found
 
     get_module = get
 
@@ -85,7 +85,7 @@ class Registry:
         if other is not None and other is not cls:
             message = f"{self.name} has a {name!r} already: {_place(other)}"
             hint = f"register {cls.__module__}.{cls.__qualname__} under another name: register_module(name=...)"
-            raise DslparError([Finding("CFG222", "registered-twice", "error", message, hint, _place(cls))])
+            raise_finding("CFG222", message, hint, _place(cls))
         self._classes[name] = cls
         return cls
 

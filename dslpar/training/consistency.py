@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 
 from dslpar.checkpoint import text_identity
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.catalog import raise_finding
 from dslpar.data.corpus import Corpus
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
@@ -46,4 +46,4 @@ def demand(mine: Identity, world: Axis) -> None:
     if differ:
         message = "; ".join(differ[:_SHOWN]) + (f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else "")
         hint = f"give every host the config, text and packages of rank 0, on {host_0}"
-        raise DslparError([Finding("HST203", "ranks-differ", "error", message, hint, Location(WORLD))])
+        raise_finding("HST203", message, hint)

@@ -16,7 +16,8 @@ from deepspeed.accelerator import get_accelerator
 
 from dslpar import checkpoint
 from dslpar.checkpoint import text_identity
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
 from dslpar.data.corpus import Corpus, Piece
 from dslpar.data.order import micro_batches
 from dslpar.data.text import Text
@@ -191,7 +192,7 @@ class Steps:
             place = f"not looked for, in the middle of a step; {self.engine.place}"
         message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
         hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
-        return self._error("PRE230", "not-finite", message, hint)
+        return DslparError([finding("PRE230", message, hint, self.job.path)])
 
     def _disk_full(self) -> DslparError:
         message = f"cannot write to {self.job.output_dir}"
@@ -199,10 +200,7 @@ class Steps:
             f": {self.engine.place}: {self._unwritten}" if self._unwritten else f" in step {self.engine.steps_done}"
         )
         hint = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
-        return self._error("CKP230", "disk-full", message, hint)
-
-    def _error(self, code: str, name: str, message: str, hint: str) -> DslparError:
-        return DslparError([Finding(code, name, "error", message, hint, Location(self.job.path))])
+        return DslparError([finding("CKP230", message, hint, self.job.path)])
 
     # ---- when ----
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location, has_errors
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import Place
@@ -215,7 +216,7 @@ def _stored(place: Place, ready: Ready) -> Stored | None:
         message = f"--eval-only, and no checkpoint in {job.output_dir}"
         hint = "train first, or name the folder of a run, train.output_dir=..."
         key = "train.output_dir"
-        raise DslparError([Finding("CKP206", "nothing-to-evaluate", "error", message, hint, Location(job.path), key)])
+        raise_finding("CKP206", message, hint, job.path, key)
     return stored
 
 

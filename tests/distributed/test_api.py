@@ -265,7 +265,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
         "CFG225 not-an-optimizer: the optimizer holds no parameter of the model",
         "CFG225 not-an-optimizer: the optimizer is a int",
         "CFG225 not-an-optimizer: the optimizer leaves out 3 parameters that have a gradient, such as '0.bias'",
-        "CFG201 not-a-model: int is no torch.nn.Module",
+        "CFG201 not-a-model: int is neither a torch.nn.Module",
         "CFG107 no-model: there is no model",
         "CFG227 criterion-with-parameters",
     ]

@@ -122,6 +122,8 @@ def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
     here |= {f"dslpar/{name}" for name in modules if name.startswith("layers/")}
     here |= {name.replace("configs/", "dslpar/shipped_configs/", 1) for name in modules if name.startswith("configs/")}
     assert {name for name in names if name.endswith(".py")} == here
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dslpar" / "core" / "catalog").glob("*.md")}
+    assert {name for name in names if name.endswith(".md")} == pages
 
 
 def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
@@ -153,6 +155,8 @@ def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "configs/common/models/gpt.py", elsewhere)
     lint = run(sys.executable, "-m", "dslpar.cli", "lint", "mine.py", "--world-size", "8", cwd=elsewhere, env=env)
     assert lint.returncode == 0, lint.stdout + lint.stderr
+    explain = run(sys.executable, "-m", "dslpar.cli", "explain", "CKP211", cwd=elsewhere, env=env)
+    assert explain.stdout.startswith("CKP211 output-dir-in-use (error)\n\nAnother run writes"), explain.stderr
 
 
 # The tree -------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _not_a_handler(path: str) -> str:
 def test_what_is_no_handler_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, CONFIG + "gradient_handler = [dict(type='torch.nn.Linear')]\n")
     said = on_ranks(1, _not_a_handler, path, init="deepspeed")[0]
-    assert "CFG224 not-a-handler: 'torch.nn.Linear' is no gradient handler" in said
+    assert "CFG224 not-a-handler: 'torch.nn.Linear' is not a gradient handler" in said
 
 
 # ---- registries ----

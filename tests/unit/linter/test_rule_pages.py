@@ -74,12 +74,9 @@ def test_a_code_that_was_given_up_means_nothing_else() -> None:
 
 
 def test_every_code_in_the_sources_has_a_page() -> None:
-    """Findings are made in many files; each has its page, under the name that it carries."""
+    """Findings are made in many files, by code; tests/unit/core/test_catalog.py looks at those of a run."""
     root = Path(__file__).parents[3]
     files = [*(root / "dslpar").rglob("*.py"), *(root / "layers").rglob("*.py")]
     source = "\n".join(file.read_text() for file in files)
     used = set(re.findall(rf'"((?:{"|".join(FAMILIES)})\d{{3}})"', source))
     assert used == {page.code for page in (*RULES, *PAGES)}
-    for page in PAGES:
-        assert f'"{page.code}", "{page.name}"' in source or f'code="{page.code}",\n        name="{page.name}"' in source
-        assert set(re.findall(r"^(\w[\w ]+):$", page.text(), re.MULTILINE)) == {"What it does", "Why", "Use instead"}

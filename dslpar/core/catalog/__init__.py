@@ -1,0 +1,70 @@
+"""The catalogue of findings that only a run can make: what a machine has, what a class is, how ranks were started.
+
+A finding is raised by its code alone; name, severity and page stand in the file `CODE.md` beside this one, which is
+read when the finding is made or explained, never at start-up. To add one, write its file and raise it::
+
+    raise_finding("CKP211", "another run writes to 'outputs/gpt'", "name another folder", config.at(key), key)
+
+Codes count from 201 on (TEN110: a layer that belongs to another mode); those of rules are in `dslpar.linter.rules`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn, get_args
+
+from dslpar.core.errors import WORLD, DslparError, Finding, Location, Severity
+
+
+class Page(NamedTuple):
+    """One finding of a run, and what `dslpar explain` prints about it."""
+
+    code: str
+    name: str
+    severity: Severity
+    page: str
+
+    def text(self) -> str:
+        """The page, with the same headings as a rule's."""
+        return self.page
+
+
+def finding(code: str, message: str, hint: str = "", location: Location | str = WORLD, key: str = "") -> Finding:
+    """Make the finding `code`; its name and severity come from the catalogue.
+
+    `location` may be just the path of a file, or WORLD for what no file says. `key` is the config key it is about.
+    """
+    page = read_page(code)
+    place = Location(location) if isinstance(location, str) else location
+    return Finding(code, page.name, page.severity, message, hint, place, key)
+
+
+def raise_finding(code: str, message: str, hint: str = "", location: Location | str = WORLD, key: str = "") -> NoReturn:
+    """Raise `finding(...)` as an error.
+
+    Raises:
+        DslparError: always. It hides the exception being handled, if any: the message says what the user has to know.
+    """
+    raise DslparError([finding(code, message, hint, location, key)]) from None
+
+
+def read_page(code: str) -> Page:
+    """Read the page of a code. Raises FileNotFoundError where the catalogue has none."""
+    from importlib.resources import files
+
+    return _parse((files(__name__) / f"{code}.md").read_text(encoding="utf-8"))
+
+
+def read_pages() -> list[Page]:
+    """Read all pages, in the order of their codes."""
+    from importlib.resources import files
+
+    names = sorted(file.name for file in files(__name__).iterdir() if file.name.endswith(".md"))
+    return [read_page(name.removesuffix(".md")) for name in names]
+
+
+def _parse(text: str) -> Page:
+    """The first line is `# CODE name (severity)`; the page follows below an empty line."""
+    heading, _, page = text.partition("\n\n")
+    code, name, in_brackets = heading.removeprefix("# ").split()
+    severity: Severity = next(word for word in get_args(Severity) if in_brackets == f"({word})")
+    return Page(code, name, severity, page.rstrip())
