@@ -1,12 +1,15 @@
-"""Tensor-parallel layers, each written once for every mode: model code names roles, never modes (DESIGN, section 5).
+"""Tensor-parallel layers, each written once for every mode: model code names roles, never modes.
+
+What comes in: the process groups of a mesh, sizes, and activations as a rank stores them. What goes out: modules and
+functions of torch that hold this rank's pieces, exchange the others', and leave whole gradients on each parameter.
+The theory, and the tables of what is cut over which axis, are in docs/architecture.md; README.md lists the layers.
 
     groups = Groups(Mesh(tensor=Tensor(y=2, mode="1d")))
     up = Linear(groups, 256, 1024, role="inward")      # residual -> inner features
     down = Linear(groups, 1024, 256, role="outward")   # inner features -> residual
     initialize(up, groups, seed=1234, prefix="up.")
 
-Between layers travels the residual as a rank stores it, [batch, sequence, hidden]; ids and labels enter whole.
-Gradients are whole, and equal on all copies, when they reach a parameter.
+Between layers travels the residual stream as a rank stores it, [batch, sequence, hidden]; ids and labels enter whole.
 """
 
 if __name__ != "dslpar.layers":
@@ -14,9 +17,9 @@ if __name__ != "dslpar.layers":
         f"import this package as dslpar.layers, not as {__name__}: a second copy of its classes would not match"
     )
 
+from dslpar.layers.activation_sharding import from_inner, from_residual, to_inner, to_residual
 from dslpar.layers.attention import Attention
 from dslpar.layers.block import MLP, Block, Form
-from dslpar.layers.boundary import from_inner, from_residual, to_inner, to_residual
 from dslpar.layers.colossalai import Linear1D, Linear2D, Linear2p5D, Linear3D
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.embedding import Embedding, Head, PositionEmbedding

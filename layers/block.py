@@ -18,8 +18,8 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
+from dslpar.layers.named_options import one_of
 from dslpar.layers.norm import LayerNorm, RMSNorm
-from dslpar.layers.options import one_of
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
 
@@ -28,9 +28,12 @@ Norm = Literal["layernorm", "rmsnorm"]
 
 
 class MLP(Layer):
-    """Up, activation, down: stored residual to stored residual. Raises: DslparError, of an unknown activation.
+    """Project up, activate, project down.
 
     `swiglu` (arXiv 2002.05202) is silu(gate) * up: `up` projects to both in one product, rows of gate first.
+
+    Raises:
+        DslparError: an unknown activation.
     """
 
     def __init__(
@@ -51,40 +54,37 @@ class MLP(Layer):
         self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """See the class."""
+        """[batch/x, sequence, H/z] to the same, as the residual is stored; or [tokens/x, H/z]."""
         shared = self.share() if shared is None else shared
         return self.down(self.activation(self.up(x, shared)), shared)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What kind of block it is; GPT-2's by default."""
+    """The kind of a block; GPT-2's by default."""
 
     norm: Norm = "layernorm"
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
     activation: Activation = "gelu"
-    """Of the MLP."""
+    """The MLP's: 'gelu', or 'swiglu'."""
     num_kv_heads: int | None = None
-    """Heads of keys and values; None: as many as of queries."""
+    """Number of heads of keys and values; None: as many as of queries."""
     rotary: Rotary | None = None
     """Rotates queries and keys by their positions."""
     causal: bool = True
-    """Whether a token attends to itself and those before it alone."""
+    """Whether a token attends only to itself and to those before it."""
     bias: bool = True
     """Whether linear layers and LayerNorm have one."""
 
     def make_norm(self, groups: Groups, hidden_size: int, eps: float) -> LayerNorm | RMSNorm:
-        """Of the residual; for a model's last norm too. Raises: DslparError, of an unknown one."""
+        """Make a norm of the residual, also for a model's last one. Raises: DslparError: an unknown norm."""
         if one_of(_NORMS, self.norm, "norm") is RMSNorm:
             return RMSNorm(groups, hidden_size, eps=eps)
         return LayerNorm(groups, hidden_size, eps=eps, bias=self.bias)
 
 
 class Block(Layer):
-    """Stored residual to stored residual. `init_out` is of the two projections that add to the residual.
-
-    `mask`: which tokens are no padding, as Attention takes it.
-    """
+    """Attention and MLP, each after a norm; `init_out` is for the two projections that add to the residual."""
 
     def __init__(
         self,
@@ -126,15 +126,17 @@ class Block(Layer):
         self.dropout = Dropout(groups, dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See the class."""
-        shared = self.share()
+        """[batch/x, sequence, H/z] to the same, as the residual is stored; `mask` as in `Attention.forward`."""
+        shared = self.share()  # one all-reduce in the backward for the vectors of all four layers
         x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
         return x + self.dropout(self.mlp(self.norm2(x, shared), shared))
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """silu(gate) * up, of [..., gate and up] side by side. The backward computes silu(gate) again, so that its input is
-    all that it keeps: 2 F a token, where the composition of the two functions keeps 3 F.
+    """Return silu(gate) * up: [..., 2 F/y], gate before up, to [..., F/y].
+
+    The backward computes silu(gate) again, so its input is all that is kept for it: 2 F numbers a token, where the
+    composition of torch's two functions keeps 3 F.
     """
     return cast("Tensor", _SwiGLU.apply(gate_and_up))  # type: ignore[no-untyped-call]
 
@@ -161,5 +163,5 @@ _ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu": (1, functional.gelu),
     "swiglu": (2, swiglu),
 }
-"""Of each activation: how many blocks of features go in, and the function."""
+"""For each activation how many blocks of features go in, and the function."""
 _NORMS: Mapping[str, type[LayerNorm | RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}

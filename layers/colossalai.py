@@ -1,7 +1,7 @@
-"""ColossalAI's names of linear layers, for people who come from there; each checks the mode, and is `Linear`.
+"""ColossalAI's names of linear layers, for people who come from there; each checks the mode, and is a `Linear`.
 
-ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one; a name that promises a mode keeps it. The
-table in README.md beside this file maps its other names.
+ColossalAI wrote its 1D, 2D, 2.5D and 3D layers one by one. Here they are one class; a name with a mode refuses others.
+The table in README.md beside this file maps its other names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dslpar.layers.linear import Linear
 
 
 class _OfMode(Linear):
-    """Takes Linear's arguments. Raises: DslparError in any other mode than its own."""
+    """`Linear` with its arguments. Raises: DslparError in any other mode than its own."""
 
     mode: ClassVar[str]
     __signature__: ClassVar[inspect.Signature] = inspect.signature(Linear)
@@ -46,7 +46,7 @@ class Linear2p5D(_OfMode):
 
 
 class Linear3D(_OfMode):
-    """A cube of ranks."""
+    """Agarwal's 3D product: a cube of ranks."""
 
     mode = "3d"
 

@@ -1,4 +1,4 @@
-"""Dropout on activations in pieces: equal masks where ranks hold equal copies, different ones elsewhere.
+"""Dropout of sharded activations: equal masks where ranks hold equal copies, different ones elsewhere.
 
 Each use draws one number from torch's default CPU generator, and seeds the mask with it and with the index of this
 rank's piece. So masks need no state of their own: activation checkpointing, which restores the default generator for
@@ -22,7 +22,7 @@ from dslpar.layers.parameter import stable_hash
 
 
 class Dropout(nn.Module):
-    """Dropout with probability `p` of the stored residual."""
+    """Dropout of the stored residual with probability `p`."""
 
     __call__: Callable[..., Tensor]  # nn.Module's says Any
 
@@ -31,17 +31,17 @@ class Dropout(nn.Module):
         self.groups, self.p = groups, p
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Any shape in, the same out: this rank's piece [batch/x, sequence, H/z] of the residual."""
         if not self.training or self.p == 0:
             return x
-        with random_of_piece(self.groups, placement.residual_cuts(self.groups.tensor), x.device):
+        with shard_rng(self.groups, placement.residual_cuts(self.groups.tensor), x.device):
             return functional.dropout(x, self.p)
 
 
 @contextmanager
-def random_of_piece(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
-    """Within, torch's default generators give numbers of this rank's piece of an activation cut by `cuts`."""
-    seed = seed_of_piece(groups, cuts)
+def shard_rng(groups: Groups, cuts: placement.Cuts, device: torch.device) -> Iterator[None]:
+    """Seed torch's default generators, within, for this rank's piece of an activation that is cut by `cuts`."""
+    seed = shard_seed(groups, cuts)
     if device.type == "cpu":
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(seed)
@@ -52,8 +52,8 @@ def random_of_piece(groups: Groups, cuts: placement.Cuts, device: torch.device) 
             yield
 
 
-def seed_of_piece(groups: Groups, cuts: placement.Cuts) -> int:
-    """A new seed at each call: equal where `cuts` leave equal copies, different elsewhere."""
+def shard_seed(groups: Groups, cuts: placement.Cuts) -> int:
+    """Draw a new seed: equal on ranks where `cuts` leave equal copies, different on others."""
     number = int(torch.randint(2**62, ()))
     index, _ = placement.piece(groups.tensor, groups.coord, cuts.tokens + cuts.features)
     return stable_hash(number, index)

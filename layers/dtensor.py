@@ -1,4 +1,4 @@
-"""Tensors of your own over the mesh: torch's DTensor and DeviceMesh upon the groups that the layers use.
+"""Distribute your own tensors over the mesh: torch's DTensor and DeviceMesh on the groups that the layers use.
 
     run = dslpar.start("config.py")                       # parallel = dict(data=2, tensor=dict(size=2, mode='1d'))
     mesh = run.get_layer_placement(0)                     # ranks [[0, 1], [2, 3]]: data, tensor
@@ -35,7 +35,7 @@ from torch.distributed.tensor.placement_types import Placement as Sbp
 from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import expand
 from dslpar.distributed.groups import Groups
-from dslpar.layers import placement_of
+from dslpar.layers.parameter import placement_of
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
 """What a dim of a mesh may be; "tensor" stands for d q y z, and "x" for d q."""
@@ -47,15 +47,15 @@ partial_sum = Partial()
 
 
 def split(dim: int) -> Shard:
-    """Pieces along `dim` of the tensor, one a rank of this dim of the mesh."""
+    """Return the placement of pieces along `dim` of the tensor, one for each rank of this dim of the mesh."""
     return Shard(dim)
 
 
 def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
-    """The ranks that differ from this one on the named axes alone, a dim each, slowest first as they are named.
+    """Make a mesh of the ranks that differ from this one on the named axes only: a dim each, in the order of the names.
 
     Raises:
-        DslparError: an axis that does not exist, or two that overlap.
+        DslparError: an axis does not exist, or two overlap.
     """
     axes = expand(names)
     if not names or not set(names) <= set(AXES) or sum(len(expand((name,))) for name in names) != len(axes):
@@ -66,17 +66,17 @@ def device_mesh(groups: Groups, *names: str) -> DeviceMesh:
 
 
 def stage_mesh(groups: Groups, stage: int) -> DeviceMesh:
-    """The ranks of a pipeline stage, as (data, tensor): LiBai's `get_layer_placement`. Any rank may ask."""
+    """Make a mesh (data, tensor) of a pipeline stage's ranks: LiBai's `get_layer_placement`. Any rank may call it."""
     return _mesh_at(groups, groups.mesh.rank({"pipe": stage}), ("data", "tensor"))
 
 
 def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
-    """What holds over data, and over tensor: LiBai's `get_nd_sbp`.
+    """Check and return the placements over data and over tensor: LiBai's `get_nd_sbp`.
 
     LiBai drops the one whose axis has a single rank; here the mesh of a stage keeps both dims, and so do placements.
 
     Raises:
-        DslparError: not two placements.
+        DslparError: there are not two placements.
     """
     if len(placements) != 2 or not all(isinstance(each, Sbp) for each in placements):
         message = f"{list(placements)!r} are not a placement over data and one over tensor"
@@ -85,26 +85,26 @@ def nd_sbp(placements: Sequence[Sbp]) -> tuple[Sbp, Sbp]:
 
 
 def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh, source: int | None = 0) -> DTensor:
-    """The tensor, which is whole on every rank, laid over the mesh; all ranks of the mesh must call it together.
+    """Distribute a tensor that is whole on every rank over the mesh; all ranks of the mesh must call it together.
 
-    What is laid out is what rank `source` of each dim of the mesh holds (the mesh's first rank): the others get their
-    piece of it, sent. None: each rank takes its piece of its own tensor, and nothing is sent; then they must be equal.
-    As torch's `distribute_tensor`, it takes leaves of the graph; the DTensor is a new one, of memory of its own.
+    Rank `source` of each dim of the mesh (by default the mesh's first rank) sends the others their pieces of its
+    tensor. None: each rank takes its piece of its own tensor, and nothing is sent; then they must be equal. As with
+    torch's `distribute_tensor` the tensor is a leaf of the graph, and the DTensor is new, with memory of its own.
 
     Raises:
-        DslparError: not one placement for each dim of the mesh, or a dim that the tensor does not have.
+        DslparError: there is not one placement for each dim of the mesh, or a dim that the tensor does not have.
     """
     _check(tensor, placements, mesh)
     if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    how = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not know the word
-    return distribute_tensor(tensor, mesh, list(placements), **how)
+    kwargs = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not have the argument
+    return distribute_tensor(tensor, mesh, list(placements), **kwargs)
 
 
 def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
-    """A parameter of a layer as a DTensor over this rank's tensor group, without a copy; gradients flow back to it.
+    """Show a layer's parameter as a DTensor over this rank's tensor group, without a copy; gradients flow back to it.
 
-    Of a tensor without a `Placement` ranks hold equal copies. Padding rows are part of it.
+    Of a tensor without a `Placement` all ranks hold equal copies. Padding rows are part of the DTensor.
 
     Raises:
         DslparError: the parameter is blocks, each cut by itself (q, k, v; gate, up), which DTensor cannot say.
@@ -125,7 +125,7 @@ def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:
 
 
 def _mesh_at(groups: Groups, origin: int, names: Sequence[str]) -> DeviceMesh:
-    """The mesh over the named axes that begins with the rank `origin`.
+    """Make the mesh over the named axes whose first rank is `origin`.
 
     torch asks a mesh for its groups only on ranks that have a place in it; the others' are their own.
     """

@@ -1,4 +1,4 @@
-"""Token and position tables; the head, which is the token table the other way round.
+"""Token and position tables; the head, which is the token table transposed.
 
 Letters: V vocabulary, H residual features; x = d q. The token table [V/yq, H/z] is, as an embedding, an outward linear
 of a one-hot: gather it over q, look up the ids that fall into V/y, reduce over y (Megatron-LM's vocabulary-parallel
@@ -18,26 +18,22 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.boundary import wrong_shape
-from dslpar.layers.ids import check_range, check_shape, own_tokens, row_of
-from dslpar.layers.linear import Product, multiply, product
-from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Placed, Shared, parameter
+from dslpar.layers.activation_sharding import wrong_shape
+from dslpar.layers.linear import MatmulSharding, matmul_sharding, sharded_matmul
+from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
 from dslpar.layers.placement import Cuts
+from dslpar.layers.token_ids import check_range, check_shape, local_tokens, row_index
 
 
-class Embedding(Placed):
-    """The token table (V, H); nothing else inside, so that it can be tied.
-
-    `forward(ids)`: ids [batch, sequence] or [tokens] of the whole micro-batch, equal on all ranks of a tensor group, to
-    the stored residual. `forward(residual)`, of a floating dtype: the table as head, to stored logits [..., V], never
-    gathered. One forward for both uses, since ZeRO-3 fetches weights at a module's forward.
+class Embedding(PlacedModule):
+    """The token table (V, H), and with it a tied head; nothing else inside, so that a pipeline can tie it.
 
     `padding_idx`, as torch has it: this row begins as zeros, and looking it up gives it no gradient (its use in a tied
     head does); a negative one counts from the end.
 
     Raises:
         DslparError: an id is not in the vocabulary, on whichever rank its row would be (on an accelerator, the device
-            stops); `padding_idx` is no row.
+            stops); `padding_idx` names no row.
     """
 
     def __init__(
@@ -51,38 +47,40 @@ class Embedding(Placed):
     ) -> None:
         super().__init__()
         self.groups, self.vocab_size = groups, vocab_size
-        self.padding_idx = None if padding_idx is None else row_of(padding_idx, vocab_size)
+        self.padding_idx = None if padding_idx is None else row_index(padding_idx, vocab_size)
         at = placement.table(groups.tensor, vocab_size, hidden_size)
         self.weight = parameter(at, init._replace(zero_row=self.padding_idx))
-        self.look_up = product(groups, "outward")
-        self.project = product(groups, "inward")
+        self.lookup_sharding = matmul_sharding(groups, "outward")
+        self.head_sharding = matmul_sharding(groups, "inward")
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Look ids up; or, with a residual (any floating dtype), multiply by the table as head.
+
+        Ids [batch, sequence] or [tokens], of the whole micro-batch and equal on all ranks of a tensor group, to the
+        residual [batch/x, sequence, H/z]. A residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which
+        are never gathered. One forward for both uses, since ZeRO 3 fetches weights at a module's forward.
+        """
         if x.is_floating_point():
-            return multiply(x, self.weight, None, self.project)
+            return sharded_matmul(x, self.weight, None, self.head_sharding)
         check_shape(self.groups, x, placement.residual_cuts(self.groups.tensor))
-        x = x.long()  # torch takes no bytes, and they would wrap around below
+        x = x.long()  # torch looks no bytes up, and the subtraction below would wrap around
         check_range(x, self.vocab_size, "ids")
-        if self.look_up.local:
+        if self.lookup_sharding.is_local:
             return functional.embedding(x, self.weight, self.padding_idx)
-        rows = self.weight.shape[0] * self.look_up.w.axis.size
+        rows = self.weight.shape[0] * self.lookup_sharding.w.axis.size
         first = self.groups.axis("y").index * rows
-        ids = own_tokens(self.groups, x, _panel_cuts(self.groups)) - first
+        ids = local_tokens(self.groups, x, _panel_cuts(self.groups)) - first
         padding = self._padding_of_panel(first, rows)
-        return cast("Tensor", _LookUp.apply(ids, self.weight, padding, self.look_up))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Lookup.apply(ids, self.weight, padding, self.lookup_sharding))  # type: ignore[no-untyped-call]
 
     def _padding_of_panel(self, first: int, rows: int) -> int:
-        """The padding's row, counted from the first of this rank's panel; -1, torch's own, where it is not there."""
+        """Return the padding's row within the panel whose first row is `first`; -1, as torch has it, of none."""
         row = -1 if self.padding_idx is None else self.padding_idx - first
         return row if 0 <= row < rows else -1
 
 
 class Head(Layer):
-    """An untied head (V, H), with a bias or without: stored residual [..., H] to stored logits [..., V].
-
-    Also the classifier of a model that is no language model: V classes, however few.
-    """
+    """An untied head (V, H), with or without bias; also the classifier of any other model, of however few classes."""
 
     def __init__(
         self, groups: Groups, hidden_size: int, vocab_size: int, *, bias: bool = False, init: Init = GPT2
@@ -90,18 +88,16 @@ class Head(Layer):
         super().__init__(groups)
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
         self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS) if bias else None
-        self.project = product(groups, "inward")
+        self.sharding = matmul_sharding(groups, "inward")
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """See the class."""
+        """Residual [batch/x, sequence, H/z] to logits [batch/x, sequence, V/y], which are never gathered."""
         bias = self.stand_in(self.bias, self.share() if shared is None else shared)
-        return multiply(x, self.weight, bias, self.project)
+        return sharded_matmul(x, self.weight, bias, self.sharding)
 
 
 class PositionEmbedding(Layer):
-    """A learned table (S, H) of positions: `forward(residual)` adds to each stored token the row of its position.
-
-    The residual is [batch, sequence, H/n]: flattened tokens have lost their positions.
+    """A learned table (S, H) of positions, whose rows are added to the residual.
 
     Raises:
         DslparError: the residual has other dims, or its sequences are longer than the table.
@@ -112,7 +108,10 @@ class PositionEmbedding(Layer):
         self.weight = parameter(placement.position_table(groups.tensor, num_positions, hidden_size), init)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """See the class."""
+        """[batch/x, sequence, H/z] to the same, with its position's row added to each token.
+
+        No [tokens, H/z]: flattened tokens have lost their positions.
+        """
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
         index, count = placement.piece(tensor, coord, placement.residual_cuts(tensor).sequence)
@@ -122,7 +121,7 @@ class PositionEmbedding(Layer):
 
 
 def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
-    """Raises: DslparError, of a residual without a sequence, or with one that in all its pieces is too long."""
+    """Raise DslparError: the residual has no sequence dim, or the sequence is longer than the table."""
     if x.dim() != 3:
         raise wrong_shape(f"positions of a residual of shape {tuple(x.shape)}", "[batch, sequence, features]")
     length = x.shape[1] * pieces
@@ -132,30 +131,34 @@ def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
 
 
 def _panel_cuts(groups: Groups) -> Cuts:
-    """How the tokens of an embedding's panel are cut: as the residual's, over x alone."""
+    """Return how the tokens of an embedding's panel are cut: as the residual's, but over x alone."""
     cuts = placement.residual_cuts(groups.tensor)
     batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
     return Cuts(batch, sequence, ())
 
 
-class _LookUp(torch.autograd.Function):
-    """Rows of a table that is in pieces; ids count from the first row of this rank's panel, and may lie outside."""
+class _Lookup(torch.autograd.Function):
+    """Rows of a sharded table: ids [tokens/x], [V/yq, H/z] to the stored residual.
+
+    Ids count from the first row of this rank's panel. One that lies outside gives zeros here, and its row on the rank
+    of y that holds it: their sum, in the reduction over y, is the lookup.
+    """
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, how: Product) -> Tensor:
-        panel = how.w.gather(weight)
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, sharding: MatmulSharding) -> Tensor:
+        panel = sharding.w.gather(weight)
         outside = (ids < 0) | (ids >= panel.shape[0])
         ids = ids.masked_fill(outside, 0)
         rows = functional.embedding(ids, panel).masked_fill_(outside.unsqueeze(-1), 0)
         ctx.save_for_backward(ids, outside)
-        ctx.how, ctx.num_rows, ctx.padding = how, panel.shape[0], padding
-        return how.y.reduce(rows)
+        ctx.sharding, ctx.num_rows, ctx.padding = sharding, panel.shape[0], padding
+        return sharding.y.reduce(rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None, None]:
-        how: Product = ctx.how
+        sharding: MatmulSharding = ctx.sharding
         ids, outside = ctx.saved_tensors
-        y_grad = how.y.gather(grads[0]).masked_fill(outside.unsqueeze(-1), 0)
+        y_grad = sharding.y.gather(grads[0]).masked_fill(outside.unsqueeze(-1), 0)
         panel_grad = torch.ops.aten.embedding_dense_backward(y_grad, ids, ctx.num_rows, ctx.padding, False)
-        w_grad = collectives.start_all_reduce_(how.w.reduce(panel_grad), how.depth).wait()
+        w_grad = collectives.start_all_reduce_(sharding.w.reduce(panel_grad), sharding.depth).wait()
         return None, w_grad, None, None

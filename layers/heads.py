@@ -1,4 +1,4 @@
-"""Heads of attention, shared out over the ranks of a tensor group; and what does not fit them.
+"""Divide the heads of attention over the ranks of a tensor group; refuse numbers that do not divide.
 
 The linter says the same of GPT before any process starts; of a model of your own, nothing is known before it is built.
 """
@@ -15,8 +15,8 @@ from dslpar.layers.placement import inner_cuts, piece, residual_cuts
 from dslpar.linter.engine import rule_finding
 
 
-def heads_of_rank(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int, *, rotary: bool) -> list[int]:
-    """How many heads of queries, keys and values each rank computes. Raises: DslparError, with all that is wrong."""
+def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int, *, rotary: bool) -> list[int]:
+    """Return how many heads of queries, keys and values each rank computes. Raises: DslparError: all that is wrong."""
     tensor = groups.tensor
     shared_by = groups.axis(*inner_cuts(tensor).features).size
     exchanged_by = tensor.x if tensor.split == "sequence" and tensor.impl == "ulysses" else 1
@@ -36,10 +36,10 @@ def heads_of_rank(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads
     return [num_heads // shared_by, num_kv_heads // shared_by, num_kv_heads // shared_by]
 
 
-def own_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
-    """Of a padding mask of the whole micro-batch, the samples that this rank attends for; their sequences whole.
+def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
+    """Take this rank's samples of a padding mask: [batch, sequence] of the whole micro-batch to [batch/x, sequence].
 
-    `x` is the stored residual [batch, sequence, hidden]. Raises: DslparError, of a mask of another shape or type.
+    `x` is the stored residual [batch/x, sequence, H/z]. Raises: DslparError: the mask has another shape or type.
     """
     cuts = residual_cuts(groups.tensor)
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in (cuts.batch, cuts.sequence)]

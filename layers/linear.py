@@ -1,4 +1,4 @@
-"""Linear layers on a cuboid of ranks: every tensor mode is this one product (DESIGN, section 5).
+"""Linear layers on a cuboid of ranks: every tensor mode is this one product (docs/architecture.md, "The cuboid").
 
 Letters: M tokens (batch, sequence), H residual features, F inner features; x = d q.
 
@@ -16,7 +16,7 @@ W is gathered over q. Backward is the same with gather and reduce exchanged, and
     wgrad     dW = reduce_W(gather_Y(dY).T @ gather_X(X)), all-reduced over d
 
 In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction and
-wgrad's product; with `sequence`, 2205.05198; which gathered panels live until the backward is `keep`.
+wgrad's product; with `sequence`, 2205.05198. `keep` says which gathered panels live until the backward.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.cuboid import Kept, features_of, inner_over_z, residual_over_y, weight_over_q
-from dslpar.layers.options import one_of
+from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
+from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
 
 Role = Literal["inward", "outward"]
@@ -42,12 +42,12 @@ _ROLES = {"inward": "inward", "outward": "outward"}
 
 
 @dataclass(frozen=True)
-class Product:
-    """How X, W and Y of one product are kept: all that `multiply` needs to know of the layout."""
+class MatmulSharding:
+    """How X, W and Y of one product are stored: all that `sharded_matmul` needs to know of the mesh."""
 
-    x: Kept
-    w: Kept
-    y: Kept
+    x: Sharding
+    w: Sharding
+    y: Sharding
     depth: Axis
     """Ranks that hold equal weights for other tokens."""
     keeps_x: bool
@@ -55,16 +55,16 @@ class Product:
     keeps_w: bool
 
     @property
-    def local(self) -> bool:
-        """Whether no rank needs another."""
+    def is_local(self) -> bool:
+        """Whether no rank needs what another one stores."""
         return self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
 
 
-def product(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> Product:
-    """The product of a linear in `role`; inward, its output may be `blocks` of features."""
+def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
+    """Return the sharding of a linear's product in `role`; inward, its output may be `blocks` of features."""
     residual, inner = residual_over_y(groups), inner_over_z(groups, blocks)
     keep = groups.tensor.keep
-    return Product(
+    return MatmulSharding(
         x=residual if role == "inward" else inner,
         w=weight_over_q(groups, blocks),
         y=inner if role == "inward" else residual,
@@ -74,46 +74,49 @@ def product(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> Product
     )
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, how: Product) -> Tensor:
-    """X W^T + b; `weight` is the Parameter itself, `bias` what the stored Y adds."""
-    if how.local:
+def sharded_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
+    """Return X W^T + b: [M/x, K/..] and [N/.., K/..] to [M/x, N/..], all as stored (the table above).
+
+    `weight` is the Parameter itself, `bias` this rank's piece, which is added to the stored Y.
+    """
+    if sharding.is_local:
         return functional.linear(x, weight, bias)
-    return cast("Tensor", _Multiply.apply(x, weight, bias, how))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _ShardedMatmul.apply(x, weight, bias, sharding))  # type: ignore[no-untyped-call]
 
 
-class _Multiply(torch.autograd.Function):
+class _ShardedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Product) -> Tensor:
-        x_panel, w_panel = how.x.gather(x), how.w.gather(weight)
-        if how.y.axis.size == 1:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
+        x_panel, w_panel = sharding.x.gather(x), sharding.w.gather(weight)
+        if sharding.y.axis.size == 1:
             y = functional.linear(x_panel, w_panel, bias)
         else:
-            y = how.y.reduce(functional.linear(x_panel, w_panel))
-            y = y if bias is None else y.add_(bias)
-        # What is not gathered is saved itself, never a view: ZeRO-3 empties the Parameter and fills it again.
+            y = sharding.y.reduce(functional.linear(x_panel, w_panel))
+            y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
+        # What is not gathered is saved itself, never a view: ZeRO 3 empties the Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
-            (x_panel if how.keeps_x else x) if needs_w else None,
-            (w_panel if how.keeps_w else weight) if needs_x else None,
+            (x_panel if sharding.keeps_x else x) if needs_w else None,
+            (w_panel if sharding.keeps_w else weight) if needs_x else None,
         )
-        ctx.how = how
+        ctx.sharding = sharding
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        how: Product = ctx.how
+        sharding: MatmulSharding = ctx.sharding
         x, weight = ctx.saved_tensors
         needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
         x_grad, w_grad, b_grad = None, None, None
         if needs_x or needs_w:
-            y_grad = how.y.gather(grads[0])
+            y_grad = sharding.y.gather(grads[0])
         if needs_x:
-            w_panel = weight if how.keeps_w else how.w.gather(weight)
-            x_grad = how.x.start_reduce(y_grad @ w_panel)  # on its way while the next product runs
+            w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
+            x_grad = sharding.x.start_reduce(y_grad @ w_panel)  # under way while wgrad's product runs
         if needs_w:
-            x_panel = x if how.keeps_x else how.x.gather(x)
+            x_panel = x if sharding.keeps_x else sharding.x.gather(x)
             w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
-            w_grad = collectives.start_all_reduce_(how.w.reduce(w_panel_grad), how.depth).wait()
+            w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
         if needs_b:
             b_grad = grads[0].flatten(0, -2).sum(0)
         return x_grad and x_grad.wait(), w_grad, b_grad, None
@@ -122,18 +125,16 @@ class _Multiply(torch.autograd.Function):
 class Linear(Layer):
     """A linear layer of the residual stream (`inward`: read it; `outward`: add to it).
 
-    `forward(x)`: stored residual [batch, sequence, H] to stored inner activation [batch, sequence, F], or the other way
-    round; all sizes as this rank stores them. `out_features` may be several lengths, of inward linears in one (q, k, v;
-    gate, up): each is cut by itself, and the output has this rank's features of each one after the other. x may also be
-    [tokens, features]: its first dim is then cut by all that cuts batch or sequence.
+    `out_features` may be several lengths, of inward linears in one (q, k, v; gate, up): each is cut by itself, and the
+    output has this rank's features of each one after the other.
 
-    With `gather_output` the output has all features on every rank, and all are to go on with it alike: backward takes
+    With `gather_output` the output has all features on every rank, and all must go on with it alike: the backward takes
     this rank's features of the gradient. Tokens stay as they are stored.
 
     What is frozen (`requires_grad_(False)`; an input that needs no gradient) costs nothing in the backward.
 
     Raises:
-        DslparError: another role, or a number of features that the ranks cannot share out.
+        DslparError: an unknown role, or a number of features that does not divide over the ranks.
     """
 
     def __init__(
@@ -159,13 +160,17 @@ class Linear(Layer):
             vector = placement.residual_vector(tensor, out_features)
         self.weight = parameter(at, init)
         self.bias = parameter(vector, ZEROS) if bias else None
-        self.product = product(groups, role, at.blocks)
-        self.joins = features_of(groups, vector.cuts[0], at.blocks) if gather_output else ()
+        self.sharding = matmul_sharding(groups, role, at.blocks)
+        self.output_gathers = features_over(groups, vector.cuts[0], at.blocks) if gather_output else ()
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """See the class."""
+        """Inward: residual [batch/x, sequence, H/z] to inner [batch/x, sequence, F/y]; outward: back.
+
+        Also [tokens/x, features]: the first dim is then cut by all that cuts batch or sequence. Where `residual` or
+        `inner` cuts tokens or features once more, over y or z, so is what goes in or comes out.
+        """
         bias = self.stand_in(self.bias, self.share() if shared is None else shared)
-        y = multiply(x, self.weight, bias, self.product)
-        for kept in self.joins:
-            y = kept.join(y)
+        y = sharded_matmul(x, self.weight, bias, self.sharding)
+        for features in self.output_gathers:
+            y = features.join(y)
         return y

@@ -1,4 +1,4 @@
-"""Cross-entropy and accuracy of logits whose vocabulary is in pieces, never gathered.
+"""Cross-entropy and accuracy of logits whose vocabulary is sharded, and never gathered.
 
 Letters: m tokens of this rank, V vocabulary in n pieces, t pieces of the micro-batch's M tokens. All-reduce the
 maximum, then (sum of exponents, target logit) in one all-reduce: Megatron-LM's vocabulary-parallel cross-entropy (arXiv
@@ -27,10 +27,10 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
-from dslpar.layers.boundary import joined, wrong_shape
-from dslpar.layers.ids import check_range, own_tokens
+from dslpar.layers.activation_sharding import unshard, wrong_shape
 from dslpar.layers.placement import inner_cuts, piece
-from dslpar.layers.precision import widened
+from dslpar.layers.token_ids import check_range, local_tokens
+from dslpar.layers.upcast import upcast
 
 IGNORE_INDEX = -100
 
@@ -48,42 +48,42 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Torch's cross-entropy of the whole micro-batch, over the `vocab_size` columns that are no padding.
+    """Return torch's cross-entropy of the whole micro-batch, over the `vocab_size` columns that are no padding.
 
-    `logits`: as stored, [batch, sequence, V/n] or [tokens, V/n]. `labels` [batch, sequence] or [tokens]: of the whole
-    micro-batch, equal on all ranks of the tensor group; those of `ignore_index` do not count.
+    `logits` are as stored, [batch/x, sequence, V/n] or [tokens/x, V/n]. `labels`, [batch, sequence] or [tokens], are of
+    the whole micro-batch, equal on all ranks of the tensor group; those of `ignore_index` do not count.
 
     `reduction`: "mean", the sum of the token losses over `denominator` (default: the counted tokens; 1 where there are
     none, so that the mean of nothing is 0, where torch says nan); "sum"; or "none", the token losses in the shape of
     the labels, 0 where ignored. These two are divided by a `denominator` only where one is given.
 
-    The same numbers on every rank of the tensor group, to the bit; the backward is of each one's own tokens.
+    The numbers are the same on every rank of the tensor group, to the bit; each rank's backward is of its own tokens.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); labels of
-            another shape than the logits, or fewer logits than `vocab_size`; a `reduction` of another name, or a
+        DslparError: a label is neither in the vocabulary nor ignored (on an accelerator, the device stops); labels have
+            another shape than the logits, or there are fewer logits than `vocab_size`; an unknown `reduction`, or a
             `label_smoothing` outside 0 to 1.
     """
     _check_options(reduction, label_smoothing)
     _check_shapes(groups, logits, labels, vocab_size)
-    labels = labels.long()  # what is compared and subtracted below would wrap around in 8 bits
+    labels = labels.long()  # in 8 bits the comparisons and subtractions below would wrap around
     check_range(labels, vocab_size, "labels", ignore_index)
     cuts = inner_cuts(groups.tensor)
     if denominator is None and reduction == "mean":
         denominator = (labels != ignore_index).sum().clamp(min=1)
-    own = own_tokens(groups, labels, cuts)
+    local_labels = local_tokens(groups, labels, cuts)
     losses = _token_losses(
-        groups, widened(logits.flatten(0, -2)), own.flatten(), vocab_size, ignore_index, label_smoothing
+        groups, upcast(logits.flatten(0, -2)), local_labels.flatten(), vocab_size, ignore_index, label_smoothing
     )
     if reduction == "none":
-        result = joined(groups, losses.view(own.shape), cuts.of(logits.dim())[:-1])
+        result = unshard(groups, losses.view(local_labels.shape), cuts.of(logits.dim())[:-1])
     else:
         result = collectives.reduce_from_group(losses.sum(), groups.axis(*cuts.tokens))
     return result if denominator is None else result / denominator
 
 
 def _check_options(reduction: str, label_smoothing: float) -> None:
-    """Raises: DslparError, where torch does."""
+    """Raise DslparError where torch refuses the option."""
     if reduction not in get_args(Reduction):
         message, hint = f"reduction={reduction!r}", f"one of {', '.join(map(repr, get_args(Reduction)))}"
     elif not 0 <= label_smoothing <= 1:
@@ -95,7 +95,7 @@ def _check_options(reduction: str, label_smoothing: float) -> None:
 
 
 def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int) -> None:
-    """Raises: DslparError, where a rank would take other tokens' labels, or columns that are not there."""
+    """Raise DslparError where a rank would take other tokens' labels, or columns that are not there."""
     dims = inner_cuts(groups.tensor).of(logits.dim())
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
@@ -111,12 +111,12 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
 def accuracy(
     groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
-    """The share of counted tokens whose largest logit is the label's; of equal ones the first counts, as in argmax.
+    """Return the share of counted tokens whose largest logit is the label's; of equal ones the first, as in argmax.
 
-    Arguments as in `cross_entropy`. A scalar, equal on all ranks of the tensor group; 0 where no token counts.
+    Arguments are those of `cross_entropy`. A scalar, equal on all ranks of the tensor group; 0 where no token counts.
 
     Raises:
-        DslparError: a label is neither in the vocabulary nor ignored, or shapes differ.
+        DslparError: a label is neither in the vocabulary nor ignored, or shapes do not fit.
     """
     _check_shapes(groups, logits, labels, vocab_size)
     labels = labels.long()
@@ -124,27 +124,29 @@ def accuracy(
     cuts = inner_cuts(groups.tensor)
     axis = groups.axis(*cuts.features)
     first = piece(groups.tensor, groups.coord, cuts.features)[0] * logits.shape[-1]
-    own = own_tokens(groups, labels, cuts)
-    value, index = _largest(logits[..., : max(vocab_size - first, 0)])
+    local_labels = local_tokens(groups, labels, cuts)
+    value, index = _local_argmax(logits[..., : max(vocab_size - first, 0)])
     largest = collectives.all_reduce(value, axis, "max")
-    nowhere = torch.full_like(index, vocab_size)
-    index = collectives.all_reduce(torch.where(value == largest, index + first, nowhere), axis, "min")
-    right = collectives.all_reduce(((index == own) & (own != ignore_index)).sum(), groups.axis(*cuts.tokens))
-    return right / (labels != ignore_index).sum().clamp(min=1)
+    # Several ranks may hold the largest value: the smallest column wins, and a rank without it bids one past the end.
+    past_the_end = torch.full_like(index, vocab_size)
+    index = collectives.all_reduce(torch.where(value == largest, index + first, past_the_end), axis, "min")
+    correct = (index == local_labels) & (local_labels != ignore_index)
+    num_correct = collectives.all_reduce(correct.sum(), groups.axis(*cuts.tokens))
+    return num_correct / (labels != ignore_index).sum().clamp(min=1)
 
 
-def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(the largest logit, the first column that has it) of each token; of no columns, (-inf, 0)."""
+def _local_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each token's largest logit, and the first column that has it; (-inf, 0) where there are no columns."""
     if logits.shape[-1] == 0:
-        return widened(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
+        return upcast(logits.new_full(logits.shape[:-1], -torch.inf)), logits.new_zeros(logits.shape[:-1]).long()
     index = logits.argmax(-1)
-    return widened(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)), index
+    return upcast(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)), index
 
 
 def _token_losses(
     groups: Groups, logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int, smoothing: float
 ) -> Tensor:
-    """[m] losses of this rank's tokens, of [m, V/n] and [m]."""
+    """Return the losses [m] of this rank's tokens from logits [m, V/n] and labels [m]."""
     letters = inner_cuts(groups.tensor).features
     axis = groups.axis(*letters)
     if axis.size == 1:
@@ -162,7 +164,7 @@ def _token_losses(
 
 
 class _TokenLosses(torch.autograd.Function):
-    """[m, V/n] logits and targets counted from this rank's first column, to [m] losses, equal on all ranks.
+    """Logits [m, V/n], and targets [m] counted from this rank's first column, to losses [m], equal on all ranks.
 
     Of this rank's columns the first `columns` are vocabulary. Each gets the share `even` of a token's label, which
     leaves 1 - `smoothing` on top for the target.
@@ -172,13 +174,15 @@ class _TokenLosses(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, columns: int, smoothing: float, even: float
     ) -> Tensor:
-        own = logits[:, :columns]
-        largest = own.amax(-1, keepdim=True) if columns else logits.new_full((len(logits), 1), -torch.inf)
+        vocabulary = logits[:, :columns]
+        largest = vocabulary.amax(-1, keepdim=True) if columns else logits.new_full((len(logits), 1), -torch.inf)
         shifted = logits - collectives.start_all_reduce_(largest, axis, "max").wait()
         outside = (targets < 0) | (targets >= columns)
         targets = targets.masked_fill(outside, 0).unsqueeze(-1)
-        wanted = shifted.gather(-1, targets).squeeze(-1).masked_fill_(outside, 0)
-        label_mean = wanted if smoothing == 0 else wanted * (1 - smoothing) + even * shifted[:, :columns].sum(-1)
+        # A target outside this rank's columns counts 0 here and its logit on the rank that has it. It is read before
+        # `exp_` overwrites the logits: one [m, V/n] tensor, the largest of the whole model, is all that lives.
+        target = shifted.gather(-1, targets).squeeze(-1).masked_fill_(outside, 0)
+        label_mean = target if smoothing == 0 else target * (1 - smoothing) + even * shifted[:, :columns].sum(-1)
         exponents = shifted.exp_()
         exponents[:, columns:] = 0
         exponent_sum, label_mean = collectives.start_all_reduce_(
@@ -196,5 +200,5 @@ class _TokenLosses(torch.autograd.Function):
         logits_grad = softmax * loss_grad
         if ctx.smoothing:
             logits_grad[:, : ctx.columns] -= loss_grad * ctx.even
-        own = loss_grad.masked_fill(outside.unsqueeze(-1), 0)
-        return logits_grad.scatter_add_(-1, targets, own * (ctx.smoothing - 1)), None, None, None, None, None
+        target_grad = loss_grad.masked_fill(outside.unsqueeze(-1), 0) * (ctx.smoothing - 1)
+        return logits_grad.scatter_add_(-1, targets, target_grad), None, None, None, None, None

@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm of a residual stream whose hidden dim may be in pieces.
+"""LayerNorm and RMSNorm of a residual stream whose hidden dim may be sharded.
 
 Letters: M tokens, H residual features in n pieces. Where H is whole these are torch's own. Where it is cut, one
-function serves both: statistics of all features from those of the pieces, and a backward that sums over the ranks what
-the statistics owe to every feature. Statistics are in float32 or wider.
+function serves both: it makes the statistics of all features from those of the pieces, and its backward sums over the
+ranks the gradients that flow through them. Statistics are in float32 or wider.
 
 ==========  ==============================================  ========================  ===========  ================
 norm        forward sends                                   backward sums             forward      backward
@@ -29,7 +29,7 @@ from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.parameter import ONES, ZEROS, Layer, Shared, parameter
-from dslpar.layers.precision import widened
+from dslpar.layers.upcast import upcast
 
 
 class _Norm(Layer):
@@ -47,11 +47,11 @@ class _Norm(Layer):
         self.axis = groups.axis(*placement.residual_cuts(groups.tensor).features)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
-        """See the class."""
+        """[..., H/n] to the same: the residual as it is stored."""
         shared = self.share() if shared is None else shared
         weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
         if self.axis.size > 1:
-            y = _CutNorm.apply(x, weight, bias, self.axis, self.eps, self.centred)  # type: ignore[no-untyped-call]
+            y = _ShardedNorm.apply(x, weight, bias, self.axis, self.eps, self.centred)  # type: ignore[no-untyped-call]
             return cast("Tensor", y)
         if self.centred:
             return functional.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
@@ -59,10 +59,7 @@ class _Norm(Layer):
 
 
 class LayerNorm(_Norm):
-    """Torch's LayerNorm over the residual's features, `bias` or not.
-
-    `forward(residual)`: stored residual [..., H/n] to the same.
-    """
+    """Torch's LayerNorm over the residual's features, with or without `bias`."""
 
     centred = True
 
@@ -71,10 +68,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """Torch's RMSNorm over the residual's features: x / sqrt(mean(x^2) + eps), times a gain.
-
-    `forward(residual)`: stored residual [..., H/n] to the same.
-    """
+    """Torch's RMSNorm over the residual's features: x / sqrt(mean(x^2) + eps), times a gain."""
 
     centred = False
 
@@ -82,29 +76,33 @@ class RMSNorm(_Norm):
         super().__init__(groups, hidden_size, eps=eps, bias=False)
 
 
-class _CutNorm(torch.autograd.Function):
-    """Both norms of features in pieces of one length; `mean` is None in one that is not centred."""
+class _ShardedNorm(torch.autograd.Function):
+    """Both norms where features are in equal pieces, [..., H/n] to the same; `mean` is None if it is not centred.
+
+    The input is saved and normalized again in the backward: the normalized one would be kept besides it.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, eps: float, centred: bool
     ) -> Tensor:
-        wide = widened(x)
-        mean, rstd = _moments(wide, axis, eps) if centred else (None, _root(wide, axis, eps))
+        wide = upcast(x)
+        mean, rstd = _mean_and_rstd(wide, axis, eps) if centred else (None, _rms_rstd(wide, axis, eps))
         ctx.save_for_backward(x, mean, rstd, weight)
         ctx.axis = axis
-        normed = _normed(wide, mean, rstd)
+        normed = _normalize(wide, mean, rstd)
         y = normed * weight if bias is None else torch.addcmul(bias, normed, weight)
         return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, mean, rstd, weight = ctx.saved_tensors
-        y_grad, normed = widened(grads[0]), _normed(widened(x), mean, rstd)
+        y_grad, normed = upcast(grads[0]), _normalize(upcast(x), mean, rstd)
         x_grad, weight_grad, bias_grad = None, None, None
         if ctx.needs_input_grad[0]:
             normed_grad = y_grad * weight
-            x_grad = _through_statistics(normed_grad, normed, ctx.axis, centred=mean is not None).mul_(rstd).to(x.dtype)
+            x_grad = _statistics_backward(normed_grad, normed, ctx.axis, centred=mean is not None)
+            x_grad = x_grad.mul_(rstd).to(x.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (y_grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
         if ctx.needs_input_grad[2]:
@@ -112,12 +110,12 @@ class _CutNorm(torch.autograd.Function):
         return x_grad, weight_grad, bias_grad, None, None, None
 
 
-def _normed(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
+def _normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
     return x * rstd if mean is None else (x - mean) * rstd
 
 
-def _through_statistics(normed_grad: Tensor, normed: Tensor, axis: Axis, *, centred: bool) -> Tensor:
-    """The gradient, less what every feature owes to the spread, and to the mean if that was subtracted."""
+def _statistics_backward(normed_grad: Tensor, normed: Tensor, axis: Axis, *, centred: bool) -> Tensor:
+    """Subtract from the gradient what flows through the spread, and through the mean if that was subtracted."""
     sums = [(normed_grad * normed).sum(-1), *([normed_grad.sum(-1)] if centred else [])]
     means = (
         collectives.start_all_reduce_(torch.stack(sums), axis).wait().div_(normed.shape[-1] * axis.size).unsqueeze(-1)
@@ -126,8 +124,8 @@ def _through_statistics(normed_grad: Tensor, normed: Tensor, axis: Axis, *, cent
     return x_grad.sub_(means[1]) if centred else x_grad
 
 
-def _moments(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / standard deviation [..., 1] of features in pieces of one length."""
+def _mean_and_rstd(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / standard deviation over all H, each [..., 1], of [..., H/n]."""
     variance, mean = torch.var_mean(x, -1, correction=0)
     means, variances = collectives.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
     mean = means.mean(0)
@@ -135,7 +133,7 @@ def _moments(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
     return mean.unsqueeze(-1), (variance + eps).rsqrt().unsqueeze(-1)
 
 
-def _root(x: Tensor, axis: Axis, eps: float) -> Tensor:
-    """1 / root of the mean square [..., 1]."""
+def _rms_rstd(x: Tensor, axis: Axis, eps: float) -> Tensor:
+    """Return 1 / the root of the mean square over all H, [..., 1], of [..., H/n]."""
     squares = collectives.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
     return (squares / (x.shape[-1] * axis.size) + eps).rsqrt()

@@ -1,7 +1,7 @@
-"""Parameters that know their place: one factory, and what is read from placements.
+"""Parameters with a placement: their factory, sharded initialization, owners, and layers whose vectors are whole.
 
 Parameters come uninitialised; `initialize` draws each full size, from a generator of its own seeded by (seed, global
-name), and cuts: weights depend neither on the layout nor on which stage builds a layer (DESIGN, section 5).
+name), and cuts it: weights depend neither on the mesh nor on which stage builds a layer.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Letters, Placement
 
 Shared = Mapping[nn.Parameter, torch.Tensor]
-"""Vectors whose gradients are summed together, by the parameter that each stands for."""
+"""Stand-ins for vectors, whose gradients are summed in one all-reduce, by the parameter that each stands for."""
 
 
 class Init(NamedTuple):
-    """Elements are drawn from N(mean, std); std 0 gives a constant."""
+    """Draw elements from N(mean, std); std 0 gives a constant."""
 
     mean: float = 0.0
     std: float = 0.0
     zero_row: int | None = None
-    """This row is zero, as that of padding in a table; the others are drawn as if it were not."""
+    """This row is zero, as a table's row of padding is; the others are drawn as if it were not."""
 
 
 ZEROS, ONES = Init(0.0), Init(1.0)
 
 
 def normal(std: float) -> Init:
-    """N(0, std)."""
+    """Initialize from N(0, std)."""
     return Init(0.0, std)
 
 
@@ -42,7 +42,7 @@ GPT2 = normal(0.02)
 
 
 def parameter(placement: Placement, init: Init) -> nn.Parameter:
-    """This rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults.
+    """Make this rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults.
 
     Raises:
         DslparError: a dim does not divide by the ranks that cut it.
@@ -54,12 +54,12 @@ def parameter(placement: Placement, init: Init) -> nn.Parameter:
 
 
 def placement_of(p: torch.Tensor) -> Placement | None:
-    """The parameter's placement; None: equal copies on all ranks, in a module that is not of dslpar.layers."""
+    """Return the parameter's placement; None: equal copies on all ranks, of a module that is not of dslpar.layers."""
     return cast("Placement | None", getattr(p, "placement", None))
 
 
 def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -> None:
-    """Fills every parameter that the factory made.
+    """Fill every parameter that `parameter` made.
 
     `prefix` is what stands before the module's own names in the whole model ("blocks.0."). Draws are float32 on the
     CPU, whatever the parameter's dtype and device. Ranks must agree on `seed` and names.
@@ -72,7 +72,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -
 
 
 def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tensor:
-    """The full parameter `name` of a run with `seed`."""
+    """Draw the full parameter `name` of a run with `seed`."""
     if init.std == 0:
         full = torch.full(shape, init.mean, dtype=torch.float32, device="cpu")
     else:
@@ -84,16 +84,16 @@ def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tens
 
 
 def stable_hash(*values: object) -> int:
-    """63 bits from the values' text: the same in every process, Python and run."""
+    """Return 63 bits from the values' text: the same in every process, Python and run."""
     digest = hashlib.blake2b("\0".join(map(str, values)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def mark_owners(module: nn.Module, groups: Groups) -> None:
-    """Sets `p.tensor_model_parallel` on every parameter: whether this rank holds copy 0 of its piece.
+    """Set `p.tensor_model_parallel` on every parameter: whether this rank holds copy 0 of its piece.
 
-    DeepSpeed counts a parameter in norms where the flag is set or the tensor rank is 0, and rank 0 holds copy 0 of
-    everything: so each element counts once, in every mode (FACTS 3.2).
+    DeepSpeed counts a parameter in norms and overflow checks where the flag is set or the tensor rank is 0, and rank 0
+    holds copy 0 of everything it has: so each element counts once, in every mode.
     """
     replicated = Placement(groups.tensor, (), ())
     for p in module.parameters():
@@ -101,13 +101,13 @@ def mark_owners(module: nn.Module, groups: Groups) -> None:
 
 
 def gather(shard: torch.Tensor, placement: Placement, groups: Groups) -> torch.Tensor:
-    """The full, unpadded tensor on every rank of the tensor group, from each one's piece. For tests and export."""
+    """Gather this rank's piece, and the others', to the full, unpadded tensor on every rank of the tensor group."""
     pieces = collectives.all_gather(shard.detach().unsqueeze(0), groups.axis("tensor"))
     return placement.merge(list(pieces))
 
 
-class Placed(nn.Module):
-    """A module that remembers where its own parameters lie, whatever takes their place.
+class PlacedModule(nn.Module):
+    """A module that remembers the placements of its own parameters, whatever takes their place.
 
     torch makes new Parameters in `load_state_dict(assign=True)`, `to_empty` and `copy.deepcopy`, without attributes; a
     parameter that had lost its placement would be taken for equal copies, and its gradient for whole.
@@ -120,34 +120,34 @@ class Placed(nn.Module):
         self._placements: dict[str, tuple[Placement, Init]] = {}
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As torch's; what sets an attribute comes here too."""
+        """Register as torch does; setting an attribute to a Parameter comes here too."""
         super().register_parameter(name, param)
         if param is not None and placement_of(param) is not None:
             self._placements[name] = (param.placement, param.init)  # type: ignore[attr-defined]
-        self._put_back()
+        self._restore_placements()
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Placed:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._put_back()
+        self._restore_placements()
         return self
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._put_back()
+        self._restore_placements()
 
-    def _put_back(self) -> None:
-        for name, known in self._placements.items():
+    def _restore_placements(self) -> None:
+        for name, placement_and_init in self._placements.items():
             p = self._parameters.get(name)
             if p is not None and placement_of(p) is None:
-                p.placement, p.init = known  # type: ignore[attr-defined]
+                p.placement, p.init = placement_and_init  # type: ignore[attr-defined]
 
 
-class Layer(Placed):
-    """A module whose vectors get whole gradients.
+class Layer(PlacedModule):
+    """A module whose vectors (biases, gains, position tables) get whole gradients.
 
-    A vector meets a rank's own tokens only, so its gradient comes in parts. `share()` returns stand-ins for all
-    vectors of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all
-    that need the same. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
+    A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all vectors
+    of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all that
+    need the same axes. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -156,30 +156,30 @@ class Layer(Placed):
         self._vectors: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def share(self) -> Shared:
-        """{parameter: its stand-in}, without those whose gradients are whole already, or are not asked for."""
+        """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
         if self._vectors is None:
-            self._vectors = _vectors(self)
+            self._vectors = _vectors_by_reduction(self)
         shared: dict[nn.Parameter, torch.Tensor] = {}
-        for letters, places in self._vectors.items():
-            # By attribute each time: that is how ZeRO-3 learns that a parameter is needed outside its own module.
-            parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in places]
+        for letters, vectors in self._vectors.items():
+            # By attribute each time: that is how ZeRO 3 learns that a parameter is needed outside its own module.
+            parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in vectors]
             parameters = [p for p in parameters if p.requires_grad]
             stand_ins = collectives.copy_to_group_coalesced(parameters, self.groups.axis(*letters))
             shared.update(zip(parameters, stand_ins, strict=True))
         return shared
 
-    def borrowed(self) -> Iterator[nn.Parameter]:
-        """Parameters of layers within, which `share` reads in this one's forward; ZeRO 3 has to be told."""
-        for places in _vectors(self).values():
-            yield from (owner._parameters[name] for owner, name in places if owner is not self)  # type: ignore[misc]
+    def external_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield inner layers' parameters that `share` reads in this one's forward: external ones to DeepSpeed."""
+        for vectors in _vectors_by_reduction(self).values():
+            yield from (owner._parameters[name] for owner, name in vectors if owner is not self)  # type: ignore[misc]
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
-        """What the layer computes with in place of its parameter `p`."""
+        """Return what the layer computes with in place of its parameter `p`."""
         return p if p is None else shared.get(p, p)
 
 
-def _vectors(module: nn.Module) -> dict[Letters, list[tuple[nn.Module, str]]]:
-    """The (module, attribute) of every vector in `module`, by the axes that its gradient must be summed over."""
+def _vectors_by_reduction(module: nn.Module) -> dict[Letters, list[tuple[nn.Module, str]]]:
+    """Return the (module, attribute) of every vector in `module`, by the axes that its gradient must be summed over."""
     found: dict[Letters, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
         for name, p in owner.named_parameters(recurse=False):

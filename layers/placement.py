@@ -1,7 +1,8 @@
-"""Which piece of a tensor a rank holds: the tables of DESIGN, section 5, as data.
+"""Which piece of a tensor a rank holds: the tables of docs/architecture.md ("The cuboid") as data.
 
 A `Placement` says, for each dim of a tensor, which axes of the cuboid cut it, slowest cut first. Sharded init, the
-reductions of gradients, DeepSpeed's model-parallel flags, merging and exporting all read it; nothing is keyed on names.
+reductions of gradients, DeepSpeed's model-parallel flags, checkpoints and exports all read it; nothing is keyed on
+names.
 
 Letters: M tokens, H residual features, F inner features, V vocabulary.
 
@@ -34,6 +35,7 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 
 Letters = tuple[str, ...]
+"""Axes of the cuboid, of d, q, y and z."""
 
 
 class Cuts(NamedTuple):
@@ -45,19 +47,19 @@ class Cuts(NamedTuple):
 
     @property
     def tokens(self) -> Letters:
-        """All axes that cut tokens: over these a vector's gradient comes in parts.
+        """Return all axes that cut tokens: over these a vector's gradient comes in parts.
 
         They are in the order in which they cut the one dim of [tokens, features]: d, q, then y or z.
         """
         return tuple(letter for letter in TENSOR_AXES if letter in self.batch + self.sequence)
 
     def of(self, num_dims: int) -> tuple[Letters, ...]:
-        """For [batch, sequence, features], or for [tokens, features]."""
+        """Return what cuts each dim of [batch, sequence, features], or of [tokens, features]."""
         return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
 
 
 def residual_cuts(tensor: Tensor) -> Cuts:
-    """How the residual stream is stored; also what crosses a pipeline boundary."""
+    """Return how the residual stream is cut, within a stage and across pipeline boundaries."""
     over_y = {tensor.residual: ("y",)}
     x = {tensor.split: ("d", "q")}
     return Cuts(
@@ -68,7 +70,7 @@ def residual_cuts(tensor: Tensor) -> Cuts:
 
 
 def inner_cuts(tensor: Tensor) -> Cuts:
-    """How qkv, the MLP's hidden layer and the logits are stored."""
+    """Return how qkv, the MLP's hidden layer and the logits are cut."""
     over_z = {tensor.inner: ("z",)}
     x = {tensor.split: ("d", "q")}
     return Cuts(
@@ -79,7 +81,7 @@ def inner_cuts(tensor: Tensor) -> Cuts:
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
-    """(index, count): which of how many equal pieces the rank at `coord` holds of a dim cut by `letters`."""
+    """Return (index, count): which of how many equal pieces of a dim cut by `letters` the rank at `coord` holds."""
     index, count = 0, 1
     for letter in letters:
         size = getattr(tensor, letter)
@@ -88,7 +90,7 @@ def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[i
 
 
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:
-    """That piece of `full`, as a view."""
+    """Return that piece of `full` along `dim`, as a view."""
     index, count = piece(tensor, coord, letters)
     assert full.shape[dim] % count == 0, f"dim {dim} of {tuple(full.shape)} in {count} pieces (over {letters})"
     length = full.shape[dim] // count
@@ -99,43 +101,44 @@ def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int],
 class Placement:
     """Where the pieces of one tensor lie on a cuboid; a value, the same on every rank.
 
-    Dims are divisible by their cuts, after padding: of GPT the linter has said so long before, of others `check` does.
+    Dims are divisible by their cuts, after padding: the linter checks that for GPT before any process starts, `check`
+    for other models.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
-    """Full shape, without padding: what is drawn, exported, compared."""
+    """Full shape without padding, in which the tensor is drawn, exported and compared."""
     cuts: tuple[Letters, ...]
     """For each dim the axes that cut it, slowest cut first."""
     partial: Letters = ()
     """Axes over which autograd leaves this parameter's gradient in parts; the layers sum it there."""
     blocks: tuple[int, ...] = ()
-    """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): it is one."""
+    """Dim 0 is blocks of these lengths (q, k, v), each cut by itself; a piece has its part of each. (): one block."""
     padded_rows: int | None = None
     """Length of dim 0 with the zero rows that make it divisible; None: none."""
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Full shape with padding: what is cut."""
+        """Full shape with padding, which is what is cut."""
         return self.shape if self.padded_rows is None else (self.padded_rows, *self.shape[1:])
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of each rank's piece."""
+        """Shape of every rank's piece."""
         assert not self._uneven(), f"{self.shape} does not divide: {self._uneven()}"
         return tuple(length // count for length, count in zip(self.padded, self._counts(), strict=True))
 
     def check(self) -> None:
-        """Raises: DslparError, with every length that does not divide by the ranks that cut it."""
+        """Raise DslparError, with every length that does not divide by the ranks that cut it."""
         if uneven := self._uneven():
             raise DslparError([_does_not_divide(length, count, self.tensor.mode) for length, count in uneven])
 
     def _counts(self) -> list[int]:
-        """In how many pieces each dim is cut."""
+        """Return in how many pieces each dim is cut."""
         return [math.prod(getattr(self.tensor, letter) for letter in letters) for letters in self.cuts]
 
     def _uneven(self) -> list[tuple[int, int]]:
-        """(length, in how many pieces) of what does not divide: dims, or instead of the first one its blocks."""
+        """Return (length, pieces) of each dim that does not divide; of the first dim, of each of its blocks."""
         counts = self._counts()
         first = self.blocks or self.padded[:1]
         cuts = [*((length, counts[0]) for length in first), *zip(self.padded[1:], counts[1:], strict=True)]
@@ -152,14 +155,14 @@ class Placement:
         return all(coord[letter] == 0 for letter in self.replicas)
 
     def cut(self, full: torch.Tensor, coord: Mapping[str, int]) -> torch.Tensor:
-        """The piece of the rank at `coord`, as a new tensor. `full` has the unpadded shape."""
+        """Cut the piece of the rank at `coord` out of `full`, which is unpadded; a new tensor."""
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         if self.padded != self.shape:
             full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
         return torch.cat(self._views(full, coord))
 
     def merge(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The full, unpadded tensor, from the pieces of all ranks of a tensor group in their order."""
+        """Merge the pieces of all ranks of a tensor group, in their order, to the full, unpadded tensor."""
         mesh = Mesh(tensor=self.tensor)
         assert len(pieces) == mesh.world_size, f"{len(pieces)} pieces of {mesh.world_size}"
         full = pieces[0].new_empty(self.padded)
@@ -171,7 +174,7 @@ class Placement:
         return full[: self.shape[0]] if self.padded_rows is not None else full
 
     def _views(self, padded: torch.Tensor, coord: Mapping[str, int]) -> list[torch.Tensor]:
-        """Of each block, the part that the rank at `coord` holds."""
+        """Return the part of each block that the rank at `coord` holds, as views."""
         for dim, letters in list(enumerate(self.cuts))[1:]:
             padded = take(padded, dim, self.tensor, coord, letters)
         blocks = torch.split(padded, list(self.blocks) or len(padded))
@@ -189,64 +192,64 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
 
 
 def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
-    """`vocab_size` rounded up: y pieces, each of them in q pieces for the table and in z for the logits."""
+    """Round `vocab_size` up to y pieces, each of which divides by q for the table, and by z for the logits."""
     multiple = tensor.y * math.lcm(tensor.q, tensor.z if tensor.inner == "heads" else 1)
     return -(-vocab_size // multiple) * multiple
 
 
 def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
-    """Weight of a linear from the residual to inner features, or to blocks of them."""
+    """Place the weight (F, H) of a linear from the residual to inner features, or to blocks of them."""
     length, blocks = _blocks(out_features)
     return Placement(tensor, (length, in_features), (("y", "q"), ("z",)), blocks=blocks)
 
 
 def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
-    """Weight of a linear from inner features to the residual."""
+    """Place the weight (H, F) of a linear from inner features to the residual."""
     return Placement(tensor, (out_features, in_features), (("z", "q"), ("y",)))
 
 
 def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
-    """Token table, tied or untied head: an inward weight with padded rows."""
+    """Place the token table or the head (V, H): an inward weight with padded rows."""
     padded = padded_vocab(tensor, vocab_size)
     rows = padded if padded != vocab_size else None
     return Placement(tensor, (vocab_size, hidden_size), (("y", "q"), ("z",)), padded_rows=rows)
 
 
 def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:
-    """A vector added to inner activations, or to blocks of them."""
+    """Place a vector (F,) that is added to inner activations, or to blocks of them."""
     cuts, (length, blocks) = inner_cuts(tensor), _blocks(features)
     return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens, blocks=blocks)
 
 
 def logit_vector(tensor: Tensor, vocab_size: int) -> Placement:
-    """A vector added to the logits, with padding."""
+    """Place a vector (V,) that is added to the logits, with padding."""
     cuts, padded = inner_cuts(tensor), padded_vocab(tensor, vocab_size)
     rows = padded if padded != vocab_size else None
     return Placement(tensor, (vocab_size,), (cuts.features,), partial=cuts.tokens, padded_rows=rows)
 
 
 def _blocks(features: int | Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """(all of them, the lengths of the blocks)."""
+    """Return (the number of all, the lengths of the blocks)."""
     return (features, ()) if isinstance(features, int) else (sum(features), tuple(features))
 
 
 def residual_vector(tensor: Tensor, length: int) -> Placement:
-    """A vector that meets the stored residual."""
+    """Place a vector (H,) that is added to the stored residual, or multiplied with it."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, (length,), (cuts.features,), partial=cuts.tokens)
 
 
 def position_table(tensor: Tensor, num_positions: int, hidden_size: int) -> Placement:
-    """Rows are never cut: each rank uses its own slice of them."""
+    """Place a table (S, H) of positions, whose rows are never cut: each rank slices its own."""
     cuts = residual_cuts(tensor)
     return Placement(tensor, (num_positions, hidden_size), ((), cuts.features), partial=cuts.tokens)
 
 
 def residual(tensor: Tensor, *shape: int) -> Placement:
-    """The residual stream [batch, sequence, hidden], or [tokens, hidden]."""
+    """Place the residual stream [batch, sequence, hidden], or [tokens, hidden]."""
     return Placement(tensor, shape, residual_cuts(tensor).of(len(shape)))
 
 
 def inner(tensor: Tensor, *shape: int) -> Placement:
-    """An inner activation [batch, sequence, features], or [tokens, features]."""
+    """Place an inner activation [batch, sequence, features], or [tokens, features]."""
     return Placement(tensor, shape, inner_cuts(tensor).of(len(shape)))

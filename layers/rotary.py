@@ -7,12 +7,12 @@ weights; RoFormer itself pairs neighbours (2i, 2i + 1), which is the same after 
     rotary = Rotary(theta=10000.0)
     qkv = rotary(qkv, first=0, num_heads=12)       # [batch, sequence, heads, D], of which 12 are queries and keys
 
-What is not rotated is copied along: the values then stand beside the rotated queries and keys, and what came in can be
-freed, where values that are a part of it would hold all of it until the backward.
+What is not rotated is copied along: the values then stand beside the rotated queries and keys, and the input can be
+freed, where values that are a view of it would hold all of it until the backward.
 
-Angles are computed in float64, the rotation in float32 or wider, and the result has the dtype that came. The tables of
-cosines and sines are no part of a module: nothing of them is saved, cut, cast with the weights or sent between stages.
-They are made when they are first asked for, and kept for the last few (length, device, dtype), one for all layers.
+Angles are computed in float64, the rotation in float32 or wider, and the result has the input's dtype. The tables of
+cosines and sines are no part of a module: nothing of them is saved, sharded, cast with the weights or sent between
+stages. They are made at their first use, and kept for the last few (length, device, dtype), one for all layers.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Rotary:
     """The longest wavelength is 2 pi times this, in tokens (nearly: the last pair's exponent is 2/D short of 1)."""
 
     def __call__(self, x: Tensor, first: int, num_heads: int | None = None) -> Tensor:
-        """`x` [batch, sequence, heads, D], its first `num_heads` heads (None: all) rotated. D is even.
+        """Rotate the first `num_heads` heads (None: all) of `x` [batch, sequence, heads, D] to the same shape.
 
-        Its first token stands at position `first`.
+        Its first token stands at position `first`; D is even.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         cos, sin = _table(self.theta, x.shape[3], first, x.shape[1], x.device, wide)
-        return cast("Tensor", _Turn.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=8)
 def _table(
     theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [sequence, 1, D/2]."""
+    """Return cosines and sines, each [sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
     with torch.inference_mode(False):  # else a table first made in evaluation could not serve training
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
@@ -55,8 +55,8 @@ def _table(
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-class _Turn(torch.autograd.Function):
-    """Forward turns by the angles, backward by their opposites: only the tables are kept for it."""
+class _Rotate(torch.autograd.Function):
+    """Rotate forward by the angles, backward by their opposites: only the tables are saved for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> Tensor:
@@ -65,17 +65,17 @@ class _Turn(torch.autograd.Function):
         y = torch.empty_like(x)
         y[:, :, num_heads:] = x[:, :, num_heads:]
         a, b = x[:, :, :num_heads].to(cos.dtype).chunk(2, -1)
-        turned = y[:, :, :num_heads]
-        wide = turned if y.dtype == cos.dtype else torch.empty_like(turned, dtype=cos.dtype)
+        rotated = y[:, :, :num_heads]
+        wide = rotated if y.dtype == cos.dtype else torch.empty_like(rotated, dtype=cos.dtype)
         real, imaginary = wide.chunk(2, -1)
         torch.mul(a, cos, out=real).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=imaginary).addcmul_(a, sin)
-        if wide is not turned:
-            turned.copy_(wide)
+        if wide is not rotated:
+            rotated.copy_(wide)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        x_grad: Tensor = _Turn.apply(grads[0], cos, -sin, ctx.num_heads)  # type: ignore[no-untyped-call]
+        x_grad: Tensor = _Rotate.apply(grads[0], cos, -sin, ctx.num_heads)  # type: ignore[no-untyped-call]
         return x_grad, None, None, None

@@ -96,7 +96,7 @@ def _borrowed(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     """(layer, a parameter of a layer within it that its forward reads)."""
     for layer in module.modules():
         if isinstance(layer, Layer):
-            yield from ((layer, p) for p in layer.borrowed())
+            yield from ((layer, p) for p in layer.external_parameters())
 
 
 def _num_dims(p: nn.Parameter) -> int:

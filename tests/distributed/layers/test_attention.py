@@ -18,7 +18,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
 from tests.distributed.layers.cases.blocks import padding
-from tests.distributed.layers.proof import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
+from tests.distributed.layers.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
@@ -131,7 +131,7 @@ def test_torch_without_grouped_queries(causal: bool, monkeypatch: pytest.MonkeyP
     """Before 2.5 keys are repeated: the same products in another order."""
     q, k, v = numbers((2, 6, 5, 4), 1), numbers((2, 3, 5, 4), 2), numbers((2, 3, 5, 4), 3)
     grouped = attention.attend(q, k, v, causal=causal)
-    monkeypatch.setattr(attention, "_GROUPED", False)
+    monkeypatch.setattr(attention, "_TORCH_HAS_GQA", False)
     assert (attention.attend(q, k, v, causal=causal) - grouped).abs().max() < 1e-14
 
 

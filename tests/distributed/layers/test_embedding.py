@@ -1,6 +1,6 @@
 """Tables: the row of padding, ids that no row has, and what a tied head does to both.
 
-Values and gradients in every layout: tests/distributed/layers/cases/ends.py.
+Values and gradients in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
 """
 
 from __future__ import annotations

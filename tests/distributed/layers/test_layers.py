@@ -1,7 +1,7 @@
 """Every layer, and GPT, in every mode against dense float64: output, input gradient, every parameter's gradient.
 
-The tolerance is argued in proof.py. The default run is a sample in which everything that matters occurs (cover.py);
-`prove` runs all layouts with all cases.
+The tolerance is argued in compare_dense.py. The default run is a sample in which everything that matters occurs
+(sampled_rows.py); `prove` runs all layouts with all cases.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 
 from dslpar.core.mesh import Tensor
 from tests.distributed.layers.cases import CASES, errors
-from tests.distributed.layers.cover import PROOF, PROVEN, seen, seen_in
-from tests.distributed.layers.proof import TOLERANCE
+from tests.distributed.layers.compare_dense import TOLERANCE
+from tests.distributed.layers.sampled_rows import PROOF, PROVEN, seen, seen_in
 from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
 from tests.support.ranks import on_ranks
 

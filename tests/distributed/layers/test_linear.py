@@ -19,11 +19,11 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, initialize, placement
-from dslpar.layers.cuboid import Kept
-from dslpar.layers.linear import Product, multiply
+from dslpar.layers.gather_reduce import Sharding
+from dslpar.layers.linear import MatmulSharding, sharded_matmul
 from dslpar.layers.parameter import Init
 from dslpar.layers.placement import Placement
-from tests.distributed.layers.proof import BATCH, FFN, HIDDEN, SEQUENCE, relative
+from tests.distributed.layers.compare_dense import BATCH, FFN, HIDDEN, SEQUENCE, relative
 from tests.support.layouts import LAYOUTS, kept
 from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting
@@ -36,34 +36,36 @@ INNER_BLOCKS = sum(BLOCKS)
 # The definition -------------------------------------------------------------------------------------------------
 
 
-def composed(x: Tensor, weight: Tensor, bias: Tensor | None, how: Product) -> Tensor:
+def composed(x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
     """Each operand gathered, the product, its sum kept as Y is; autograd does the rest."""
-    panel = gathered(collectives.copy_to_group(weight, how.depth), how.w)
-    y = summed(functional.linear(gathered(x, how.x), panel), how.y)
+    panel = gathered(collectives.copy_to_group(weight, sharding.depth), sharding.w)
+    y = summed(functional.linear(gathered(x, sharding.x), panel), sharding.y)
     return y if bias is None else y + bias
 
 
-def gathered(stored: Tensor, how: Kept) -> Tensor:
-    if how.dim is None:
-        return collectives.copy_to_group(stored, how.axis)
-    panel = collectives.all_gather_autograd(stored, how.axis, how.dim)
-    return panel if how.axis.size == 1 else panel.index_select(how.dim, by_rank(panel, how).argsort())
+def gathered(stored: Tensor, sharding: Sharding) -> Tensor:
+    if sharding.dim is None:
+        return collectives.copy_to_group(stored, sharding.axis)
+    panel = collectives.all_gather_autograd(stored, sharding.axis, sharding.dim)
+    return panel if sharding.axis.size == 1 else panel.index_select(sharding.dim, by_rank(panel, sharding).argsort())
 
 
-def summed(partial: Tensor, how: Kept) -> Tensor:
-    if how.dim is None:
-        return collectives.reduce_from_group(partial, how.axis)
-    if how.axis.size > 1:
-        partial = partial.index_select(how.dim, by_rank(partial, how))
-    return collectives.reduce_scatter_autograd(partial, how.axis, how.dim)
+def summed(partial: Tensor, sharding: Sharding) -> Tensor:
+    if sharding.dim is None:
+        return collectives.reduce_from_group(partial, sharding.axis)
+    if sharding.axis.size > 1:
+        partial = partial.index_select(sharding.dim, by_rank(partial, sharding))
+    return collectives.reduce_scatter_autograd(partial, sharding.axis, sharding.dim)
 
 
-def by_rank(panel: Tensor, how: Kept) -> Tensor:
+def by_rank(panel: Tensor, sharding: Sharding) -> Tensor:
     """Where in the panel each element of the first rank's piece is, then of the second's, ..."""
-    assert how.dim is not None
-    length = panel.shape[how.dim]
-    blocks = torch.arange(length).split([length * block // sum(how.blocks or (1,)) for block in how.blocks or (1,)])
-    return torch.cat([block.chunk(how.axis.size)[rank] for rank in range(how.axis.size) for block in blocks])
+    assert sharding.dim is not None
+    length = panel.shape[sharding.dim]
+    blocks = torch.arange(length).split(
+        [length * block // sum(sharding.blocks or (1,)) for block in sharding.blocks or (1,)]
+    )
+    return torch.cat([block.chunk(sharding.axis.size)[rank] for rank in range(sharding.axis.size) for block in blocks])
 
 
 # Against it -----------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def differences(tensor: mesh.Tensor) -> Errors:
     found = {}
     for shape in ((BATCH, SEQUENCE), (BATCH * SEQUENCE,)):
         for name, (layer, x_at, y_at) in layers(groups, *shape).items():
-            ours, theirs = (results(layer, way, x_at, y_at) for way in (multiply, composed))
+            ours, theirs = (results(layer, way, x_at, y_at) for way in (sharded_matmul, composed))
             for what, mine, right in zip(("y", "dx", "dW", "db"), ours, theirs, strict=True):
                 found[f"{name} of {len(shape) + 1} dims: {what}"] = relative(mine, right)
     return found
@@ -92,7 +94,7 @@ def layers(groups: Groups, *tokens: int) -> dict[str, tuple[Linear, Placement, P
     }
 
 
-Way = Callable[[Tensor, Tensor, Tensor | None, Product], Tensor]
+Way = Callable[[Tensor, Tensor, Tensor | None, MatmulSharding], Tensor]
 
 
 def results(layer: Linear, way: Way, x_at: Placement, y_at: Placement) -> list[Tensor]:
@@ -101,7 +103,7 @@ def results(layer: Linear, way: Way, x_at: Placement, y_at: Placement) -> list[T
         p.init, p.grad = Init(0.1, 0.3), None  # type: ignore[attr-defined]
     initialize(layer, layer.groups, seed=1)
     x, y_grad = (numbers(at, layer.groups, seed) for seed, at in enumerate((x_at, y_at)))
-    y = way(x.requires_grad_(), layer.weight, layer.bias, layer.product)
+    y = way(x.requires_grad_(), layer.weight, layer.bias, layer.sharding)
     y.backward(y_grad)
     grads = [tensor.grad for tensor in (x, layer.weight, layer.bias) if tensor is not None]
     return [y.detach(), *(grad for grad in grads if grad is not None)]
@@ -125,12 +127,12 @@ def test_the_product_equals_its_definition(name: str) -> None:
 
 def scrambled(tensor: mesh.Tensor) -> float:
     """`differences` where blocks are cut as if they were one."""
-    split_rightly = Kept.start_reduce
+    original_split = Sharding.start_reduce
 
-    def start_reduce(self: Kept, partial: Tensor) -> collectives.Pending:
-        return split_rightly(replace(self, blocks=()), partial)
+    def start_reduce(self: Sharding, partial: Tensor) -> collectives.Pending:
+        return original_split(replace(self, blocks=()), partial)
 
-    Kept.start_reduce = start_reduce  # type: ignore[method-assign]
+    Sharding.start_reduce = start_reduce  # type: ignore[method-assign]
     return max(differences(tensor).values())
 
 

@@ -21,7 +21,7 @@ from dslpar.forecast import memory
 from dslpar.forecast.memory import Held
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.schema import sections
-from tests.distributed.layers.proof import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
+from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS
 

@@ -15,11 +15,11 @@ import torch
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Tensor
-from dslpar.distributed import collectives as comm
+from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
-from dslpar.layers import attention, cuboid, embedding, linear, loss, norm, placement, rotary, sequence
+from dslpar.layers import attention, embedding, gather_reduce, linear, loss, norm, placement, rotary, sequence
 from tests.distributed.layers.cases import errors
-from tests.distributed.layers.proof import TOLERANCE
+from tests.distributed.layers.compare_dense import TOLERANCE
 from tests.support.layouts import LAYOUTS, kept
 from tests.support.ranks import on_ranks
 
@@ -27,34 +27,34 @@ Mutation = Callable[[], None]
 
 
 def vectors_not_summed() -> None:
-    comm.copy_to_group_coalesced = lambda tensors, axis: tuple(tensors)
+    collectives.copy_to_group_coalesced = lambda tensors, axis: tuple(tensors)
 
 
 def depth_not_summed() -> None:
-    _change_product(lambda how: replace(how, depth=Axis()))
+    _change_sharding(lambda how: replace(how, depth=Axis()))
 
 
 def weight_rows_not_summed() -> None:
     """dW: this rank's rows of its own partial product, in place of the sum over q."""
 
-    def start_reduce(self: cuboid.Kept, partial: Any) -> Pending:
+    def start_reduce(self: gather_reduce.Sharding, partial: Any) -> Pending:
         if self.dim == 0 and partial.dim() == 2:
             return Pending(partial.chunk(self.axis.size, 0)[self.axis.index].clone())
-        return start_reduce_rightly(self, partial)
+        return original_start_reduce(self, partial)
 
-    start_reduce_rightly = cuboid.Kept.start_reduce
-    cuboid.Kept.start_reduce = start_reduce
+    original_start_reduce = gather_reduce.Sharding.start_reduce
+    gather_reduce.Sharding.start_reduce = start_reduce
 
 
 def input_gradient_not_summed() -> None:
     """1d: Megatron's f without its all-reduce; the forward reduction of an outward linear stays."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.how = replace(ctx.how, x=cuboid.Kept(Axis(), None))
-        return backward_rightly(ctx, *grads)
+        ctx.sharding = replace(ctx.sharding, x=gather_reduce.Sharding(Axis(), None))
+        return original_backward(ctx, *grads)
 
-    backward_rightly = linear._Multiply.backward
-    linear._Multiply.backward = backward
+    original_backward = linear._ShardedMatmul.backward
+    linear._ShardedMatmul.backward = backward
 
 
 def residual_cut_y_then_z() -> None:
@@ -80,29 +80,29 @@ def w_gathered_again_in_another_order() -> None:
 def _roll_what_the_backward_gathers(operand: str) -> None:
     """`keep`: what the backward gathers once more begins with the next rank's piece; the forward is right."""
 
-    class Rolled(cuboid.Kept):
+    class Rolled(gather_reduce.Sharding):
         def gather(self, stored: Any) -> Any:
             panel = super().gather(stored)
             dim = self.dim or 0
             return panel.roll(stored.shape[dim], dim) if self.axis.size > 1 else panel
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept = getattr(ctx.how, operand)
-        ctx.how = replace(ctx.how, **{operand: Rolled(kept.axis, kept.dim, kept.blocks)})
-        return backward_rightly(ctx, *grads)
+        kept = getattr(ctx.sharding, operand)
+        ctx.sharding = replace(ctx.sharding, **{operand: Rolled(kept.axis, kept.dim, kept.blocks)})
+        return original_backward(ctx, *grads)
 
-    backward_rightly = linear._Multiply.backward
-    linear._Multiply.backward = backward
+    original_backward = linear._ShardedMatmul.backward
+    linear._ShardedMatmul.backward = backward
 
 
 def gradient_of_joined_output_summed() -> None:
     """`gather_output`: the backward of a gather whose ranks would go on differently."""
-    cuboid.collectives.gather_from_group = comm.all_gather_autograd
+    gather_reduce.collectives.gather_from_group = collectives.all_gather_autograd
 
 
 def output_joined_slowest_first() -> None:
-    features_rightly = linear.features_of
-    linear.features_of = lambda *args: features_rightly(*args)[::-1]
+    original_features = linear.features_over
+    linear.features_over = lambda *args: original_features(*args)[::-1]
 
 
 def blocks_cut_as_one() -> None:
@@ -115,15 +115,15 @@ def heads_exchanged_as_one() -> None:
     """Ulysses: the heads of q, k and v in one row, cut over the ranks."""
 
     def ulysses(q: Any, k: Any, v: Any, axis: Axis, attend: sequence.Attend) -> Any:
-        qkv = comm.all_to_all_autograd(torch.cat([q, k, v], dim=1), axis, split_dim=1, concat_dim=2)
+        qkv = collectives.all_to_all_autograd(torch.cat([q, k, v], dim=1), axis, split_dim=1, concat_dim=2)
         heads = [part.shape[1] // axis.size for part in (q, k, v)]
-        return comm.all_to_all_autograd(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, concat_dim=1)
+        return collectives.all_to_all_autograd(attend(*torch.split(qkv, heads, dim=1)), axis, split_dim=2, concat_dim=1)
 
     attention.ulysses = ulysses
 
 
 def ring_never_sees_the_future() -> None:
-    sequence.Ring.attends = lambda self, step: step <= self.axis.index
+    sequence.RingOptions.attends = lambda self, step: step <= self.axis.index
 
 
 def ring_sees_the_future() -> None:
@@ -135,9 +135,9 @@ def ring_masks_its_own_keys_alone() -> None:
     _change_scores(lambda how, k, step: how._replace(mask=how.mask.roll(-step * k.shape[2], 1)))
 
 
-def _change_scores(change: Callable[[sequence.Ring, Any, int], sequence.Ring]) -> None:
-    scores_rightly = sequence.Ring.scores
-    sequence.Ring.scores = lambda self, q, k, step: scores_rightly(change(self, k, step), q, k, step)
+def _change_scores(change: Callable[[sequence.RingOptions, Any, int], sequence.RingOptions]) -> None:
+    original_scores = sequence.RingOptions.scores
+    sequence.RingOptions.scores = lambda self, q, k, step: original_scores(change(self, k, step), q, k, step)
 
 
 def groups_of_distant_heads() -> None:
@@ -145,19 +145,19 @@ def groups_of_distant_heads() -> None:
 
     def fused(q: Any, k: Any, v: Any, *how: Any) -> Any:
         repeats = q.shape[1] // k.shape[1]
-        return fused_rightly(q, k.repeat(1, repeats, 1, 1), v.repeat(1, repeats, 1, 1), *how)
+        return original_fused(q, k.repeat(1, repeats, 1, 1), v.repeat(1, repeats, 1, 1), *how)
 
-    fused_rightly = attention._fused
+    original_fused = attention._fused
     attention._fused = fused
 
 
 def mask_of_the_first_samples() -> None:
-    attention.own_samples = lambda groups, mask, x: mask[: len(mask) // groups.tensor.x]
+    attention.local_samples = lambda groups, mask, x: mask[: len(mask) // groups.tensor.x]
 
 
 def positions_counted_from_each_piece() -> None:
-    turn_rightly = rotary.Rotary.__call__
-    rotary.Rotary.__call__ = lambda self, x, first, num_heads=None: turn_rightly(self, x, 0, num_heads)
+    original_turn = rotary.Rotary.__call__
+    rotary.Rotary.__call__ = lambda self, x, first, num_heads=None: original_turn(self, x, 0, num_heads)
 
 
 def positions_of_the_first_piece() -> None:
@@ -168,9 +168,9 @@ def positions_of_the_first_piece() -> None:
 def smoothing_left_out_of_the_gradient() -> None:
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.even = 0.0
-        return backward_rightly(ctx, *grads)
+        return original_backward(ctx, *grads)
 
-    backward_rightly = loss._TokenLosses.backward
+    original_backward = loss._TokenLosses.backward
     loss._TokenLosses.backward = backward
 
 
@@ -178,11 +178,11 @@ def norm_s_gradient_of_its_own_features() -> None:
     """The two sums of a cut norm's backward over this rank's features alone."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        norm.collectives = _Changed(comm, start_all_reduce_=lambda x, axis: Pending(x))
-        return backward_rightly(ctx, *grads)
+        norm.collectives = _Changed(collectives, start_all_reduce_=lambda x, axis: Pending(x))
+        return original_backward(ctx, *grads)
 
-    backward_rightly = norm._CutNorm.backward
-    norm._CutNorm.backward = backward
+    original_backward = norm._ShardedNorm.backward
+    norm._ShardedNorm.backward = backward
 
 
 class _Changed:
@@ -197,9 +197,9 @@ def _change_placement(name: str, change: Callable[[placement.Placement], placeme
     setattr(placement, name, lambda *args: change(rightly(*args)))
 
 
-def _change_product(change: Callable[[linear.Product], linear.Product]) -> None:
-    product_rightly = linear.product
-    linear.product = lambda *args: change(product_rightly(*args))
+def _change_sharding(change: Callable[[linear.MatmulSharding], linear.MatmulSharding]) -> None:
+    original_sharding = linear.matmul_sharding
+    linear.matmul_sharding = lambda *args: change(original_sharding(*args))
 
 
 def _change_cuts(name: str) -> None:

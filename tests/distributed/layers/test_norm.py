@@ -1,6 +1,6 @@
 """Norms in float32 and bfloat16, where cut: what is lost is rounding, as in torch's own; and frozen, they send less.
 
-Float64, and all gradients: tests/distributed/layers/cases/ends.py.
+Float64, and all gradients: tests/distributed/layers/cases/embedding_norm_loss.py.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def said(tensor: str, case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("role", ["TEN224", "no role is called 'col'", "role='inward' or 'outward'"]),
+        ("role", ["TEN224", "unknown role 'col'", "role='inward' or 'outward'"]),
         ("mlp", ["TEN227", "31 features", "cuts them in 2", "30 or 32"]),
         ("blocks", ["TEN227", "15 features", "14 or 16"]),
         ("tokens", ["TEN226", "(4, 16)", "[batch, sequence, hidden]"]),

@@ -34,7 +34,7 @@ from dslpar.layers import (
     placement,
 )
 from dslpar.models import GPT, build_module
-from tests.distributed.layers.proof import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
+from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS, everything
 from tests.support.ranks import on_ranks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, Attention, Block, Form, Linear, Rotary
 from tests.distributed.layers import dense
-from tests.distributed.layers.proof import (
+from tests.distributed.layers.compare_dense import (
     BATCH,
     FFN,
     HEADS,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, Placement, placement
 from tests.distributed.layers import dense
-from tests.distributed.layers.proof import (
+from tests.distributed.layers.compare_dense import (
     BATCH,
     FFN,
     HIDDEN,

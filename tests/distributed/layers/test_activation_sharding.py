@@ -1,6 +1,6 @@
-"""The doors: what a model of the user's own does through them is what one process does; what they refuse and send.
+"""Conversions: what a model of the user's own does with them is what one process does; what they refuse and send.
 
-Each door by itself, in every layout: tests/distributed/layers/cases/ends.py.
+Each conversion by itself, in every layout: tests/distributed/layers/cases/embedding_norm_loss.py.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def test_what_does_not_divide_is_refused_with_every_dim() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 2, 4, 8)])
-@pytest.mark.parametrize("door", [to_residual, from_residual, to_inner, from_inner])
-def test_what_is_neither_a_sequence_nor_tokens_is_refused(door: Any, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("convert", [to_residual, from_residual, to_inner, from_inner])
+def test_what_is_neither_a_sequence_nor_tokens_is_refused(convert: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(DslparError, match="TEN226 wrong-shape: an activation of shape"):
-        door(Groups(Mesh()), torch.zeros(shape))
+        convert(Groups(Mesh()), torch.zeros(shape))
 
 
 def sent(tensor: Cuboid) -> list[int]:
-    """Elements, forward and backward: through the residual's doors, in and out; through the inner ones."""
+    """Elements, forward and backward: through the residual's conversions, in and out; through the inner ones."""
     groups = Groups(Mesh(tensor=tensor))
     counts = []
     for enter, leave, at in (
@@ -99,9 +99,9 @@ def sent(tensor: Cuboid) -> list[int]:
         (to_inner, from_inner, placement.inner(tensor, 12, 12, 24)),
     ):
         whole = torch.zeros(at.shape, requires_grad=True)
-        for door, x in ((enter, whole), (leave, at.cut(whole.detach(), groups.coord).requires_grad_())):
+        for convert, x in ((enter, whole), (leave, at.cut(whole.detach(), groups.coord).requires_grad_())):
             with counting(groups) as forward:
-                y = door(groups, x)
+                y = convert(groups, x)
             with counting(groups) as backward:
                 y.backward(torch.zeros_like(y))
             counts += [round(sum(found.elements.values())) for found in (forward, backward)]

@@ -1,4 +1,4 @@
-"""Doors between activations of your own, whole on every rank, and those that a tensor group stores in pieces.
+"""Convert between activations of your own, whole on every rank, and those that a tensor group stores in pieces.
 
     class Net(Layer):                                       # images as patches, tables: whatever is no GPT
         def forward(self, images):
@@ -7,13 +7,13 @@
                 x = block(x)
             return self.classifier(from_residual(self.groups, x))   # and back
 
-What goes in is [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group; tokens are
-cut by what cuts the batch, then by what cuts the sequence. So are the gradients on the whole side: each rank computes
-the same there, and nothing is summed. Modules on the whole side must therefore start equal (torch.manual_seed) and draw
-the same dropout.
+Whole activations are [batch, sequence, features] or [tokens, features], equal on all ranks of the tensor group; tokens
+are cut by what cuts the batch, then by what cuts the sequence. Gradients on the whole side are equal too: each rank
+computes the same there, and nothing is summed. So modules on the whole side must start equal (torch.manual_seed) and
+draw the same dropout.
 
 =================  ==========================  =======================  ============================================
-door               forward                     backward                 ColossalAI's name
+function           forward                     backward                 ColossalAI's name
 =================  ==========================  =======================  ============================================
 `to_residual`      this rank's piece           all-gather               partition_batch and split_batch_2d, ...;
 `to_inner`                                                              split_forward_gather_backward in 1d
@@ -36,38 +36,46 @@ from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_c
 
 
 def to_residual(groups: Groups, x: Tensor) -> Tensor:
-    """Whole to stored residual. Raises: DslparError, where a dim does not divide, or is one too many."""
-    return _enter(groups, x, residual_cuts(groups.tensor))
+    """Shard [batch, sequence, H] to [batch/x, sequence, H/z], as the residual is stored; or [tokens, H].
+
+    Raises:
+        DslparError: a dim does not divide by the ranks that cut it, or there are not two or three dims.
+    """
+    return _shard(groups, x, residual_cuts(groups.tensor))
 
 
 def from_residual(groups: Groups, x: Tensor) -> Tensor:
-    """Stored residual to whole, equal on all ranks."""
-    return _leave(groups, x, residual_cuts(groups.tensor))
+    """Gather the stored residual [batch/x, sequence, H/z] to [batch, sequence, H], equal on all ranks."""
+    return _unshard(groups, x, residual_cuts(groups.tensor))
 
 
 def to_inner(groups: Groups, x: Tensor) -> Tensor:
-    """Whole to stored inner activation, of one block. Raises: DslparError, as `to_residual`."""
-    return _enter(groups, x, inner_cuts(groups.tensor))
+    """Shard [batch, sequence, F], one block of features, to [batch/x, sequence, F/y], as inner activations are stored.
+
+    Raises:
+        DslparError: as `to_residual`.
+    """
+    return _shard(groups, x, inner_cuts(groups.tensor))
 
 
 def from_inner(groups: Groups, x: Tensor) -> Tensor:
-    """Stored inner activation, of one block, to whole, equal on all ranks."""
-    return _leave(groups, x, inner_cuts(groups.tensor))
+    """Gather a stored inner activation [batch/x, sequence, F/y] to [batch, sequence, F], equal on all ranks."""
+    return _unshard(groups, x, inner_cuts(groups.tensor))
 
 
-def joined(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
-    """Pieces to the whole: dim i of `x` is cut by dims[i], slowest first, so the fastest is joined first."""
+def unshard(groups: Groups, x: Tensor, dims: tuple[Letters, ...]) -> Tensor:
+    """Gather pieces to the whole: dim i is cut over dims[i], slowest first, so that the fastest is gathered first."""
     for dim, letters in enumerate(dims):
         for letter in reversed(letters):
             x = collectives.gather_from_group(x, groups.axis(letter), dim)
     return x
 
 
-def _leave(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
-    return joined(groups, x, _dims(x, cuts))
+def _unshard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+    return unshard(groups, x, _dims(x, cuts))
 
 
-def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
+def _shard(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
     dims = _dims(x, cuts)
     check_divides(groups, x, dims, "an activation")
     for dim, letters in enumerate(dims):
@@ -77,7 +85,7 @@ def _enter(groups: Groups, x: Tensor, cuts: Cuts) -> Tensor:
 
 
 def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
-    """What cuts each dim. Raises: DslparError, of neither two dims nor three."""
+    """Return what cuts each dim. Raises: DslparError: neither two dims nor three."""
     if x.dim() not in (2, 3):
         message = f"an activation of shape {tuple(x.shape)}"
         raise wrong_shape(message, "[batch, sequence, features] or [tokens, features]: flatten or add dims first")
@@ -85,7 +93,7 @@ def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
 
 
 def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: str) -> None:
-    """Raises: DslparError, with every dim that does not divide by the ranks that cut it."""
+    """Raise DslparError, with every dim that does not divide by the ranks that cut it."""
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in dims]
     findings = [
         _does_not_divide(what, dim, length, count, groups.tensor.mode)

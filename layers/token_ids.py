@@ -1,9 +1,9 @@
-"""Ids and labels: the whole micro-batch on every rank of a tensor group, of which each takes its own tokens.
+"""Ids and labels: every rank of a tensor group has the whole micro-batch, and takes its own tokens of it.
 
-    ids = own_tokens(groups, ids, residual_cuts(groups.tensor))
+    ids = local_tokens(groups, ids, residual_cuts(groups.tensor))
 
-A number that names no row of the vocabulary is an error, as in torch, and in every layout: a rank that looked up or
-compared its own part alone would find nothing there, and go on.
+An id outside the vocabulary is an error, as in torch, and in every layout: a rank that looked up or compared its own
+rows only would find nothing there, and go on.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.boundary import check_divides, wrong_shape
+from dslpar.layers.activation_sharding import check_divides, wrong_shape
 from dslpar.layers.placement import Cuts
 
 
-def own_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
-    """Those of this rank, of [batch, sequence] or [tokens]."""
+def local_tokens(groups: Groups, ids: Tensor, cuts: Cuts) -> Tensor:
+    """Take this rank's ids: [batch, sequence] to [batch/x, sequence], or [tokens] to [tokens/x]."""
     for dim, letters in enumerate(cuts.of(ids.dim() + 1)[:-1]):
         ids = placement.take(ids, dim, groups.tensor, groups.coord, letters)
     return ids
 
 
 def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
-    """Raises: DslparError, of ids with neither one dim nor two, or of a number that the ranks cannot share out."""
+    """Raise DslparError: ids have neither one dim nor two, or a dim does not divide over the ranks."""
     if ids.dim() not in (1, 2):
         message = f"ids of shape {tuple(ids.shape)}"
         raise wrong_shape(message, "[batch, sequence] or [tokens], of the whole micro-batch")
@@ -35,12 +35,13 @@ def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
 
 
 def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | None = None) -> None:
-    """All ids name a row, or are `ignore_index`. On a CPU: two passes over them.
+    """Check that every id names a row, or is `ignore_index`.
 
-    On an accelerator nobody waits for the answer: there, as in torch, it is the device that stops.
+    On a CPU these are two passes over the ids. On an accelerator nobody waits for the answer: there, as in torch, the
+    device stops.
 
     Raises:
-        DslparError: one does not.
+        DslparError: an id is outside the vocabulary.
     """
     right = (ids >= 0) & (ids < vocab_size)
     if ignore_index is not None:
@@ -51,8 +52,8 @@ def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | Non
         raise DslparError([_outside(int(ids[~right][0]), vocab_size, what)])
 
 
-def row_of(index: int, vocab_size: int) -> int:
-    """The row that `index` names; a negative one counts from the end. Raises: DslparError, where there is none."""
+def row_index(index: int, vocab_size: int) -> int:
+    """Return the row that `index` names; a negative one counts from the end. Raises: DslparError: no such row."""
     if not -vocab_size <= index < vocab_size:
         raise DslparError([_outside(index, vocab_size, "padding_idx")])
     return index % vocab_size

@@ -1,4 +1,4 @@
-"""Options of a layer that are given by name, and what is said of a name that there is not."""
+"""Look up a layer's option that is given by name: an activation, a norm, a role."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 def one_of(known: Mapping[str, T], name: str, what: str) -> T:
-    """Raises: DslparError, where there is none of that name."""
+    """Return the option `what` of that name. Raises: DslparError: there is none."""
     if name not in known:
-        message, hint = f"no {what} is called {name!r}", f"{what}={' or '.join(map(repr, known))}"
+        message, hint = f"unknown {what} {name!r}", f"{what}={' or '.join(map(repr, known))}"
         raise_finding("TEN224", message, hint, key=f"model.{what}")
     return known[name]

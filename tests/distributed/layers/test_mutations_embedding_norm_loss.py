@@ -1,4 +1,4 @@
-"""The proof of norms, tables, heads, losses and doors can fail: each of these mistakes is seen, by a wide margin.
+"""The comparison with dense norms, tables, heads, losses and conversions can fail: each mistake is seen, by far.
 
 As in test_mutations.py: thresholds are far above the proof's tolerance (1e-12), and below what was measured.
 """
@@ -13,7 +13,7 @@ import pytest
 from dslpar.core import mesh
 from dslpar.core.mesh import Tensor
 from dslpar.distributed.collectives import Axis
-from dslpar.layers import boundary, embedding, loss, norm, placement
+from dslpar.layers import activation_sharding, embedding, loss, norm, placement
 from tests.distributed.layers.cases import errors
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
@@ -23,25 +23,25 @@ TWICE = Tensor(y=2, z=2, mode="cuboid", residual="hidden")
 """Features of the residual are cut by z, then by y."""
 
 
-def joined_slowest_first() -> None:
-    def joined(groups: Any, x: Any, dims: tuple[tuple[str, ...], ...]) -> Any:
-        return joined_rightly(groups, x, tuple(letters[::-1] for letters in dims))
+def gathered_slowest_first() -> None:
+    def unshard(groups: Any, x: Any, dims: tuple[tuple[str, ...], ...]) -> Any:
+        return original_unshard(groups, x, tuple(letters[::-1] for letters in dims))
 
-    joined_rightly, boundary.joined = boundary.joined, joined
+    original_unshard, activation_sharding.unshard = activation_sharding.unshard, unshard
 
 
-def entered_fastest_first() -> None:
+def sharded_fastest_first() -> None:
     def residual_cuts(tensor: mesh.Tensor) -> placement.Cuts:
         right = placement.residual_cuts(tensor)
         return right._replace(features=right.features[::-1])
 
-    boundary.residual_cuts = residual_cuts
+    activation_sharding.residual_cuts = residual_cuts
 
 
 def statistics_keep_their_gradient() -> None:
     """The backward of a norm sums over this rank's features alone."""
-    through_rightly = norm._through_statistics
-    norm._through_statistics = lambda grad, normed, _, **how: through_rightly(grad, normed, Axis(), **how)
+    original_through = norm._statistics_backward
+    norm._statistics_backward = lambda grad, normed, _, **how: original_through(grad, normed, Axis(), **how)
 
 
 def padding_learns() -> None:
@@ -51,21 +51,21 @@ def padding_learns() -> None:
 def smoothing_is_not_differentiated() -> None:
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.even = 0.0
-        return backward_rightly(ctx, *grads)
+        return original_backward(ctx, *grads)
 
-    backward_rightly, loss._TokenLosses.backward = loss._TokenLosses.backward, backward
+    original_backward, loss._TokenLosses.backward = loss._TokenLosses.backward, backward
 
 
 def bias_of_the_head_is_not_summed() -> None:
     def logit_vector(*args: Any) -> placement.Placement:
-        return replace(logit_vector_rightly(*args), partial=())
+        return replace(original_logit_vector(*args), partial=())
 
-    logit_vector_rightly, placement.logit_vector = placement.logit_vector, logit_vector
+    original_logit_vector, placement.logit_vector = placement.logit_vector, logit_vector
 
 
 MUTATIONS = (
-    (joined_slowest_first, TWICE, "doors"),
-    (entered_fastest_first, TWICE, "doors"),
+    (gathered_slowest_first, TWICE, "conversions"),
+    (sharded_fastest_first, TWICE, "conversions"),
     (statistics_keep_their_gradient, FEATURES, "norm"),
     (statistics_keep_their_gradient, FEATURES, "rms_norm"),
     (padding_learns, LAYOUTS["1d-2"], "embedding_with_padding"),

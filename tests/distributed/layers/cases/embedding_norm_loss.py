@@ -1,4 +1,4 @@
-"""Norms, tables, heads, losses, and the doors between whole activations and stored ones."""
+"""Norms, tables, heads, losses, and the conversions between whole activations and stored ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dslpar.layers import (
 )
 from dslpar.layers.loss import Reduction
 from tests.distributed.layers import dense
-from tests.distributed.layers.proof import (
+from tests.distributed.layers.compare_dense import (
     BATCH,
     FFN,
     HIDDEN,
@@ -209,7 +209,7 @@ def accuracies(groups: Groups) -> Found:
         yield f"accuracy of {tuple(of.shape)}", abs(found.item() - expected)
 
 
-def doors(groups: Groups) -> Found:
+def conversions(groups: Groups) -> Found:
     """Whole to stored and back: each way the values, and the gradient."""
     for name, enter, leave, at in (
         ("residual", to_residual, from_residual, residual(groups)),
@@ -259,5 +259,5 @@ CASES = (
     losses_of_tokens_summed,
     losses_of_each_of_tokens_smoothed,
     accuracies,
-    doors,
+    conversions,
 )
