@@ -1,6 +1,6 @@
 """Each accepted form of `parallel` trains: two steps from its text, with the losses of one process.
 
-Forms that mean the same job are run once. fp32 through DeepSpeed: 1e-6 is DESIGN's promise, the noise is 3e-7.
+Forms that mean the same job are run once. fp32 through DeepSpeed: 1e-6, since the noise of fp32 itself is 3e-7.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 from dslpar.layout.resolve import Job
 from dslpar.linter.check import job_of, load_text
-from tests.support.paths import FACTS
+from tests.support.paths import TABLES
 from tests.support.ranks import on_ranks
 
-FORMS = json.loads((FACTS / "parallel_forms.json").read_text())["forms"]
+FORMS = json.loads((TABLES / "parallel_forms.json").read_text())["forms"]
 MODEL = "model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=12, vocab_size=256, max_seq_len=16)\n"
 REST = "optimizer = dict(type='SGD', lr=0.1)\nbatch = dict(global_size=16)\n"
 ACCEPTED = [form for form in FORMS if form["verdict"] == "ok" and form["world"] <= 8]

@@ -5,4 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FACTS = ROOT / "tests" / "support" / "facts"
+TABLES = ROOT / "tests" / "support" / "tables"

@@ -12,10 +12,10 @@ from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.layers import MLP, placement
 from tests.support.layouts import LAYOUTS
-from tests.support.paths import FACTS
+from tests.support.paths import TABLES
 from tests.support.ranks import on_ranks
 
-CASES = json.loads((FACTS / "shapes.json").read_text())["cases"]
+CASES = json.loads((TABLES / "shapes.json").read_text())["cases"]
 TENSORS = {
     "dict(tensor=dict(size=4, mode='1d'))": LAYOUTS["1d-4"],
     "dict(tensor=dict(size=4, mode='2d'))": LAYOUTS["2d-4"],

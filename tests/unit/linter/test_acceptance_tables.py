@@ -13,11 +13,11 @@ from dslpar.linter.check import job_of, load_text
 from dslpar.linter.engine import lint
 from dslpar.reporting.show import AXES, as_record
 from tests.support.lint import BATCH, MODEL, PATH, TOO_SMALL, findings
-from tests.support.paths import FACTS
+from tests.support.paths import TABLES
 
-FORMS = json.loads((FACTS / "parallel_forms.json").read_text())["forms"]
-STAGES = json.loads((FACTS / "stage_ids.json").read_text())
-GROUPS = json.loads((FACTS / "groups.json").read_text())["cases"]
+FORMS = json.loads((TABLES / "parallel_forms.json").read_text())["forms"]
+STAGES = json.loads((TABLES / "stage_ids.json").read_text())
+GROUPS = json.loads((TABLES / "groups.json").read_text())["cases"]
 
 
 def config_of(parallel: str) -> str:
