@@ -162,7 +162,8 @@ def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> N
     if init == "deepspeed":
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else: a compile of 30 s, and an all-reduce that ignores its group
+        # Else: a compile of 30 s, and an all-reduce that ignores its group.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
 

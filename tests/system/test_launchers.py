@@ -50,7 +50,7 @@ def test_mpirun(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_mpirun_with_its_own_mapping(tmp_path: Path) -> None:
-    """Over more ranks than cores OpenMPI numbers local ranks otherwise than DeepSpeed would (TABLES 1.4)."""
+    """Over more ranks than cores OpenMPI numbers local ranks otherwise than DeepSpeed would."""
     run(tmp_path, [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4", PYTHON], PIPED)  # type: ignore[list-item]
 
 

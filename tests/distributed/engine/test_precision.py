@@ -182,7 +182,7 @@ def _wrapper_of_deepspeed(made: Job) -> str:
 
 
 def test_b17_bf16_still_gets_an_optimizer_that_all_reduces() -> None:
-    """And that raises where a rank owns no parameter (TABLES, B3)."""
+    """And that raises where a rank owns no parameter."""
     made = half("one process", "bf16")
     assert on_ranks(1, _wrapper_of_deepspeed, made, init="deepspeed") == ["BF16_Optimizer"]
 

@@ -383,7 +383,7 @@ class Bound(NamedTuple):
 def bound_of(layout: Layout) -> Bound:
     """What is claimed, and why.
 
-    fp32: the promise, 1e-6; what was measured, 4e-7 at worst, is the noise of summation orders, the same in one process.
+    fp32: the promise, 1e-6; what was measured, 4e-7 at worst, is the noise of summation orders, as in one process.
     AdamW divides by the root of the second moment: where a gradient is small, its noise becomes a step; 5e-5 of the
     weights in one process too, key biases left out, whose true gradient is 0; the bound leaves a factor of five.
     bf16 keeps 8 bits, 4e-3 of a number: weights, activations and gradients round at each layer, while the reference

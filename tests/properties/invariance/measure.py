@@ -162,7 +162,9 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def _counted(name: str, weight: Tensor, layout: Layout) -> Tensor:
-    """Without key biases where steps do not shrink with the gradient: their true gradient is 0, and AdamW makes whole steps of noise."""
+    """Without key biases where steps do not shrink with the gradient: their true gradient is 0, and the
+    optimizer makes whole steps of its noise.
+    """
     if not (layout.optimizer != "SGD" and name.endswith("qkv.bias")):
         return weight
     query, _, value = weight.chunk(3)

@@ -75,7 +75,7 @@ def check_places(folder: Path) -> None:
 
 
 def test_deepspeed_over_pdsh(tmp_path: Path) -> None:
-    """As TABLES 1.3 has it, but for .deepspeed_env: gloo's interface is found though host names mean loopbacks."""
+    """Without a .deepspeed_env: gloo's interface is found though host names mean loopbacks."""
     done = train(tmp_path, "loopback", "deepspeed", "--hostfile", "{hostfile}")
     check(tmp_path, done.output)
     check_places(tmp_path)

@@ -1,4 +1,4 @@
-"""Which sample comes when: DESIGN section 9, and the same whatever the layout."""
+"""Which sample comes when: the same whatever the layout."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_on_this_host(launcher: str) -> None:
 
 
 def test_a_hostfile_of_this_host_needs_no_ssh() -> None:
-    """Both flags, or DeepSpeed runs `ssh localhost hostname -I` (TABLES 1.1)."""
+    """Both flags, or DeepSpeed runs `ssh localhost hostname -I`."""
     assert lines("deepspeed", ONE) == [
         "OMP_NUM_THREADS=1 deepspeed --quiet --hostfile hosts --no_ssh_check --master_addr 127.0.0.1 "
         f"--master_port 12345 --module {ENDS}"

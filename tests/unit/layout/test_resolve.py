@@ -1,4 +1,4 @@
-"""From a spec to a Job: batch arithmetic, cuboids and stages as DESIGN 3 to 6 have them."""
+"""From a spec to a Job: batch arithmetic, cuboids and stages."""
 
 from __future__ import annotations
 
