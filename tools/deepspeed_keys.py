@@ -1,6 +1,6 @@
-"""Writes dslpar/schema/deepspeed_keys.py: every key that the installed DeepSpeed reads, with its type and default.
+"""Write dslpar/schema/data/deepspeed_keys.json: every key that the installed DeepSpeed reads, its type and default.
 
-python tools/deepspeed_keys.py            # writes the module anew
+python tools/deepspeed_keys.py            # writes the file anew
 python tools/deepspeed_keys.py --check    # compares; exits 1, with the difference, where they differ
 
 DeepSpeed keeps no list of its keys. Sections that are pydantic models tell theirs; of all others the reading is
@@ -18,9 +18,9 @@ import difflib
 import enum
 import importlib
 import inspect
+import json
 import logging
 import os
-import subprocess
 import sys
 import types
 import typing
@@ -39,7 +39,7 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "dslpar" / "known" / "deepspeed.py"
+TARGET = ROOT / "dslpar" / "schema" / "data" / "deepspeed_keys.json"
 PACKAGE = Path(deepspeed.__file__).parent
 
 Path_ = tuple[str, ...]
@@ -359,7 +359,7 @@ def _arguments(dotted: str, without: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-# The module that is written ---------------------------------------------------------------------------------------
+# The file that is written ---------------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
@@ -388,70 +388,45 @@ def collect() -> Found:
     return found
 
 
-HEAD = '''"""Every key that DeepSpeed {version} reads, with type and default. Generated: python tools/deepspeed_keys.py
-
-Not to be edited. `KEYS[section][key]` is (type, default): a section is a dotted path, "" the top level; the type is
-"bool", "int", "list[str]", "int | str", "section" (the path of which is another entry of KEYS), or "" where DeepSpeed's
-source names none; a default of None is none. `dslpar.schema.deepspeed_policy.known("zero_optimization.stage")` looks a
-key up.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-VERSION = "{version}"
-'''
-
-PARTS: tuple[tuple[str, str, str], ...] = (
-    ("CHOICES", "Mapping[str, tuple[str, ...]]", "Texts that a key takes."),
-    ("BOUNDS", "Mapping[str, str]", "Limits of a number."),
-    ("DEPRECATED", "Mapping[str, str]", "Keys that DeepSpeed still takes, and what took their place."),
-    ("OTHER_NAMES", "Mapping[str, str]", "Second names of keys."),
-    ("REMOVED", "tuple[str, ...]", "Keys on which DeepSpeed raises, since it has removed what they were for."),
-    ("OPTIMIZERS", "Mapping[str, Mapping[str, Any]]", "Arguments of DeepSpeed's optimizers, with their defaults."),
-    ("SCHEDULES", "Mapping[str, Mapping[str, Any]]", "Arguments of DeepSpeed's schedules, with their defaults."),
-)
-
-
 def text() -> str:
-    """The module's source, formatted."""
+    """The file: a line a key, so that a difference reads well."""
     found = collect()
     keys = {
         ".".join(path): {name: tuple(row) for name, row in sorted(rows.items())}
         for path, rows in sorted(found.keys.items())
     }
-    values: dict[str, Any] = {
-        "CHOICES": found.choices,
-        "BOUNDS": found.bounds,
-        "DEPRECATED": found.deprecated,
-        "OTHER_NAMES": found.other_names,
-        "REMOVED": (*REMOVED, *(f"zero_optimization.{name}" for name in REMOVED_OF_ZERO)),
-        "OPTIMIZERS": arguments(OPTIMIZERS, ("model_params", "params")),
-        "SCHEDULES": arguments(SCHEDULES, ("optimizer", "last_batch_iteration")),
+    table = {
+        "version": deepspeed.__version__,
+        "keys": keys,
+        "choices": found.choices,
+        "bounds": found.bounds,
+        "deprecated": found.deprecated,
+        "other_names": found.other_names,
+        "removed": (*REMOVED, *(f"zero_optimization.{name}" for name in REMOVED_OF_ZERO)),
+        "optimizers": arguments(OPTIMIZERS, ("model_params", "params")),
+        "lr_schedulers": arguments(SCHEDULES, ("optimizer", "last_batch_iteration")),
     }
-    parts = [HEAD.format(version=deepspeed.__version__)]
-    parts.append(f"KEYS: Mapping[str, Mapping[str, tuple[str, Any]]] = {keys!r}\n")
-    parts += [f'{name}: {type_} = {values[name]!r}\n"""{words}"""\n' for name, type_, words in PARTS]
-    return _formatted("\n".join(parts))
+    return _as_json(table) + "\n"
 
 
-def _formatted(source: str) -> str:
-    command = [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / "pyproject.toml"), "-"]
-    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+def _as_json(value: Any, depth: int = 3, indent: str = "") -> str:
+    if not (isinstance(value, Mapping) and value and depth):
+        return json.dumps(value)
+    inner = indent + "  "
+    items = (f"{inner}{json.dumps(name)}: {_as_json(item, depth - 1, inner)}" for name, item in value.items())
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}"
 
 
 def difference(old: str, new: str) -> str:
     """What the installed DeepSpeed says otherwise than was recorded, another version first; empty if nothing."""
-    recorded = next((line for line in old.splitlines() if line.startswith("VERSION = ")), "VERSION = none")
-    version = f'VERSION = "{deepspeed.__version__}"'
-    said = "" if recorded == version else f"recorded from another DeepSpeed: {recorded}, installed: {version}\n"
-    return said + "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), "recorded", "installed", "", ""))
+    recorded = json.loads(old)["version"]
+    other = recorded != deepspeed.__version__
+    head = f"recorded from another DeepSpeed: {recorded}, installed: {deepspeed.__version__}\n" if other else ""
+    return head + "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), "recorded", "installed", "", ""))
 
 
 def main(arguments: list[str] | None = None, say: Callable[[str], object] = print) -> int:
-    """Write the module, or compare it. The exit status."""
+    """Write the file, or compare it. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing; 1 where they differ")
     if not parser.parse_args(arguments).check:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dslpar.checkpoint import manifest
 from dslpar.checkpoint.folder import FORMAT, Stored
-from dslpar.checkpoint.resume_policy import SAME, TOLD, class_of
+from dslpar.checkpoint.resume_policy import REFUSED, REPORTED, resume_class
 from dslpar.core.catalog import raise_finding
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job
@@ -60,7 +60,7 @@ def changes(stored: Stored, job: Job) -> list[str]:
     layouts = manifest.words_of(stored.manifest["layout"]), manifest.words_of(manifest.layout_of(job))
     moved = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
     first = stored.step + 1
-    told = (change for change in _differences(stored, job) if _class_of(change, stored, job) == TOLD)
+    told = (change for change in _differences(stored, job) if _class_of(change, stored, job) == REPORTED)
     return [*moved, *_other_versions(stored), *(f"{change}, from step {first} on" for change in told)]
 
 
@@ -102,7 +102,7 @@ def _refused(stored: Stored, job: Job, data: str) -> list[Change]:
         for key, now in manifest.decided(job, data).items()
         if stored.manifest["fixed"].get(key) != now
     ]
-    written = [change for change in _differences(stored, job) if _class_of(change, stored, job) == SAME]
+    written = [change for change in _differences(stored, job) if _class_of(change, stored, job) == REFUSED]
     return sorted(decided + _said_by_type(written), key=lambda change: change.key)
 
 
@@ -116,10 +116,10 @@ def _class_of(change: Change, stored: Stored, job: Job) -> str:
     """The class of this change: of its key, but for what depends on the values."""
     section = change.key.partition(".")[0]
     if section in ("optimizer", "lr_scheduler") and _moves_by_itself(stored, job):
-        return SAME
-    if section == "optimizer" and class_of(change.key) == SAME and _keeps_states(change):
-        return TOLD
-    return class_of(change.key)
+        return REFUSED
+    if section == "optimizer" and resume_class(change.key) == REFUSED and _keeps_states(change):
+        return REPORTED
+    return resume_class(change.key)
 
 
 def _moves_by_itself(stored: Stored, job: Job) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dslpar.checkpoint.folder import FORMAT, Stored
-from dslpar.checkpoint.resume_policy import SAME, class_of
+from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.data.corpus import Piece
 from dslpar.language import yaml_io
@@ -82,7 +82,7 @@ def words_of(layout: Mapping[str, Any]) -> str:
 
 def fixed(job: Job, data: str) -> Plain:
     """What must be equal on resume, by the dotted key that decides it; all else in the config may change."""
-    written = {key: value for key, value in flat(config_of(job)).items() if class_of(key) == SAME}
+    written = {key: value for key, value in flat(config_of(job)).items() if resume_class(key) == REFUSED}
     return written | decided(job, data)
 
 

@@ -53,9 +53,9 @@ def _class_name(layer: Mapping[str, Any]) -> str:
 
 
 def _has_parameters(name: str) -> bool:
-    from dslpar.schema.torch_layers import LAYERS, WITH_PARAMETERS
+    from dslpar.schema.torch_layers import LAYERS
 
-    return name in WITH_PARAMETERS or name not in LAYERS
+    return name not in LAYERS or LAYERS[name].parameters
 
 
 def _weights(model: OtherModel, weighs: Callable[[str], bool]) -> list[int]:

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, has_errors
-from dslpar.language.load import NO_TEXTS, Config
+from dslpar.language.load import NO_SHORTHANDS, NO_TEXTS, Config
 from dslpar.language.load import load as evaluate_file
 from dslpar.language.load import load_text as evaluate_text
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import engine
 from dslpar.schema import sections_reader
+from dslpar.schema.keys import shorthands
 from dslpar.schema.reader import Registered
 
 if TYPE_CHECKING:
@@ -31,12 +32,17 @@ def load(path: Path, overrides: Sequence[str] = (), texts: Mapping[str, str] = N
 
     `texts` stand for the files at their real paths, as in an editor that has not saved yet.
     """
-    return evaluate_file(os.fspath(path), overrides, sections_reader.SHORTHANDS, texts)
+    return evaluate_file(os.fspath(path), overrides, _shorthands(overrides), texts)
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
     """As `load`, of a text that stands in no file."""
-    return evaluate_text(text, path, overrides, sections_reader.SHORTHANDS)
+    return evaluate_text(text, path, overrides, _shorthands(overrides))
+
+
+def _shorthands(overrides: Sequence[str]) -> Mapping[str, str]:
+    """Return those of the sections. Only overrides need them; collecting them from all fields takes its time."""
+    return shorthands() if overrides else NO_SHORTHANDS
 
 
 def lint(

@@ -2,7 +2,7 @@
 
 The dict itself is made by dslpar.layout.deepspeed_config; here stands where each of its keys comes from. A key that is
 not in it has
-DeepSpeed's own default, of the list that is generated from DeepSpeed (dslpar.schema.deepspeed_keys).
+DeepSpeed's own default, of the list that is generated from DeepSpeed (dslpar.schema.deepspeed_policy).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dslpar.layout.deepspeed_config import ds_config
 from dslpar.linter.rule import UnknownValueError
 from dslpar.provenance.subject import Case
 from dslpar.provenance.values import Value
+from dslpar.schema.keys import deepspeed_keys
 
 PREFIX = "deepspeed."
 
@@ -27,26 +28,6 @@ class Origin(NamedTuple):
     """Why dslpar chooses the value, where the value is no other key's."""
 
 
-_SAME: Mapping[str, str] = {
-    "train_batch_size": "batch.global_size",
-    "train_micro_batch_size_per_gpu": "batch.micro_size",
-    "gradient_accumulation_steps": "batch.accumulation",
-    "gradient_clipping": "train.clip_grad_norm",
-    "optimizer.type": "optimizer.type",
-    "bf16.enabled": "precision.dtype",
-    "fp16.enabled": "precision.dtype",
-}
-"""Keys that say what one of dslpar's says."""
-_BELOW: Mapping[str, str] = {
-    "optimizer.params": "optimizer",
-    "zero_optimization": "zero",
-    "bf16": "precision",
-    "fp16": "precision",
-    "csv_monitor": "monitor.csv",
-    "tensorboard": "monitor.tensorboard",
-    "wandb": "monitor.wandb",
-}
-"""Sections whose keys are those of a section of dslpar's."""
 _OWN: Mapping[str, Origin] = {
     "steps_per_print": Origin(("train.steps",), "one more than the steps: dslpar reports them, DeepSpeed does not"),
     "optimizer.params.torch_adam": Origin(
@@ -110,12 +91,12 @@ def _value(case: Case, values: Mapping[str, Value], path: str, value: Any) -> Va
 
 def origin_of(path: str, values: Mapping[str, Value]) -> Origin:
     """Where a key of the dict comes from. Raises KeyError for one that dslpar never sets."""
-    section = next((own for own in _BELOW if path.startswith(f"{own}.")), "")
-    same = f"{_BELOW[section]}{path.removeprefix(section)}" if section else ""
-    if same in values and path not in _SAME:
-        return Origin((same,))
-    if path in _SAME:
-        return Origin((_SAME[path],))
+    ours, above = deepspeed_keys(), path
+    while above not in ours and "." in above:
+        above = above.rpartition(".")[0]
+    key = ours[above] + path.removeprefix(above) if above in ours else ""
+    if key in values:
+        return Origin((key,))
     origin = _OWN[path]
     return Origin(tuple(source for source in origin.sources if source in values), origin.why)
 
@@ -125,7 +106,7 @@ def origin_of(path: str, values: Mapping[str, Value]) -> Origin:
 
 def their_default(path: str) -> Value | None:
     """DeepSpeed's own value of a key that dslpar does not set; None for a key that DeepSpeed does not have."""
-    from dslpar.schema.deepspeed_keys import KEYS
+    from dslpar.schema.deepspeed_policy import KEYS
 
     section, _, name = path.rpartition(".")
     known = KEYS.get(section, {}).get(name)
@@ -137,14 +118,14 @@ def their_default(path: str) -> Value | None:
 
 def their_keys() -> list[str]:
     """Every key of DeepSpeed's, dotted."""
-    from dslpar.schema.deepspeed_keys import KEYS
+    from dslpar.schema.deepspeed_policy import KEYS
 
     return [f"{section}.{name}" if section else name for section, names in KEYS.items() for name in names]
 
 
 def _theirs(path: str) -> str:
     """DeepSpeed's type and default of a key, in words."""
-    from dslpar.schema.deepspeed_keys import KEYS
+    from dslpar.schema.deepspeed_policy import KEYS
 
     section, _, name = path.rpartition(".")
     known = KEYS.get(section, {}).get(name)

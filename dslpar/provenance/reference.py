@@ -1,8 +1,8 @@
 """Every key that a config may have: its type, its default, its help, its other names.
 
-The help of a field is the text beneath it in spec.py, read from the source by `ast`; types come from
-dslpar.schema.types, what
-torch and DeepSpeed name from dslpar.schema. `dslpar config --reference` and docs/config.md are this list.
+The rows follow from the fields of `dslpar.schema.sections`: the help is the text beneath a field, read from the source
+by `ast`. What torch and DeepSpeed name comes from the tables of dslpar.schema. `dslpar config --reference` and
+docs/config.md are this list.
 
     >>> row = next(row for row in rows() if row.key == "model.num_layers")
     >>> row.type, row.default, row.aliases
@@ -15,10 +15,12 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dslpar.schema import deepspeed_policy, sections
-from dslpar.schema.types import KINDS
+from dslpar.schema.fields import facts_of
+from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
+from dslpar.schema.types import TYPES
 
 
 class Row(NamedTuple):
@@ -38,23 +40,6 @@ class Row(NamedTuple):
     """The field of the spec: 'GPT.num_layers'; empty for a key of torch's or DeepSpeed's."""
 
 
-LIBAI: Mapping[str, str] = {
-    "parallel.data.size": "train.dist.data_parallel_size",
-    "parallel.tensor.size": "train.dist.tensor_parallel_size",
-    "parallel.pipeline.size": "train.dist.pipeline_parallel_size",
-    "parallel.pipeline.stage_ids": "train.dist.custom_pipeline_stage_id",
-}
-"""dslpar's key -> LiBai's."""
-COLOSSAL: Mapping[str, str] = {"batch.accumulation": "schedule.num_microbatches"}
-"""dslpar's key -> ColossalAI's."""
-
-TYPES: Mapping[str, tuple[type, ...]] = {
-    "model": (sections.GPT, sections.OtherModel),
-    "data": (sections.TextData,),
-    "optimizer": (sections.AdamW, sections.Adam, sections.SGD, sections.OtherOptimizer),
-    "lr_scheduler": (sections.LRScheduler, sections.OtherSchedule),
-}
-"""Sections that name a class, and the classes of the spec that they may be."""
 NAMES: Mapping[type, str] = {
     cls: name for table in (sections.MODELS, sections.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
 }
@@ -94,94 +79,55 @@ def rows() -> tuple[Row, ...]:
 
 def _all_rows() -> Iterator[Row]:
     for field in fields(sections.Spec):
-        name, hint = field.name, help_of(sections.Spec, field.name)
-        default = "required" if field.default is MISSING and field.default_factory is MISSING else ""
-        yield Row(name, _section_type(field), default or _default(field), hint, field=f"Spec.{name}")
-        for cls in classes_of(name):
-            of = _of(name, cls)
-            if (cls in NAMES and len(TYPES.get(name, ())) > 1) or name == "data":
-                yield Row(f"{name}.type", repr(NAMES[cls]), _default_type(name), help_of(cls, "").partition("\n")[0])
+        name, classes = field.name, classes_of(field)
+        yield Row(name, _section_type(field), _default(field), help_of(sections.Spec, name), field=f"Spec.{name}")
+        for cls in classes:
+            of = _of(cls, classes)
+            if cls in NAMES and (of or name == "data"):
+                summary = help_of(cls, "").partition("\n")[0]
+                yield Row(f"{name}.type", repr(NAMES[cls]), _DEFAULT_TYPES.get(name, ""), summary)
             yield from _fields(cls, name, of)
         yield from _EXTRA.get(name, lambda: iter(()))()
 
 
-def classes_of(section: str) -> tuple[type, ...]:
-    """The classes of the spec that a section may be."""
-    if section in TYPES:
-        return TYPES[section]
-    return tuple(cls for cls in (_class_of(str(_SECTIONS[section].type)),) if cls is not None)
+_DEFAULT_TYPES: Mapping[str, str] = {"optimizer": "'AdamW'", "data": "'text'"}
 
 
-_SECTIONS: Mapping[str, Field[object]] = {field.name: field for field in fields(sections.Spec)}
-
-
-def _class_of(annotation: str) -> type | None:
-    """The class of the spec that an annotation names, if it names one."""
-    name = annotation.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
-    found = getattr(sections, name, None)
-    return found if isinstance(found, type) and found.__module__ == sections.__name__ else None
-
-
-def _of(section: str, cls: type) -> str:
-    if section not in TYPES or len(TYPES[section]) == 1:
+def _of(cls: type, classes: tuple[type, ...]) -> str:
+    """Which type of the section has a key, where there are several."""
+    if len(classes) == 1:
         return ""
     if cls is sections.LRScheduler:
         return "type=" + " / ".join(map(repr, sections.SCHEDULES))
     return f"type={NAMES[cls]!r}" if cls in NAMES else "another type"
 
 
-def _default_type(section: str) -> str:
-    return {"optimizer": "'AdamW'", "data": "'text'"}.get(section, "")
-
-
-def _fields(cls: type, key: str, of: str = "") -> Iterator[Row]:
+def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
     """The rows of a class's fields, and of the classes below it."""
     for field in fields(cls):
-        below = _class_of(str(field.type))
-        path = _key(key, field.name)
-        shorthand = getattr(below, "SHORTHAND", "")
-        words = f"a dict, or its {shorthand}" if shorthand else "a dict" if below else type_of(field)
-        hint, aliases = help_of(cls, field.name), _aliases(cls, path)
-        yield Row(path, words, _default(field), hint, aliases, of, f"{cls.__name__}.{field.name}")
-        if below is not None:
-            yield from _fields(below, path, of)
+        key, below = f"{section}.{WRITTEN_AS.get(field.name, field.name)}", classes_of(field)
+        takes = _section_type(field) if below else type_of(field).description
+        facts = facts_of(field)
+        aliases = tuple(f"{section}.{alias}" for alias in facts.aliases.split())
+        aliases += (facts.same_as,) if facts.same_as else ()
+        yield Row(key, takes, _default(field), help_of(cls, field.name), aliases, of, f"{cls.__name__}.{field.name}")
+        for each in below:
+            yield from _fields(each, key, of)
 
 
-def _key(section: str, name: str) -> str:
-    """The key by which an author writes a field: `target` is the type, `extra` and `args` are any others."""
-    return f"{section}.{_WRITTEN_AS.get(name, name)}"
-
-
-_WRITTEN_AS = {"target": "type", "extra": "*", "args": "*"}
-
-
-def type_of(field: Field[object]) -> str:
-    """What a field takes, in words."""
-    name = str(field.type).removesuffix(" | None")
-    return KINDS[name].words if name in KINDS else "a text"
-
-
-def _section_type(field: Field[object]) -> str:
-    (first, *_) = classes_of(field.name) or (None,)
-    shorthand = getattr(first, "SHORTHAND", "")
+def _section_type(field: Field[Any]) -> str:
     if str(field.type).startswith("tuple["):
         return "a dict, or a list of them"
+    shorthand = next((name for name in map(shorthand_of, classes_of(field)) if name), "")
     return f"a dict, or its {shorthand}" if shorthand else "a dict"
 
 
-def _default(field: Field[object]) -> str:
+def _default(field: Field[Any]) -> str:
     if field.default is not MISSING:
         return repr(field.default)
     if field.default_factory is MISSING:
         return "required"
-    return "{}" if field.type == "Table" else "dict()"
-
-
-def _aliases(cls: type, path: str) -> tuple[str, ...]:
-    """Other keys that mean the same as the field's at `path`."""
-    section, _, name = path.rpartition(".")
-    found = [f"{section}.{other}" for other, own in getattr(cls, "ALIASES", {}).items() if own == name]
-    return (*found, *(table[path] for table in (LIBAI, COLOSSAL) if path in table))
+    return "{}" if field.type == "Dict" else "dict()"
 
 
 # What torch and DeepSpeed name ------------------------------------------------------------------------------------
@@ -189,8 +135,8 @@ def _aliases(cls: type, path: str) -> tuple[str, ...]:
 
 def _zero_rows() -> Iterator[Row]:
     yield from _deepspeed_rows("zero", "zero_optimization", deepspeed_policy.ZERO, skip=("stage",))
-    for kind, (_, known) in deepspeed_policy.TABLES.items():
-        name = next(key for key, of in deepspeed_policy.ZERO.items() if of == kind)
+    for type_, (_, known) in deepspeed_policy.TABLES.items():
+        name = next(key for key, of in deepspeed_policy.ZERO.items() if of == type_)
         yield from _deepspeed_rows(f"zero.{name}", f"zero_optimization.{name}", known)
 
 
@@ -202,55 +148,51 @@ def _precision_rows() -> Iterator[Row]:
 def _deepspeed_rows(
     section: str, theirs: str, known: Mapping[str, str], of: str = "", skip: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    for name, kind in known.items():
+    for name, type_ in known.items():
         if name not in skip:
-            words = KINDS[kind].words if kind in KINDS else "a dict, or its device"
-            yield Row(f"{section}.{name}", words, _their_default(theirs, name), f"DeepSpeed's {theirs}.{name}.", of=of)
-
-
-def _their_default(section: str, name: str) -> str:
-    from dslpar.schema.deepspeed_keys import KEYS
-
-    known = KEYS.get(section, {}).get(name)
-    return "" if known is None else repr(known[1])
+            takes = TYPES[type_].description if type_ in TYPES else "a dict, or its device"
+            default = repr(deepspeed_policy.KEYS[theirs][name][1])
+            yield Row(f"{section}.{name}", takes, default, f"DeepSpeed's {theirs}.{name}.", of=of)
 
 
 def _raw_rows() -> Iterator[Row]:
-    from dslpar.schema.deepspeed_keys import KEYS
-
     for name in deepspeed_policy.TOP:
-        type_, default = KEYS[""].get(name, ("", None))
-        words = "a dict" if type_ == "section" else type_ or "as DeepSpeed takes it"
-        yield Row(f"deepspeed.{name}", words, repr(default), f"DeepSpeed's {name}.")
+        type_, default = deepspeed_policy.KEYS[""][name]
+        takes = "a dict" if type_ == "section" else type_ or "as DeepSpeed takes it"
+        yield Row(f"deepspeed.{name}", takes, repr(default), f"DeepSpeed's {name}.")
 
 
 def _optimizer_rows() -> Iterator[Row]:
     from dslpar.schema.torch_optimizers import OPTIMIZERS
 
     for name, row in OPTIMIZERS.items():
-        message = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
-        yield Row("optimizer.type", repr(name), "", message, of=f"type={name!r}")
-        for arg, kind in row.args.items():
-            yield Row(f"optimizer.{arg}", KINDS[kind].words, "", f"An argument of {row.dotted}.", of=f"type={name!r}")
+        yield from _class_rows("optimizer", name, row.dotted, row.refused, row.args, {})
 
 
-def _schedule_rows() -> Iterator[Row]:
+def _scheduler_rows() -> Iterator[Row]:
     from dslpar.schema.torch_schedulers import SCHEDULES
 
     for name, row in SCHEDULES.items():
-        message = f"Refused: {row.refused}." if row.refused else f"{row.dotted}."
-        yield Row("lr_scheduler.type", repr(name), "", message, of=f"type={name!r}")
-        for arg, kind in row.args.items():
-            default = "required" if arg in row.required else "the optimizer's lr" if arg == row.sets_lr else ""
-            hint = f"An argument of {row.dotted}."
-            yield Row(f"lr_scheduler.{arg}", KINDS[kind].words, default, hint, of=f"type={name!r}")
+        defaults = {row.sets_lr: "the optimizer's lr"} | dict.fromkeys(row.required, "required")
+        yield from _class_rows("lr_scheduler", name, row.dotted, row.refused, row.args, defaults)
+
+
+def _class_rows(
+    section: str, name: str, dotted: str, refused: str, args: Mapping[str, str], defaults: Mapping[str, str]
+) -> Iterator[Row]:
+    """A class of torch's or DeepSpeed's, and its arguments."""
+    of = f"type={name!r}"
+    yield Row(f"{section}.type", repr(name), "", f"Refused: {refused}." if refused else f"{dotted}.", of=of)
+    for arg, type_ in args.items():
+        takes, default = TYPES[type_].description, defaults.get(arg, "")
+        yield Row(f"{section}.{arg}", takes, default, f"An argument of {dotted}.", of=of)
 
 
 _EXTRA = {
     "zero": _zero_rows,
     "precision": _precision_rows,
     "optimizer": _optimizer_rows,
-    "lr_scheduler": _schedule_rows,
+    "lr_scheduler": _scheduler_rows,
     "deepspeed": _raw_rows,
 }
 
@@ -267,6 +209,4 @@ def below(key: str) -> list[Row]:
 @cache
 def other_names() -> Mapping[str, str]:
     """Alias -> key."""
-    return {alias: row.key for row in rows() for alias in row.aliases} | {
-        alias: key for key, alias in (*LIBAI.items(), *COLOSSAL.items())
-    }
+    return {alias: row.key for row in rows() for alias in row.aliases}

@@ -20,10 +20,10 @@ from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.rule import UnknownValueError
 from dslpar.provenance.inferred import INFERRED, RECOMPUTED, Inferred, notes
 from dslpar.provenance.origins import Step, steps_of
-from dslpar.provenance.reference import COLOSSAL, LIBAI, NAMES, below, help_of
+from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Case
 from dslpar.schema import sections
-from dslpar.schema.sections_reader import SHORTHANDS
+from dslpar.schema.keys import other_forms, shorthands
 
 How = Literal["written", "overridden", "inferred", "default", "unknown"]
 
@@ -198,12 +198,12 @@ def wrote_of(case: Case, key: str) -> str:
 def _wrote(config: Config, written: Mapping[str, str], spec_: sections.Spec, key: str) -> str:
     if key in written:
         return written[key]
-    other = LIBAI.get(key) or COLOSSAL.get(key, "")
+    other = other_forms().get(key, "")
     if other in written and _says(spec_, key, other):
         return written[other]
     section, _, name = key.rpartition(".")
     node, above = config.root.get(key), config.root.get(section)
-    if SHORTHANDS.get(section) == name and section in written and above is not None and not above.is_mapping:
+    if shorthands().get(section) == name and section in written and above is not None and not above.is_mapping:
         return written[section]
     if name == "type":
         return _type_key(above, key)
@@ -224,7 +224,7 @@ def _type_key(section: Node | None, key: str) -> str:
 
 def _says(spec_: sections.Spec, key: str, other: str) -> bool:
     """Whether the other form decides: LiBai's says nothing by 1, and nothing where `parallel` speaks of the axis."""
-    if key in COLOSSAL:
+    if not other.startswith("train.dist."):
         return spec_.batch.accumulation is None
     value = getattr(spec_.train.dist, other.rpartition(".")[2])
     axis = key.split(".")[1]

@@ -15,7 +15,7 @@ from dslpar.core.errors import Location
 from dslpar.language.tree import Node
 from dslpar.schema import sections
 from dslpar.schema.reader import Entry, Reader, Registered, Typed, did_you_mean
-from dslpar.schema.types import SEQUENCE
+from dslpar.schema.types import SEQUENCE, TYPES
 
 MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)"
 _HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
@@ -46,11 +46,12 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
     name = short(typed.name or "")
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
-        known = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
-        return reader.bad_type("optimizer", typed.name, typed.place, known, _OWN_NAME.format("MyOptimizer", ""))
+        names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
+        return reader.bad_type("optimizer", typed.name, typed.place, names, _OWN_NAME.format("MyOptimizer", ""))
     if row is not None and row.refused:
         return _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
-    return _other_optimizer(reader, name, typed.entries, node, None if row is None else {"lr": "Positive", **row.args})
+    known = None if row is None else {"lr": "PositiveFloat", **row.args}
+    return _other_optimizer(reader, name, typed.entries, node, known)
 
 
 def _other_optimizer(
@@ -60,7 +61,7 @@ def _other_optimizer(
     ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
     fields = [entry for entry in entries if entry.name in ours]
     rest = [entry for entry in entries if entry.name not in ours]
-    args = _plain(rest) if known is None else reader.kinds(known, rest)
+    args = _plain(rest) if known is None else reader.typed_values(known, rest)
     made = reader.fields(sections.OtherOptimizer, fields, node, "optimizer", "optimizer", target=name)
     return replace(made, args=args)  # type: ignore[no-any-return]
 
@@ -81,7 +82,7 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
         return reader.bad_type("lr_scheduler", typed.name, typed.place, known)
     if row.refused:
         return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
-    args = reader.kinds(row.args, typed.entries)
+    args = reader.typed_values(row.args, typed.entries)
     _demand(reader, "lr_scheduler", row.required, typed, node)
     return sections.OtherSchedule(target=name, args=args)
 
@@ -160,7 +161,7 @@ def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) 
     index = node.value.get("layer_idx")
     if index is None or index.value is None:
         return None
-    placed: int | None = reader.scalar("LayerIndex", index, f"{source_key}.layer_idx", f"{source_key}.layer_idx")
+    placed: int | None = reader.scalar(TYPES["LayerIndex"], index, f"{source_key}.layer_idx", f"{source_key}.layer_idx")
     return placed
 
 
@@ -175,16 +176,16 @@ def _check_layer_name(reader: Reader, name: str, place: Location, source_key: st
 
 def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, source_key: str) -> None:
     """Of torch's own layers: all that they need is there, and nothing that they do not take."""
-    from dslpar.schema.torch_layers import LAYERS, arguments_of
+    from dslpar.schema.torch_layers import LAYERS
 
-    taken = arguments_of(name) if name in LAYERS else None
-    if taken is None:
+    layer = LAYERS.get(name)
+    if layer is None or layer.required is None:
         return
-    known = (*taken.required, *taken.optional, "layer_idx")
+    known = (*layer.required, *layer.optional, "layer_idx")
     for entry in typed.entries:
         if entry.name not in known:
             reader.unknown(entry.name, entry.source_key, known)
-    _demand(reader, source_key, taken.required, typed, node)
+    _demand(reader, source_key, layer.required, typed, node)
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:

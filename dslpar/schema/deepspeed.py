@@ -12,6 +12,7 @@ from typing import Any
 from dslpar.language.tree import Node
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.reader import Entry, Reader, did_you_mean, entries_of, listed, renamed
+from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"
 _ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_policy.UNSUPPORTED}
@@ -27,7 +28,9 @@ def raw(reader: Reader, node: Node) -> dict[str, Any]:
 
 def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, Any]:
     known = (
-        deepspeed_policy.kinds(path) if path else {name: deepspeed_policy.kind(name) for name in deepspeed_policy.TOP}
+        deepspeed_policy.types_in(path)
+        if path
+        else {name: deepspeed_policy.type_of(name) for name in deepspeed_policy.TOP}
     )
     values = {}
     for entry in entries:
@@ -39,11 +42,13 @@ def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, A
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _value(reader: Reader, path: str, kind: str, entry: Entry) -> Any:
-    if kind == "Section" and entry.node.is_mapping:
+def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> Any:
+    if type_name == "Section" and entry.node.is_mapping:
         return _section(reader, path, entries_of(entry.node, entry.source_key))
     before = len(reader.misreads)
-    value = reader.scalar("Table" if kind == "Section" else kind, entry.node, entry.source_key, entry.source_key)
+    value = reader.scalar(
+        TYPES["Dict" if type_name == "Section" else type_name], entry.node, entry.source_key, entry.source_key
+    )
     reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
     return value
 

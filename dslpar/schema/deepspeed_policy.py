@@ -1,58 +1,57 @@
-"""DeepSpeed's own keys as dslpar takes them: which section decides each, which pass through, and of which kind.
+"""DeepSpeed's own keys as dslpar takes them: which section decides each, which pass through, and of which type.
 
-Which keys there are, their types and defaults come from `dslpar.schema.deepspeed_keys`, which is generated from the
-installed
-DeepSpeed. By hand stand dslpar's own decisions alone: OURS, UNSUPPORTED, and kinds that are narrower than DeepSpeed's
-types. DeepSpeed itself accepts any unknown top-level key in silence (its issues 653, 774 and 1809). Nothing here is
-imported where a config names no key of DeepSpeed's.
+Which keys there are, their types and defaults stand in data/deepspeed_keys.json, which tools/deepspeed_keys.py writes
+from the installed DeepSpeed. By hand stand dslpar's own decisions alone: UNSUPPORTED, and types that are narrower than
+DeepSpeed's; OURS follows from the sections. DeepSpeed itself accepts any unknown top-level key in silence (its issues
+653, 774 and 1809). Nothing here is imported where a config names no key of DeepSpeed's.
 
     >>> known("zero_optimization.reduce_bucket_size")
     ('int', 500000000)
-    >>> ZERO["reduce_bucket_size"], kinds("flops_profiler")["profile_step"]
-    ('PositiveSize', 'Count')
+    >>> ZERO["reduce_bucket_size"], types_in("flops_profiler")["profile_step"]
+    ('PositiveWholeNumber', 'PositiveInt')
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dslpar.schema.deepspeed_keys import BOUNDS, DEPRECATED, KEYS, OTHER_NAMES
-from dslpar.schema.deepspeed_keys import REMOVED as _REMOVED
+from dslpar.schema.keys import deepspeed_keys
+from dslpar.schema.tables import load_table
+
+_TABLE = load_table("deepspeed_keys")
+VERSION: str = _TABLE["version"]
+KEYS: Mapping[str, Mapping[str, tuple[str, Any]]] = _TABLE["keys"]
+"""Section -> key -> (type, default). A section is a dotted path, "" the top level; the type is "bool", "int",
+"list[str]", "int | str", "section" (whose path is a section here), or "" where DeepSpeed's source names none; a default
+of None is none."""
+BOUNDS: Mapping[str, str] = _TABLE["bounds"]
+"""Limits of a number."""
+DEPRECATED: Mapping[str, str] = _TABLE["deprecated"]
+"""Keys that DeepSpeed still takes, and what took their place."""
+OTHER_NAMES: Mapping[str, str] = _TABLE["other_names"]
+"""Second names of keys."""
+ALL_REMOVED: Sequence[str] = _TABLE["removed"]
+"""Dotted keys on which DeepSpeed raises, since it has removed what they were for."""
+OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["optimizers"]
+"""Arguments of DeepSpeed's optimizers, with their defaults."""
+LR_SCHEDULER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["lr_schedulers"]
+"""Arguments of DeepSpeed's learning-rate schedulers, with their defaults."""
 
 
 def known(key: str) -> tuple[str, Any] | None:
-    """(type, default) of a dotted key of DeepSpeed's; None of a key that it does not read."""
+    """(type, default) of a dotted key of DeepSpeed's; None for a key that it does not read."""
     section, _, name = key.rpartition(".")
-    return KEYS.get(section, {}).get(name)
+    row = KEYS.get(section, {}).get(name)
+    return None if row is None else (row[0], row[1])
 
 
 # dslpar's decisions -----------------------------------------------------------------------------------------------
 
-OURS: Mapping[str, str] = {
-    "train_batch_size": "batch.global_size",
-    "train_micro_batch_size_per_gpu": "batch.micro_size",
-    "gradient_accumulation_steps": "batch.accumulation",
-    "gradient_clipping": "train.clip_grad_norm",
-    "optimizer": "optimizer",
-    "scheduler": "lr_scheduler",
-    "zero_optimization": "zero",
-    "bf16": "precision",
-    "bfloat16": "precision",
-    "fp16": "precision",
-    "tensor_parallel": "parallel.tensor",
-    "sequence_parallel_size": "parallel.tensor",
-    "data_parallel_size": "parallel.data",
-    "pipeline": "parallel.pipeline",
-    "data_types": "precision",
-    "activation_checkpointing": "activation_checkpoint",
-    "csv_monitor": "monitor",
-    "tensorboard": "monitor",
-    "wandb": "monitor",
-}
-"""Keys that a section of dslpar's own decides, and which."""
+OURS: Mapping[str, str] = {theirs: key for theirs, key in deepspeed_keys().items() if "." not in theirs}
+"""Keys that a section of dslpar's own decides, and its key."""
 
-REMOVED: tuple[str, ...] = tuple(name for name in _REMOVED if "." not in name)
+REMOVED: tuple[str, ...] = tuple(name for name in ALL_REMOVED if "." not in name)
 """Keys that DeepSpeed 0.19 raises on."""
 
 UNSUPPORTED: tuple[str, ...] = (
@@ -82,68 +81,68 @@ UNSUPPORTED_ZERO: Mapping[str, str] = {
 TOP: tuple[str, ...] = tuple(name for name in KEYS[""] if name not in (*OURS, *UNSUPPORTED))
 """Keys that pass through `deepspeed`."""
 
-# Kinds ------------------------------------------------------------------------------------------------------------
+# Types ------------------------------------------------------------------------------------------------------------
 
 _BY_TYPE: Mapping[str, str] = {
-    "bool": "Flag",
-    "int": "Size",
-    "float": "Rate",
-    "str": "Text",
-    "list": "Texts",
-    "list[str]": "Texts",
+    "bool": "bool",
+    "int": "WholeNumber",
+    "float": "NonNegativeFloat",
+    "str": "str",
+    "list": "StrList",
+    "list[str]": "StrList",
 }
-_BY_BOUNDS: Mapping[str, str] = {">= 0": "Size", "> 0": "PositiveSize", ">= 0, <= 1": "Share"}
+_BY_BOUNDS: Mapping[str, str] = {">= 0": "WholeNumber", "> 0": "PositiveWholeNumber", ">= 0, <= 1": "Probability"}
 _NARROWER: Mapping[str, str] = {
     "zero_optimization.stage": "ZeroStage",
     "zero_optimization.offload_param": "OffloadParam",
     "zero_optimization.offload_optimizer": "OffloadOptimizer",
-    "zero_optimization.offload_param.device": "Device",
-    "zero_optimization.offload_optimizer.device": "Device",
+    "zero_optimization.offload_param.device": "OffloadDevice",
+    "zero_optimization.offload_optimizer.device": "OffloadDevice",
     "zero_optimization.leaf_module": "LeafModule",
     "fp16.initial_scale_power": "ScalePower",  # torch takes 2 ** this as an int64
-    "fp16.loss_scale_window": "PositiveSize",  # a divisor
-    "fp16.hysteresis": "PositiveSize",  # counts down to 1
-    "fp16.min_loss_scale": "PositiveSize",
-    "steps_per_print": "PositiveSize",  # a divisor
-    "vocabulary_size": "Count",
+    "fp16.loss_scale_window": "PositiveWholeNumber",  # a divisor
+    "fp16.hysteresis": "PositiveWholeNumber",  # counts down to 1
+    "fp16.min_loss_scale": "PositiveWholeNumber",
+    "steps_per_print": "PositiveWholeNumber",  # a divisor
+    "vocabulary_size": "PositiveInt",
     "log_level": "LogLevel",
     "communication_data_type": "DType",
     "seq_parallel_communication_data_type": "DType",
-    "gradient_predivide_factor": "Positive",  # a divisor
-    "flops_profiler.profile_step": "Count",
-    "flops_profiler.module_depth": "Depth",
-    "flops_profiler.top_modules": "Count",
-    "flops_profiler.output_file": "Text",
-    "aio.block_size": "Count",
-    "aio.queue_depth": "Count",
-    "aio.intra_op_parallelism": "Count",
+    "gradient_predivide_factor": "PositiveFloat",  # a divisor
+    "flops_profiler.profile_step": "PositiveInt",
+    "flops_profiler.module_depth": "ModuleDepth",
+    "flops_profiler.top_modules": "PositiveInt",
+    "flops_profiler.output_file": "str",
+    "aio.block_size": "PositiveInt",
+    "aio.queue_depth": "PositiveInt",
+    "aio.intra_op_parallelism": "PositiveInt",
 }
-"""Kinds of what DeepSpeed names no type of, or takes at its word and fails on later."""
+"""Types of what DeepSpeed names none of, or takes at its word and fails on later."""
 
 
-def kinds(section: str) -> Mapping[str, str]:
-    """Key -> kind of a section of DeepSpeed's, by its dotted path; a section in it has the kind "Section"."""
-    return {name: kind(f"{section}.{name}") for name in KEYS[section]}
+def types_in(section: str) -> Mapping[str, str]:
+    """Key -> type of a section of DeepSpeed's, by its dotted path; a section in it has the type "Section"."""
+    return {name: type_of(f"{section}.{name}") for name in KEYS[section]}
 
 
-def kind(key: str) -> str:
-    """The kind of one key that passes through, by its dotted path."""
+def type_of(key: str) -> str:
+    """The type of one key that passes through, by its dotted path."""
     if key in _NARROWER:
         return _NARROWER[key]
     section, _, name = key.rpartition(".")
-    type_ = KEYS[section][name][0].removesuffix(" | None")
-    if type_ == "section":
+    theirs = KEYS[section][name][0].removesuffix(" | None")
+    if theirs == "section":
         return "Section"
-    return _BY_BOUNDS[BOUNDS[key]] if key in BOUNDS else _BY_TYPE[type_]
+    return _BY_BOUNDS[BOUNDS[key]] if key in BOUNDS else _BY_TYPE[theirs]
 
 
 def _without(section: str, *names: str) -> Mapping[str, str]:
-    return {name: kind(f"{section}.{name}") for name in KEYS[section] if name not in names}
+    return {name: type_of(f"{section}.{name}") for name in KEYS[section] if name not in names}
 
 
-OFFLOAD_OPTIMIZER = kinds("zero_optimization.offload_optimizer")
-OFFLOAD_PARAM = kinds("zero_optimization.offload_param")
-LEAF_MODULE = kinds("zero_optimization.leaf_module")
+OFFLOAD_OPTIMIZER = types_in("zero_optimization.offload_optimizer")
+OFFLOAD_PARAM = types_in("zero_optimization.offload_param")
+LEAF_MODULE = types_in("zero_optimization.leaf_module")
 ZERO = _without("zero_optimization", *UNSUPPORTED_ZERO)
 BF16 = _without("bf16", "enabled")
 FP16 = _without("fp16", "enabled")
@@ -152,12 +151,12 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "OffloadParam": ("device", OFFLOAD_PARAM),
     "LeafModule": ("", LEAF_MODULE),
 }
-"""Kinds that are mappings: the key that must be there and for which a bare value stands ("": none), and all keys."""
+"""Types that are mappings: the key that must be there and for which a bare value stands ("": none), and all keys."""
 
-# What a wrong key is told -----------------------------------------------------------------------------------------
+# What is said of a wrong key -----------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Explanation(NamedTuple):
     """What is said of a key that DeepSpeed knows, and that its section here does not take."""
 
     code: str
@@ -165,10 +164,10 @@ class Told(NamedTuple):
     help: str
 
 
-def told(source_key: str) -> Told | None:
+def explain(source_key: str) -> Explanation | None:
     """What to say of an unknown key of a section of ours, where DeepSpeed explains what was meant.
 
-    >>> told("zero.cpu_offload").help
+    >>> explain("zero.cpu_offload").help
     "zero = dict(..., offload_optimizer='cpu')"
     """
     section, _, name = source_key.partition(".")
@@ -177,29 +176,31 @@ def told(source_key: str) -> Told | None:
     if name == "params" and section in ("optimizer", "lr_scheduler"):
         message = f"unknown key 'params' in {section}: its arguments stand in {section} itself"
         argument = "lr=..." if section == "optimizer" else "warmup_num_steps=..."
-        return Told("CFG101", message, f"{section} = dict(type=..., {argument}), without params=dict(...)")
+        return Explanation("CFG101", message, f"{section} = dict(type=..., {argument}), without params=dict(...)")
     if section == "precision" and name in ("enabled", "bf16", "bfloat16", "fp16"):
         message = f"unknown key {name!r} in precision: a precision is on by its name"
-        return Told("CFG101", message, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
+        return Explanation("CFG101", message, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
     return _at_the_top(section, name)
 
 
-def _of_zero(name: str) -> Told | None:
+def _of_zero(name: str) -> Explanation | None:
     """Of a key of `zero`."""
     dotted = f"zero_optimization.{name}"
     if dotted in DEPRECATED:
         message = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
-        return Told("DSC106", message, f"zero = dict(..., {_INSTEAD.get(name, DEPRECATED[dotted] + '=...')})")
-    if dotted in _REMOVED:
-        return Told("DSC103", f"DeepSpeed has removed {name!r}, and raises on it", "leave it out")
+        return Explanation("DSC106", message, f"zero = dict(..., {_INSTEAD.get(name, DEPRECATED[dotted] + '=...')})")
+    if dotted in ALL_REMOVED:
+        return Explanation("DSC103", f"DeepSpeed has removed {name!r}, and raises on it", "leave it out")
     if name in UNSUPPORTED_ZERO:
-        return Told("DSC104", f"dslpar does not support DeepSpeed's {name!r}: {UNSUPPORTED_ZERO[name]}", "leave it out")
+        return Explanation(
+            "DSC104", f"dslpar does not support DeepSpeed's {name!r}: {UNSUPPORTED_ZERO[name]}", "leave it out"
+        )
     if dotted in OTHER_NAMES:
         message = f"unknown key {name!r} in zero: its name is {OTHER_NAMES[dotted]!r}"
-        return Told("CFG101", message, f"did you mean {OTHER_NAMES[dotted]!r}?")
+        return Explanation("CFG101", message, f"did you mean {OTHER_NAMES[dotted]!r}?")
     if name == "zero_optimization":
         message = "unknown key 'zero_optimization' in zero: the section zero is DeepSpeed's zero_optimization"
-        return Told("CFG101", message, "zero = dict(stage=1, ...), without another dict in it")
+        return Explanation("CFG101", message, "zero = dict(stage=1, ...), without another dict in it")
     return _at_the_top("zero", name)
 
 
@@ -212,11 +213,11 @@ _INSTEAD: Mapping[str, str] = {
 """What a person writes in the place of a deprecated key."""
 
 
-def _at_the_top(section: str, name: str) -> Told | None:
+def _at_the_top(section: str, name: str) -> Explanation | None:
     """Of a key that DeepSpeed has at its top level, in a section of DeepSpeed's."""
     if section not in ("zero", "precision", "optimizer", "lr_scheduler"):
         return None
     message = f"unknown key {name!r} in {section}: in DeepSpeed it stands at the top level"
     if name in OURS:
-        return Told("CFG101", message, f"{OURS[name]} decides it")
-    return Told("CFG101", message, f"deepspeed = dict({name}=...)") if name in TOP else None
+        return Explanation("CFG101", message, f"{OURS[name]} decides it")
+    return Explanation("CFG101", message, f"deepspeed = dict({name}=...)") if name in TOP else None

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.errors import Fix, Location
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import sections
-from dslpar.schema.types import KINDS, SEQUENCE, Kind
+from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, synonym_of, type_of
+from dslpar.schema.types import SEQUENCE, TYPES, ValueType
 
 if TYPE_CHECKING:
     from dslpar.language.load import Config
@@ -68,10 +68,10 @@ class Reader:
 
     def section(self, cls: type, node: Node, key: str, source_key: str) -> Any:
         """An instance of `cls`; None if the node is no mapping."""
-        shorthand = getattr(cls, "SHORTHAND", None)
+        shorthand = shorthand_of(cls)
         if node.is_mapping:
             return self.fields(cls, entries_of(node, source_key), node, key, source_key)
-        if shorthand is None or isinstance(node.value, SEQUENCE):
+        if not shorthand or isinstance(node.value, SEQUENCE):
             return self.fail(
                 "CFG102", node.location, f"{source_key} must be a dict", _like(cls, source_key), source_key, key
             )
@@ -79,12 +79,12 @@ class Reader:
 
     def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any) -> Any:
         """An instance of `cls` from these entries, and from `values`, which are right already."""
-        known, aliases = {item.name: item for item in fields(cls)}, getattr(cls, "ALIASES", {})
+        known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
         for entry in _inlined(cls, entries):
             field = known.get(aliases.get(entry.name, entry.name))
             if field is None:
                 meant = self.unknown(entry.name, entry.source_key, [*known, *aliases])
-                self.invalid.add(f"{key}.{aliases.get(meant, meant)}")
+                self.invalid.add(f"{key}.{aliases.get(str(meant), meant)}")
             elif entry.node.value is not None:
                 self._field(field, entry, f"{key}.{field.name}", values)
         return self._make(cls, known, values, node, key, source_key)
@@ -94,11 +94,11 @@ class Reader:
             self._twice(entry.source_key, self.written[key])
             return
         self.written[key] = entry.source_key
-        nested = _NESTED.get(str(field.type).removesuffix(" | None"))
-        if nested is not None:
-            values[field.name] = self.section(nested, entry.node, key, entry.source_key)
+        nested = classes_of(field)
+        if nested:
+            values[field.name] = self.section(nested[0], entry.node, key, entry.source_key)
         else:
-            values[field.name] = self.scalar(str(field.type).removesuffix(" | None"), entry.node, key, entry.source_key)
+            values[field.name] = self.scalar(type_of(field), entry.node, key, entry.source_key)
 
     def _make(
         self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, source_key: str
@@ -117,60 +117,54 @@ class Reader:
                 )
         return cls(**values)
 
-    def scalar(self, kind_name: str, node: Node, key: str, source_key: str) -> Any:
-        """A value of that kind; None, and a problem, if it is none."""
-        kind = KINDS[kind_name]
+    def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
+        """A value of that type; None, and a problem, if it is none."""
         value = node.plain()
-        hint = f"{source_key.rpartition('.')[2]} is {kind.words}"
-        if type(value) not in kind.types and not (kind.types == (dict,) and isinstance(value, dict)):
-            message = f"{source_key} is {show(value)}, which is not {kind.words}"
-            return self.fail("CFG102", node.location, message, _unquoted(kind, value) or hint, source_key, key)
-        if kind.names and value not in kind.names:
-            why = kind.refused.get(value)
+        hint = f"{source_key.rpartition('.')[2]} is {type_.description}"
+        if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
+            message = f"{source_key} is {show(value)}, which is not {type_.description}"
+            return self.fail("CFG102", node.location, message, _unquoted(type_, value) or hint, source_key, key)
+        if type_.choices and value not in type_.choices:
+            why = type_.refused.get(value)
             message = f"{source_key} cannot be {value!r}: {why}" if why else f"{source_key} has no choice {value!r}"
-            close = ("" if why else did_you_mean(value, kind.names)) or hint
-            fix = recased(self.config, node.location, value, kind.names)
+            close = ("" if why else did_you_mean(value, type_.choices)) or hint
+            fix = recased(self.config, node.location, value, type_.choices)
             return self.fail("CFG108", node.location, message, close, source_key, key, fix)
-        if not kind.holds(value):
-            message = f"{source_key} is {show(value)}, and must be {kind.words}"
+        if not type_.holds(value):
+            message = f"{source_key} is {show(value)}, and must be {type_.description}"
             return self.fail("CFG103", node.location, message, hint, source_key, key)
-        return tuple(value) if kind.types == SEQUENCE else value
+        return tuple(value) if type_.python_types == SEQUENCE else value
 
-    def kinds(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
-        """Plain values of entries whose kinds are known by name; an unknown one is a problem, None is as absent."""
+    def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
+        """Plain values of entries whose types are known by name; an unknown one is a problem, None is as absent."""
         values = {}
         for entry in entries:
             if entry.name not in known:
                 self.unknown(entry.name, entry.source_key, known)
             elif entry.node.value is not None:
                 self.written[entry.source_key] = entry.source_key
-                values[entry.name] = self._known(known[entry.name], entry)
+                values[entry.name] = self._typed_value(known[entry.name], entry)
         return {name: value for name, value in values.items() if value is not None}
 
-    def _known(self, kind: str, entry: Entry) -> Any:
+    def _typed_value(self, type_name: str, entry: Entry) -> Any:
         """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
-        if kind in KINDS:
-            return self.scalar(kind, entry.node, entry.source_key, entry.source_key)
+        source_key = entry.source_key
+        if type_name in TYPES:
+            return self.scalar(TYPES[type_name], entry.node, source_key, source_key)
         from dslpar.schema import deepspeed_policy
 
-        shorthand, known = deepspeed_policy.TABLES[kind]
-        if not shorthand:
-            return self._all_kinds(known, entry)
+        shorthand, known = deepspeed_policy.TABLES[type_name]
         if entry.node.is_mapping:
-            below = entries_of(entry.node, entry.source_key)
+            below = entries_of(entry.node, source_key)
             given = {item.name for item in below if item.node.value is not None}
-            unknown = f"{entry.source_key}.{shorthand}" in self.config.unknown or not given <= set(known)
-            if shorthand not in given and not unknown:
-                message = f"{entry.source_key} has no {shorthand}"
-                self.fail("CFG104", entry.node.location, message, f"add {shorthand}=...", entry.source_key)
-            return self.kinds(known, below)
-        return {shorthand: self.scalar(known[shorthand], entry.node, entry.source_key, entry.source_key)}
-
-    def _all_kinds(self, known: Mapping[str, str], entry: Entry) -> Any:
-        """A mapping all keys of which may be left out."""
-        if not entry.node.is_mapping:
-            return self.scalar("Table", entry.node, entry.source_key, entry.source_key)
-        return self.kinds(known, entries_of(entry.node, entry.source_key))
+            unknown = f"{source_key}.{shorthand}" in self.config.unknown or not given <= set(known)
+            if shorthand and shorthand not in given and not unknown:
+                message = f"{source_key} has no {shorthand}"
+                self.fail("CFG104", entry.node.location, message, f"add {shorthand}=...", source_key)
+            return self.typed_values(known, below)
+        if not shorthand:
+            return self.scalar(TYPES["Dict"], entry.node, source_key, source_key)
+        return {shorthand: self.scalar(TYPES[known[shorthand]], entry.node, source_key, source_key)}
 
     # Classes by name -----------------------------------------------------------------------------------------
 
@@ -207,10 +201,10 @@ class Reader:
     def unknown(self, name: str, source_key: str, known: Iterable[str]) -> str | None:
         """The problem of a key that its section does not have. The key that is certain to be meant: it is invalid."""
         if source_key.partition(".")[0] in _OF_DEEPSPEED:
-            from dslpar.schema.deepspeed_policy import told
+            from dslpar.schema.deepspeed_policy import explain
 
-            if (known_there := told(source_key)) is not None:
-                code, message, hint = known_there
+            if (explained := explain(source_key)) is not None:
+                code, message, hint = explained
                 self.fail(code, self.config.key_at(source_key), message, hint, source_key)
                 return None
         names = list(known)
@@ -252,18 +246,7 @@ class Reader:
         self.invalid.add(key or source_key)
 
 
-_NESTED: Mapping[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        sections.DataParallel,
-        sections.PipelineParallel,
-        sections.TensorParallel,
-        sections.Dist,
-        sections.FileMonitor,
-        sections.WandbMonitor,
-    )
-}
-_PLACEHOLDER = 1  # every required field is a Count
+_PLACEHOLDER = 1  # every required field is a PositiveInt
 _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
 
@@ -322,31 +305,27 @@ def said_or_meant(source_key: str, known: Collection[str]) -> str:
 
 def _here(source_key: str, known: Collection[str]) -> str | None:
     """The key here of another framework's; in the section of an axis, its size."""
-    from dslpar.schema.foreign_keys import here
-
     section, _, name = source_key.rpartition(".")
-    theirs = here(name)
+    theirs = synonym_of(name)
     return f"{theirs}.size" if theirs == section and name.endswith("size") and "size" in known else theirs
 
 
 def said_here(name: str) -> str:
     """'here that is ...' for a key of another framework, or the empty text."""
-    from dslpar.schema.foreign_keys import here
-
-    key = here(name)
+    key = synonym_of(name)
     return f"here that is {key}" if key else ""
 
 
-def _unquoted(kind: Kind, value: object) -> str:
+def _unquoted(type_: ValueType, value: object) -> str:
     """Help for a text that looks like what was meant: a number in quotes, or YAML 1.1's yes, no, on and off."""
     if not isinstance(value, str):
         return ""
-    if value == "auto" and (bool in kind.types or {int, float} & set(kind.types)):
-        return f"{kind.words}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
-    if bool in kind.types and value.lower() in _SWITCHES:
+    if value == "auto" and (bool in type_.python_types or {int, float} & set(type_.python_types)):
+        return f"{type_.description}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
+    if bool in type_.python_types and value.lower() in _SWITCHES:
         return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a text, in YAML 1.2 too)"
-    if {int, float} & set(kind.types) and re.fullmatch(_NUMBER, value) and kind.holds(number := float(value)):
-        whole = float not in kind.types and number == int(number)
+    if {int, float} & set(type_.python_types) and re.fullmatch(_NUMBER, value) and type_.holds(number := float(value)):
+        whole = float not in type_.python_types and number == int(number)
         return f"{int(number) if whole else value}, without quotes: {value!r} is a text"
     return ""
 

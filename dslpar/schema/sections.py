@@ -1,162 +1,173 @@
-"""The typed sections of a config: frozen dataclasses, one docstring a field.
+"""The typed sections of a config: frozen dataclasses whose fields are declared by `key(...)`, each with its help below.
 
-A field's docstring is its help, its line in the reference, and the text that lint shows. An annotation names a *kind*
-(`Count`, `Rate`, `Mode`, ...): to mypy a kind is its Python type, to `dslpar.schema.sections_reader` it is a check
-with words for what is
-right. `SHORTHAND` names the field that a bare scalar stands for (`pipeline=2` is `pipeline=dict(size=2)`), `ALIASES`
-other names of a field. That a field is followed by its help comes from litgpt, closed sections from nanotron.
+A field's docstring is its help, its line in the reference, and the text that lint shows; its annotation names a type of
+`dslpar.schema.types`; `key` holds everything else about it (`dslpar.schema.fields`). To add a key, add a field here
+and use it where it takes effect. That sections are closed comes from nanotron.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
-from dslpar.core.frozen import frozen
+from dslpar.schema.fields import key, section
+from dslpar.schema.types import (
+    AxisOrder,
+    Betas,
+    Choice,
+    CountList,
+    Dict,
+    DType,
+    ExitStatus,
+    Fraction,
+    IntList,
+    LayerCount,
+    MeshShape,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ResumeFrom,
+    StrList,
+    TensorMode,
+    ZeroStage,
+)
 
-Count: TypeAlias = int
-Layers: TypeAlias = int
-Index: TypeAlias = int
-Status: TypeAlias = int
-Positive: TypeAlias = float
-Rate: TypeAlias = float
-Fraction: TypeAlias = float
-Flag: TypeAlias = bool
-Text: TypeAlias = str
-Ids: TypeAlias = tuple[int, ...]
-Counts: TypeAlias = tuple[int, ...]
-Shape: TypeAlias = tuple[int, int, int]
-Texts: TypeAlias = tuple[str, ...]
-Betas: TypeAlias = tuple[float, float]
-Order: TypeAlias = tuple[str, str, str]
-Table: TypeAlias = Mapping[str, Any]
-Mode: TypeAlias = str
-ResidualKind: TypeAlias = str
-InnerKind: TypeAlias = str
-KeepKind: TypeAlias = str
-ImplKind: TypeAlias = str
-NormKind: TypeAlias = str
-ActivationKind: TypeAlias = str
-PositionsKind: TypeAlias = str
-DType: TypeAlias = str
-Schedule: TypeAlias = str
-PipelineScheduleKind: TypeAlias = str
-ResumeFrom: TypeAlias = str
-ZeroStage: TypeAlias = int
+SCHEDULES = ("constant", "linear", "cosine")
+MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
+METHODS = ("cost", "uniform", "parameters", "libai")
 
 
-@frozen
+@section
 class DataParallel:
     """The axis of data-parallel replicas."""
 
-    SHORTHAND: ClassVar[str] = "size"
-
-    size: Count | None = None
+    size: PositiveInt | None = key(default=None, resume="free", shorthand=True, same_as="train.dist.data_parallel_size")
     """Replicas; must equal world / (pipeline * tensor). Left out: that number."""
 
 
-@frozen
+@section
 class PipelineParallel:
     """The axis of pipeline stages, and how the transformer layers are cut over it."""
 
-    SHORTHAND: ClassVar[str] = "size"
-
-    size: Count
+    size: PositiveInt = key(resume="free", shorthand=True, same_as="train.dist.pipeline_parallel_size")
     """Stages: contiguous groups of layers, one a rank of axis "pipe"."""
-    stage_ids: Ids | None = None
+    stage_ids: IntList | None = key(
+        default=None,
+        resume="free",
+        same_as="train.dist.custom_pipeline_stage_id",
+        synonyms="custom_pipeline_stage_id pipeline_model_parallel_layout",
+    )
     """The stage of each transformer layer, from 0, never decreasing, each stage at least once."""
-    counts: Counts | None = None
+    counts: CountList | None = key(default=None, resume="free")
     """Transformer layers on each stage."""
-    method: Text | None = None
+    method: str | None = key(default=None, resume="free", synonyms="pipe_partition_method partition_method")
     """The automatic cut: 'cost' (the default), 'uniform', 'parameters', 'libai', or 'type:REGEX'."""
 
 
-@frozen
+@section
 class TensorParallel:
     """The axis of tensor parallelism: its mode, and how the cuboid keeps activations."""
 
-    SHORTHAND: ClassVar[str] = "size"
     INLINE: ClassVar[str] = "kwargs"  # ColossalAI documents kwargs=dict(depth=2)
 
-    size: Count
+    size: PositiveInt = key(resume="free", shorthand=True, same_as="train.dist.tensor_parallel_size")
     """Ranks that share each layer."""
-    mode: Mode | None = None
+    mode: TensorMode | None = key(default=None, resume="free")
     """'1d', '2d', '2.5d', '3d', 'sequence' or 'cuboid'; needed if size is over 1."""
-    depth: Count | None = None
+    depth: PositiveInt | None = key(default=None, resume="free")
     """Mode 2.5d: size is depth * q * q; weights are replicated over depth."""
-    shape: Shape | None = None
+    shape: MeshShape | None = key(default=None, resume="free")
     """Mode cuboid: (x, y, z), the ranks that split tokens, inner features, and residual features."""
-    sequence: Flag | None = None
+    sequence: bool | None = key(default=None, resume="free", synonyms="sequence_parallel")
     """Mode 1d: keep the residual stream split by sequence between layers (Megatron's sequence parallelism)."""
-    impl: ImplKind | None = None
+    impl: Choice | None = key(default=None, resume="free", choices=("ring", "ulysses"))
     """Mode sequence: attention by 'ring' (the default) or 'ulysses'."""
-    residual: ResidualKind | None = None
+    residual: Choice | None = key(default=None, resume="free", choices=("replicated", "sequence", "hidden", "batch"))
     """Modes 3d and cuboid: the residual stream over y, 'replicated', 'sequence', 'hidden' or 'batch'."""
-    inner: InnerKind | None = None
+    inner: Choice | None = key(default=None, resume="free", choices=("batch", "heads"))
     """Modes 3d and cuboid: inner activations over z, 'batch' or 'heads'."""
-    keep: KeepKind | None = None
+    keep: Choice | None = key(default=None, resume="free", choices=("x", "w", "both", "none"))
     """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
 
 
-@frozen
+@section
 class Parallel:
     """How ranks are divided among data, pipeline and tensor parallelism."""
 
-    data: DataParallel = field(default_factory=DataParallel)
+    data: DataParallel = key(
+        default_factory=DataParallel, deepspeed="data_parallel_size", synonyms="data_parallel_size dp_size dp"
+    )
     """Data-parallel replicas; inferred from the world size."""
-    pipeline: PipelineParallel | None = None
+    pipeline: PipelineParallel | None = key(
+        default=None,
+        deepspeed="pipeline",
+        synonyms="pipeline_model_parallel_size pipeline_parallel_size pipe_parallel_size pipeline_size pp_size pp pipe",
+    )
     """Pipeline stages: a number, or dict(size=, stage_ids= / counts= / method=)."""
-    tensor: TensorParallel | None = None
+    tensor: TensorParallel | None = key(
+        default=None,
+        deepspeed="tensor_parallel sequence_parallel_size",
+        synonyms="model_parallel_size tensor_model_parallel_size tensor_parallel_size tp_size tp mp mp_size "
+        "tensor_parallel intra_layer_model_parallel_size context_parallel_size sequence_parallel_size",
+    )
     """Tensor parallelism: dict(size=, mode=, ...)."""
-    order: Order | None = None
+    order: AxisOrder | None = key(default=None, resume="free")
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
 
-@frozen
+@section
 class GPT:
     """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
 
     INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
-    ALIASES: ClassVar[Mapping[str, str]] = {
-        "hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "max_seq_length": "max_seq_len",
-        "layernorm_epsilon": "layernorm_eps",
-        "initializer_range": "init_std",
-    }
 
-    num_layers: Layers
+    num_layers: LayerCount = key(
+        resume="refused", aliases="hidden_layers", synonyms="n_layer n_layers num_hidden_layers"
+    )
     """Transformer blocks."""
-    hidden_size: Count
+    hidden_size: PositiveInt = key(resume="refused", synonyms="n_embd d_model embed_dim")
     """Features of the residual stream."""
-    num_heads: Count
+    num_heads: PositiveInt = key(
+        resume="refused", aliases="num_attention_heads", synonyms="n_head n_heads num_attention_heads"
+    )
     """Attention heads; hidden_size must be a multiple."""
-    vocab_size: Count
+    vocab_size: PositiveInt = key(resume="refused", synonyms="padded_vocab_size")
     """Tokens of the vocabulary, before padding."""
-    max_seq_len: Count
+    max_seq_len: PositiveInt = key(
+        resume="refused", aliases="max_seq_length", synonyms="max_position_embeddings n_positions n_ctx block_size"
+    )
     """The longest sequence, in tokens; learned positions have a table of so many rows."""
-    num_kv_heads: Count | None = None
+    num_kv_heads: PositiveInt | None = key(
+        default=None, resume="refused", synonyms="n_kv_heads num_query_groups num_key_value_heads"
+    )
     """Heads of keys and values, each shared by num_heads / num_kv_heads queries' heads; left out: num_heads."""
-    ffn_hidden_size: Count | None = None
+    ffn_hidden_size: PositiveInt | None = key(
+        default=None, resume="refused", synonyms="intermediate_size mlp_ratio ffn_dim"
+    )
     """Features of the MLP's hidden layer; left out: 4 * hidden_size."""
-    dropout: Fraction = 0.0
+    dropout: Fraction = key(default=0.0, resume="reported")
     """Probability of dropping an activation."""
-    tie_embeddings: Flag = True
+    tie_embeddings: bool = key(default=True, resume="refused")
     """Whether the head uses the token table's weight."""
-    norm: NormKind = "layernorm"
+    norm: Choice = key(default="layernorm", resume="refused", choices=("layernorm", "rmsnorm"))
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
-    activation: ActivationKind = "gelu"
+    activation: Choice = key(default="gelu", resume="refused", choices=("gelu", "swiglu"))
     """Of the MLP: 'gelu', or 'swiglu' (silu(gate) * up: three weights)."""
-    positions: PositionsKind = "learned"
+    positions: Choice = key(default="learned", resume="refused", choices=("learned", "rotary"))
     """'learned': a table added to the tokens; 'rotary': queries and keys are rotated by their position."""
-    rope_theta: Positive = 10000.0
+    rope_theta: PositiveFloat = key(default=10000.0, resume="refused", synonyms="rotary_base rotary_emb_base")
     """Rotary positions: the longest wavelength is 2 pi times this, in tokens."""
-    bias: Flag = True
+    bias: bool = key(default=True, resume="refused")
     """Whether linear layers and LayerNorm have a bias."""
-    layernorm_eps: Positive = 1e-5
+    layernorm_eps: PositiveFloat = key(
+        default=1e-5,
+        resume="refused",
+        aliases="layernorm_epsilon",
+        synonyms="layer_norm_epsilon norm_epsilon layer_norm_eps rms_norm_eps",
+    )
     """Added to the variance (RMSNorm: to the mean square) before its root."""
-    init_std: Positive = 0.02
+    init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
 
     @property
@@ -170,7 +181,7 @@ class GPT:
         return self.num_kv_heads or self.num_heads
 
 
-@frozen
+@section
 class OtherModel:
     """A model of other layers: a class by name, and its arguments.
 
@@ -178,9 +189,9 @@ class OtherModel:
     built: a class of `dslpar.ModelFromConfig`, or 'Sequential' (torch.nn's).
     """
 
-    target: str
+    target: str = key(resume="refused")
     """Dotted name of the class, a name registered with MODELS, or 'Sequential'."""
-    args: Table = field(default_factory=dict)
+    args: Dict = key(default_factory=dict)
     """Its keyword arguments."""
 
     @property
@@ -198,317 +209,364 @@ class OtherModel:
         return max(0, *placed) + 1 if placed else len(self.layers)
 
 
-@frozen
+@section
 class TextData:
     """Byte-level text: by default the source of Python's standard library, split by file."""
 
-    seq_len: Count | None = None
+    seq_len: PositiveInt | None = key(default=None, resume="free", synonyms="seq_length seq_len sequence_length")
     """Tokens of a sample; left out: the model's max_seq_len."""
-    files: Texts | None = None
+    files: StrList | None = key(default=None, resume="free", synonyms="data_path train_data_path")
     """Text files or folders to train on, relative to the config; left out: the standard library's source."""
-    eval_fraction: Fraction = 0.05
+    eval_fraction: Fraction = key(default=0.05, resume="free")
     """Share of the files that is held out for evaluation."""
 
 
-@frozen
+@section
 class AdamW:
     """AdamW, torch's implementation."""
 
-    lr: Positive = 3e-4
+    lr: PositiveFloat = key(default=3e-4, resume="reported", synonyms="learning_rate base_lr")
     """Learning rate at its peak."""
-    weight_decay: Rate = 0.01
+    weight_decay: NonNegativeFloat = key(default=0.01, resume="reported")
     """Decoupled decay of parameters with two or more dims."""
-    betas: Betas = (0.9, 0.999)
+    betas: Betas = key(default=(0.9, 0.999), resume="reported")
     """Decay rates of the two moments."""
-    eps: Positive = 1e-8
+    eps: PositiveFloat = key(default=1e-8, resume="reported")
     """Added to the root of the second moment."""
-    amsgrad: Flag = False
+    amsgrad: bool = key(default=False, resume="refused")
     """Divide by the root of the largest second moment so far."""
 
 
-@frozen
+@section
 class Adam(AdamW):
     """Adam with L2 regularisation in the gradient."""
 
-    weight_decay: Rate = 0.0
+    weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
     """L2 factor on parameters with two or more dims."""
 
 
-@frozen
+@section
 class SGD:
     """Stochastic gradient descent."""
 
-    lr: Positive = 1e-2
+    lr: PositiveFloat = key(default=1e-2, resume="reported")
     """Learning rate at its peak."""
-    momentum: Fraction = 0.0
+    momentum: Fraction = key(default=0.0, resume="refused")
     """Share of the last step that is kept."""
-    nesterov: Flag = False
+    nesterov: bool = key(default=False, resume="reported")
     """Nesterov's momentum."""
-    weight_decay: Rate = 0.0
+    weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
     """L2 factor on parameters with two or more dims."""
 
 
-@frozen
+@section
 class OtherOptimizer:
     """An optimizer of torch's or DeepSpeed's by its name there, or a class of your own by its full name."""
 
-    target: str
+    target: str = key(resume="refused")
     """'RMSprop' and the like, DeepSpeed's 'FusedAdam', 'DeepSpeedCPUAdam', 'Lion', ..., or a dotted name."""
-    lr: Positive = 1e-3
+    lr: PositiveFloat = key(default=1e-3, resume="reported")
     """Learning rate at its peak."""
-    weight_decay: Rate = 0.0
+    weight_decay: NonNegativeFloat = key(default=0.0, resume="reported")
     """Decay of parameters with two or more dims, as that optimizer has it."""
-    args: Table = field(default_factory=dict)
+    args: Dict = key(default_factory=dict)
     """Its other keyword arguments, as written."""
 
 
 Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
 
 
-@frozen
+@section
 class LRScheduler:
     """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
 
-    type: Schedule = "constant"
+    type: Choice = key(default="constant", resume="reported", choices=SCHEDULES, synonyms="lr_decay_style lr_schedule")
     """After the warm-up: 'constant', or down to min_lr at the last step by 'linear' or 'cosine'."""
-    warmup_steps: Index = 0
+    warmup_steps: NonNegativeInt = key(
+        default=0,
+        resume="reported",
+        synonyms="warmup lr_warmup_iters lr_warmup_steps warmup_iter warmup_iters warmup_num_steps",
+    )
     """Steps of linear warm-up."""
-    min_lr: Rate = 0.0
+    min_lr: NonNegativeFloat = key(default=0.0, resume="reported", synonyms="min_learning_rate lr_min eta_min")
     """The learning rate at the last step."""
 
 
-@frozen
+@section
 class OtherSchedule:
     """A schedule of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
 
-    target: str
+    target: str = key(resume="reported")
     """Its name."""
-    args: Table = field(default_factory=dict)
+    args: Dict = key(default_factory=dict)
     """Its keyword arguments, but for the optimizer, as written; one step of it is one optimizer step."""
 
 
-@frozen
+@section
 class Zero:
     """DeepSpeed's ZeRO: what is sharded over the data axis."""
 
-    SHORTHAND: ClassVar[str] = "stage"
-
-    stage: ZeroStage = 0
+    stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
     """0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
-    extra: Table = field(default_factory=dict)
+    extra: Dict = key(default_factory=dict)
     """DeepSpeed's other keys of `zero_optimization`, as written."""
 
 
-@frozen
+@section
 class Precision:
     """The type that the model computes in; fp32 masters stay with ZeRO."""
 
-    SHORTHAND: ClassVar[str] = "dtype"
-
-    dtype: DType = "fp32"
+    dtype: DType = key(default="fp32", resume="reported", shorthand=True, deepspeed="bf16.enabled fp16.enabled")
     """'fp32', 'bf16' or 'fp16'."""
-    extra: Table = field(default_factory=dict)
+    extra: Dict = key(default_factory=dict)
     """DeepSpeed's other keys of `bf16` or `fp16`, as written."""
 
 
-@frozen
+@section
 class Batch:
     """Samples a step; global_size = micro_size * accumulation * data size."""
 
-    global_size: Count | None = None
+    global_size: PositiveInt | None = key(
+        default=None,
+        resume="free",
+        deepspeed="train_batch_size",
+        synonyms="global_batch_size train_batch_size batch_size",
+    )
     """Samples of one optimizer step, over all ranks."""
-    micro_size: Count | None = None
+    micro_size: PositiveInt | None = key(
+        default=None,
+        resume="free",
+        deepspeed="train_micro_batch_size_per_gpu",
+        synonyms="micro_batch_size train_micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
+        "micro_batch",
+    )
     """Samples of one forward of one data rank (one tensor group), before x splits them."""
-    accumulation: Count | None = None
+    accumulation: PositiveInt | None = key(
+        default=None,
+        resume="free",
+        same_as="schedule.num_microbatches",
+        deepspeed="gradient_accumulation_steps",
+        synonyms="gradient_accumulation gradient_accumulation_steps num_accumulation_steps num_micro_batches "
+        "num_microbatches grad_accumulation_steps grad_acc_steps gas",
+    )
     """Micro-batches a step; with a pipeline, the micro-batches in flight."""
 
 
-@frozen
+@section
 class Dist:
     """LiBai's form of `parallel`; sizes of 1 or None say nothing."""
 
-    data_parallel_size: Count | None = None
+    data_parallel_size: PositiveInt | None = key(default=None, resume="free")
     """Data-parallel replicas."""
-    tensor_parallel_size: Count | None = None
+    tensor_parallel_size: PositiveInt | None = key(default=None, resume="free")
     """Ranks that share each layer, in mode 1d."""
-    pipeline_parallel_size: Count | None = None
+    pipeline_parallel_size: PositiveInt | None = key(default=None, resume="free")
     """Pipeline stages."""
-    pipeline_num_layers: Count | None = None
+    pipeline_num_layers: PositiveInt | None = key(default=None, resume="free")
     """Transformer layers; must be the model's."""
-    custom_pipeline_stage_id: Ids | None = None
+    custom_pipeline_stage_id: IntList | None = key(default=None, resume="free")
     """The stage of each transformer layer."""
-    auto_pipeline_stage_id: Ids | None = None
+    auto_pipeline_stage_id: IntList | None = key(default=None, resume="free")
     """Written by dslpar for information; recomputed on load."""
-    actual_pipeline_stage_id: Ids | None = None
+    actual_pipeline_stage_id: IntList | None = key(default=None, resume="free")
     """Written by dslpar for information; recomputed on load."""
 
 
-@frozen
+@section
 class Train:
     """The run."""
 
-    steps: Count = 100
+    steps: PositiveInt = key(
+        default=100,
+        resume="reported",
+        synonyms="train_iters train_iter max_steps num_steps iterations num_iterations max_iters",
+    )
     """Optimizer steps."""
-    seed: Index = 1234
+    seed: NonNegativeInt = key(default=1234, resume="refused", synonyms="random_seed")
     """Seed of weights, data order and dropout."""
-    clip_grad_norm: Positive | None = None
+    clip_grad_norm: PositiveFloat | None = key(
+        default=None,
+        resume="reported",
+        deepspeed="gradient_clipping",
+        synonyms="clip_grad gradient_clipping clip_grad_norm max_grad_norm grad_clip clip_gradient",
+    )
     """Largest 2-norm of the gradient; None: no clipping."""
-    log_interval: Count = 1
+    log_interval: PositiveInt = key(default=1, resume="free", synonyms="log_period logging_steps log_every")
     """Steps between lines on the terminal."""
-    eval_interval: Count | None = None
+    eval_interval: PositiveInt | None = key(
+        default=None, resume="free", synonyms="eval_period evaluation_interval eval_every"
+    )
     """Steps between evaluations; with it, also before the first step and after the last. None: no evaluation."""
-    eval_steps: Count = 8
+    eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter")
     """Global batches of held-out data in one evaluation."""
-    output_dir: Text | None = None
+    output_dir: str | None = key(default=None, resume="free", synonyms="save_dir work_dir output_path")
     """Where the run writes; left out: outputs/<config name>."""
-    save_interval: Index | None = None
+    save_interval: NonNegativeInt | None = key(
+        default=None,
+        resume="free",
+        synonyms="checkpoint_period checkpoint_factor save_every save_steps checkpointer_period",
+    )
     """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
-    step_timeout: Positive | None = 600
+    step_timeout: PositiveFloat | None = key(default=600, resume="free")
     """Seconds that a step may take before the job is taken for hanging and ended, with the stacks of all ranks; the
     first step and a checkpoint six times as many. None: it may hang for ever."""
-    max_skipped: Count | None = None
+    max_skipped: PositiveInt | None = key(default=None, resume="free")
     """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
     out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""
-    term_grace: Positive = 10
+    term_grace: PositiveFloat = key(default=10, resume="free")
     """Seconds after SIGTERM in which the step under way is finished and a checkpoint saved; then the rank is ended."""
-    requeue_status: Status = 75
+    requeue_status: ExitStatus = key(default=75, resume="free")
     """Exit status of a run that was stopped by SIGTERM, on which a scheduler queues it again."""
-    dist: Dist = field(default_factory=Dist)
+    dist: Dist = key(default_factory=Dist)
     """LiBai's form of `parallel`."""
 
 
-@frozen
+@section
 class ActivationCheckpoint:
     """Activations that are computed again in the backward instead of being stored."""
 
-    SHORTHAND: ClassVar[str] = "interval"
-
-    interval: Count
+    interval: PositiveInt = key(resume="free", shorthand=True)
     """Layers that go together: of so many in a row only the first one's input is stored; 1: of each layer."""
 
 
-@frozen
+@section
 class Checkpoint:
     """The checkpoints in <output_dir>/checkpoints: what is kept of them, and from which one `--resume` goes on."""
 
-    keep: Count | None = None
+    keep: PositiveInt | None = key(default=None, resume="free")
     """The newest so many; left out: all."""
-    resume_from: ResumeFrom = "newest"
+    resume_from: ResumeFrom = key(default="newest", resume="free")
     """'newest' (damaged: an error), 'newest_whole' (passes over damaged ones), a name ('step_000005') or a path."""
 
 
-@frozen
+@section
 class FileMonitor:
     """A monitor that writes files: CSV or TensorBoard."""
 
-    SHORTHAND: ClassVar[str] = "enabled"
-
-    enabled: Flag = True
+    enabled: bool = key(default=True, resume="free", shorthand=True)
     """Whether it writes."""
-    output_path: Text | None = None
+    output_path: str | None = key(default=None, resume="free")
     """Folder that it writes to; left out: `csv` or `tensorboard` in output_dir."""
-    job_name: Text | None = None
+    job_name: str | None = key(default=None, resume="free")
     """Folder of the run below it; left out: the config's name."""
 
 
-@frozen
+@section
 class WandbMonitor:
     """Weights & Biases."""
 
-    SHORTHAND: ClassVar[str] = "enabled"
-
-    enabled: Flag = True
+    enabled: bool = key(default=True, resume="free", shorthand=True)
     """Whether it writes."""
-    project: Text | None = None
+    project: str | None = key(default=None, resume="free")
     """Its project; left out: the config's name."""
-    group: Text | None = None
+    group: str | None = key(default=None, resume="free")
     """Its group."""
-    team: Text | None = None
+    team: str | None = key(default=None, resume="free")
     """Its team (entity)."""
-    offline: Flag = False
+    offline: bool = key(default=False, resume="free")
     """Write below output_dir, without a network; `wandb sync` sends it later."""
 
 
-@frozen
+@section
 class Monitor:
     """Where the numbers of each step go besides metrics.jsonl, through DeepSpeed's monitors."""
 
-    csv: FileMonitor | None = None
+    csv: FileMonitor | None = key(default=None, deepspeed="csv_monitor")
     """One CSV file a number."""
-    tensorboard: FileMonitor | None = None
+    tensorboard: FileMonitor | None = key(default=None, deepspeed="tensorboard")
     """TensorBoard event files; needs the package tensorboard."""
-    wandb: WandbMonitor | None = None
+    wandb: WandbMonitor | None = key(default=None, deepspeed="wandb")
     """Weights & Biases; needs the package wandb."""
 
 
-@frozen
+@section
 class GradientHandler:
     """What is done to gradients after they are summed over micro-batches and replicas, before norm and clipping."""
 
-    target: str
+    target: str = key()
     """A name registered with GRADIENT_HANDLER, or the dotted name of a class."""
-    args: Table = field(default_factory=dict)
+    args: Dict = key(default_factory=dict)
     """Its keyword arguments, after model and optimizer."""
 
 
-@frozen
+@section
 class PipelineSchedule:
     """The order in which a pipeline works off its micro-batches."""
 
-    type: PipelineScheduleKind = "1f1b"
+    type: Choice = key(
+        default="1f1b",
+        resume="free",
+        choices=("1f1b",),
+        refused={
+            "gpipe": "it holds the activations of all micro-batches, for the same bubble as '1f1b'",
+            "interleaved": "the interleaved schedule is not part of this version of dslpar",
+            "zero-bubble": "zero-bubble schedules are not part of this version of dslpar",
+        },
+    )
     """'1f1b': one forward, one backward, as DeepSpeed's pipeline has it."""
-    num_microbatches: Count | None = None
+    num_microbatches: PositiveInt | None = key(default=None, resume="free")
     """Micro-batches a step; the same number as batch.accumulation."""
-    num_chunks: Count = 1
+    num_chunks: PositiveInt = key(default=1, resume="free")
     """Runs of layers on each stage; more than 1 would be the interleaved schedule."""
 
 
-@frozen
+@section
 class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 
-    model: GPT | OtherModel
+    model: GPT | OtherModel = key(resume="refused")
     """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
-    parallel: Parallel = field(default_factory=Parallel)
+    parallel: Parallel = key(default_factory=Parallel)
     """How ranks are divided among data, pipeline and tensor parallelism."""
-    data: TextData = field(default_factory=TextData)
+    data: TextData = key(default_factory=TextData, resume="free")
     """What it is trained on: text, byte by byte."""
-    optimizer: AdamW | SGD | OtherOptimizer = field(default_factory=AdamW)
+    optimizer: AdamW | Adam | SGD | OtherOptimizer = key(
+        default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"
+    )
     """The optimizer by its type: dslpar's own, or one of torch's or DeepSpeed's."""
-    lr_scheduler: LRScheduler | OtherSchedule = field(default_factory=LRScheduler)
+    lr_scheduler: LRScheduler | OtherSchedule = key(
+        default_factory=LRScheduler, resume="refused", deepspeed="scheduler", synonyms="scheduler lr_decay lr_policy"
+    )
     """The learning rate over the run, by its type."""
-    zero: Zero = field(default_factory=Zero)
+    zero: Zero = key(
+        default_factory=Zero,
+        resume="free",
+        deepspeed="zero_optimization",
+        synonyms="zero_optimization zero_optimisation",
+    )
     """DeepSpeed's ZeRO: what is sharded over the data axis."""
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = key(
+        default_factory=Precision,
+        resume="reported",
+        deepspeed="bf16 bfloat16 fp16 data_types",
+        synonyms="fp16 bf16 bfloat16 amp dtype params_dtype mixed_precision torch_dtype",
+    )
     """The type that the model computes in."""
-    batch: Batch = field(default_factory=Batch)
+    batch: Batch = key(default_factory=Batch)
     """Samples of a step: two of its sizes give the third."""
-    train: Train = field(default_factory=Train)
+    train: Train = key(default_factory=Train)
     """The run: steps, seed, clipping, intervals, where it writes."""
-    activation_checkpoint: ActivationCheckpoint | None = None
+    activation_checkpoint: ActivationCheckpoint | None = key(
+        default=None,
+        deepspeed="activation_checkpointing",
+        synonyms="activation_checkpointing checkpoint_activations recompute_granularity recompute_activations "
+        "checkpoint_num_layers gradient_checkpointing recompute_num_layers",
+    )
     """Activations that are computed again in the backward; left out: none are."""
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: Checkpoint = key(default_factory=Checkpoint)
     """What is kept of the checkpoints, and from which one a run goes on."""
-    monitor: Monitor = field(default_factory=Monitor)
+    monitor: Monitor = key(
+        default_factory=Monitor, synonyms="tensorboard_dir wandb_project wandb tensorboard csv_monitor"
+    )
     """Where the numbers of each step go besides metrics.jsonl."""
-    gradient_handler: tuple[GradientHandler, ...] = ()
+    gradient_handler: tuple[GradientHandler, ...] = key(default=(), resume="reported")
     """Code of your own between the sum over micro-batches and clipping; a list of dicts, or one."""
-    schedule: PipelineSchedule | None = None
+    schedule: PipelineSchedule | None = key(default=None)
     """The order in which a pipeline works off its micro-batches."""
-    deepspeed: Table = field(default_factory=dict)
+    deepspeed: Dict = key(default_factory=dict, resume="reported")
     """Keys of DeepSpeed's own that no other section has, merged last."""
 
 
 MODELS: Mapping[str, type] = {"GPT": GPT}
 DATASETS: Mapping[str, type] = {"text": TextData}
 OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}
-SCHEDULES = ("constant", "linear", "cosine")
-MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
-METHODS = ("cost", "uniform", "parameters", "libai")
-PIPELINE_SCHEDULES = ("1f1b",)
-OTHER_PIPELINE_SCHEDULES: Mapping[str, str] = {
-    "gpipe": "it holds the activations of all micro-batches, for the same bubble as '1f1b'",
-    "interleaved": "the interleaved schedule is not part of this version of dslpar",
-    "zero-bubble": "zero-bubble schedules are not part of this version of dslpar",
-}
-"""Schedules that dslpar does not run, and why."""

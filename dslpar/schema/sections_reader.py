@@ -27,24 +27,10 @@ from dslpar.schema.reader import (
     said_here,
     said_or_meant,
 )
+from dslpar.schema.types import TYPES
 
 if TYPE_CHECKING:
     from dslpar.language.load import Config
-
-SHORTHANDS: Mapping[str, str] = {
-    "parallel.data": "size",
-    "parallel.pipeline": "size",
-    "parallel.tensor": "size",
-    "zero": "stage",
-    "zero.offload_optimizer": "device",
-    "zero.offload_param": "device",
-    "precision": "dtype",
-    "activation_checkpoint": "interval",
-    "monitor.csv": "enabled",
-    "monitor.tensorboard": "enabled",
-    "monitor.wandb": "enabled",
-}
-"""Keys at which a bare scalar stands for a mapping with one key."""
 
 SECTIONS = tuple(field.name for field in fields(spec.Spec))
 
@@ -107,13 +93,13 @@ def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, ke
         from dslpar.schema import deepspeed_policy
 
         kinds = {main: "", **getattr(deepspeed_policy, known, {})}
-        extra = reader.kinds(kinds, [entry for entry in entries if entry.name not in own])
+        extra = reader.typed_values(kinds, [entry for entry in entries if entry.name not in own])
     made = reader.fields(cls, own.values(), node, key, key)
     return cls(**{main: getattr(made, main), "extra": extra})
 
 
 def _raw(reader: Reader, node: Node, registered: Registered) -> Any:
-    if reader.scalar("Table", node, "deepspeed", "deepspeed") is None:
+    if reader.scalar(TYPES["Dict"], node, "deepspeed", "deepspeed") is None:
         return None
     from dslpar.schema.deepspeed import raw
 

@@ -1,121 +1,136 @@
-"""Kinds of values that a field may have: the Python types, what else must hold, and words for it.
+"""The types of keys by name: to mypy each is a Python type, to the reader a check with a description of what is right.
 
-The annotations of `dslpar.schema.sections` name these kinds; `True` is no whole number, and a float is none either.
+The annotations of `dslpar.schema.sections` and the tables of torch's and DeepSpeed's arguments use these names. `True`
+is no whole number, and neither is a float, but for `WholeNumber`, since people write `5e8`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dslpar.core.mesh import ORDERS
-from dslpar.schema.sections import OTHER_PIPELINE_SCHEDULES, PIPELINE_SCHEDULES, SCHEDULES
+
+PositiveInt: TypeAlias = int
+NonNegativeInt: TypeAlias = int
+LayerCount: TypeAlias = int
+ExitStatus: TypeAlias = int
+ZeroStage: TypeAlias = int
+PositiveFloat: TypeAlias = float
+NonNegativeFloat: TypeAlias = float
+Fraction: TypeAlias = float
+Choice: TypeAlias = str
+TensorMode: TypeAlias = str
+DType: TypeAlias = str
+ResumeFrom: TypeAlias = str
+IntList: TypeAlias = tuple[int, ...]
+CountList: TypeAlias = tuple[int, ...]
+StrList: TypeAlias = tuple[str, ...]
+MeshShape: TypeAlias = tuple[int, int, int]
+AxisOrder: TypeAlias = tuple[str, str, str]
+Betas: TypeAlias = tuple[float, float]
+Dict: TypeAlias = Mapping[str, Any]
 
 
-class Kind(NamedTuple):
-    """A kind of value: its Python types, what else must hold, and words for it."""
+class ValueType(NamedTuple):
+    """What a key takes: the Python types, what else must hold, and a description of both."""
 
-    types: tuple[type, ...]
+    python_types: tuple[type, ...]
     holds: Callable[[Any], bool]
-    words: str
-    names: tuple[str, ...] = ()
-    """The choices, of a kind that has some."""
+    description: str
+    choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
     """Choices that others have and dslpar has not, and why."""
 
 
-def _of_ints(low: int) -> Callable[[Any], bool]:
-    return lambda items: all(type(item) is int and item >= low for item in items)
+def one_of(choices: tuple[str, ...], refused: Mapping[str, str] | None = None) -> ValueType:
+    """The type of a key with choices."""
+    description = "one of " + ", ".join(map(repr, choices)) if len(choices) > 1 else repr(choices[0])
+    return ValueType((str,), lambda value: value in choices, description, choices, refused or {})
 
 
-def _choice(*names: str, **refused: str) -> Kind:
-    words = "one of " + ", ".join(map(repr, names)) if len(names) > 1 else repr(names[0])
-    return Kind((str,), lambda value: value in names, words, names, refused)
+def _whole(low: int, high: int, description: str) -> ValueType:
+    return ValueType((int,), lambda value: low <= value < high, description)
 
 
-def _finite(low: float, high: float = 1e300, *, open_low: bool = False) -> Callable[[Any], bool]:
-    return lambda value: (low < value if open_low else low <= value) and value < high
+def _number(holds: Callable[[Any], bool], description: str) -> ValueType:
+    return ValueType(_NUMBER, holds, description)
 
 
-def _of_numbers(length: int) -> Callable[[Any], bool]:
-    return lambda items: len(items) == length and all(type(item) in _NUMBER and 0 < item < 1e300 for item in items)
+def _list(holds: Callable[[Any], bool], description: str) -> ValueType:
+    return ValueType(SEQUENCE, holds, description)
 
 
-def _names_a_step(value: str) -> bool:
-    return value.startswith("step_") and value.removeprefix("step_").isdecimal()
+def _ints(items: Any, low: int) -> bool:
+    return all(type(item) is int and item >= low for item in items)
+
+
+def _two_positive(items: Any) -> bool:
+    return len(items) == 2 and all(type(item) in _NUMBER and 0 < item < _FINITE for item in items)
+
+
+def _is_resume_from(value: str) -> bool:
+    step = value.startswith("step_") and value.removeprefix("step_").isdecimal()
+    return step or value in ("newest", "newest_whole") or "/" in value
 
 
 SEQUENCE = (list, tuple)
 _NUMBER = (int, float)
-KINDS: Mapping[str, Kind] = {
-    "Count": Kind((int,), lambda value: 1 <= value < 2**31, "a whole number, at least 1 (and below 2**31)"),
-    "Status": Kind((int,), lambda value: 1 <= value <= 125, "an exit status, from 1 to 125"),
-    "LayerIndex": Kind((int,), lambda value: -1 <= value < 10_000, "a whole number from 0, or -1 for the last"),
-    "Layers": Kind((int,), lambda value: 1 <= value <= 10_000, "a whole number, at least 1 and at most 10,000"),
-    "Index": Kind((int,), lambda value: 0 <= value < 2**63, "a whole number, at least 0 (and below 2**63)"),
-    "Size": Kind(_NUMBER, lambda value: 0 <= value < 2**63 and value == int(value), "a whole number, such as 5e8"),
-    "FromOne": Kind(_NUMBER, _finite(1), "a number, at least 1"),
-    "Positive": Kind(_NUMBER, _finite(0, open_low=True), "a number above 0"),
-    "Rate": Kind(_NUMBER, _finite(0), "a number, at least 0"),
-    "Fraction": Kind(_NUMBER, _finite(0, 1), "a number, at least 0 and below 1"),
-    "Flag": Kind((bool,), lambda value: True, "True or False"),
-    "Text": Kind((str,), lambda value: value != "", "a text"),
-    "Mode": Kind((str,), lambda value: True, "the name of a mode, such as '1d'"),
-    "Ids": Kind(SEQUENCE, lambda items: all(type(item) is int for item in items), "a list of whole numbers"),
-    "Counts": Kind(SEQUENCE, _of_ints(0), "a list of whole numbers, each at least 0"),
-    "Shape": Kind(SEQUENCE, lambda items: len(items) == 3 and _of_ints(1)(items), "three whole numbers (x, y, z)"),
-    "Texts": Kind(SEQUENCE, lambda items: all(type(item) is str for item in items), "a list of texts"),
-    "Betas": Kind(
-        SEQUENCE,
+_FINITE = 1e300
+TYPES: Mapping[str, ValueType] = {
+    "bool": ValueType((bool,), lambda value: True, "True or False"),
+    "str": ValueType((str,), lambda value: value != "", "a text"),
+    "TensorMode": ValueType((str,), lambda value: True, "the name of a mode, such as '1d'"),
+    "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
+    "PositiveInt": _whole(1, 2**31, "a whole number, at least 1 (and below 2**31)"),
+    "NonNegativeInt": _whole(0, 2**63, "a whole number, at least 0 (and below 2**63)"),
+    "LayerCount": _whole(1, 10_001, "a whole number, at least 1 and at most 10,000"),
+    "LayerIndex": _whole(-1, 10_000, "a whole number from 0, or -1 for the last"),
+    "ExitStatus": _whole(1, 126, "an exit status, from 1 to 125"),
+    "ZeroStage": _whole(0, 4, "a ZeRO stage: 0, 1, 2 or 3"),
+    "ScalePower": _whole(0, 63, "a whole number from 0 to 62"),
+    "ModuleDepth": _whole(-1, 2**31, "a whole number from 0, or -1 for all"),
+    "WholeNumber": _number(lambda value: 0 <= value < 2**63 and value == int(value), "a whole number, such as 5e8"),
+    "PositiveWholeNumber": _number(
+        lambda value: 1 <= value < 2**63 and value == int(value), "a whole number, at least 1, such as 5e8"
+    ),
+    "AtLeastOne": _number(lambda value: 1 <= value < _FINITE, "a number, at least 1"),
+    "PositiveFloat": _number(lambda value: 0 < value < _FINITE, "a number above 0"),
+    "NonNegativeFloat": _number(lambda value: 0 <= value < _FINITE, "a number, at least 0"),
+    "NonPositiveFloat": _number(lambda value: -_FINITE < value <= 0, "a number, at most 0"),
+    "Fraction": _number(lambda value: 0 <= value < 1, "a number, at least 0 and below 1"),
+    "Probability": _number(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "PositiveProbability": _number(lambda value: 0 < value <= 1, "a number above 0, at most 1"),
+    "IntList": _list(lambda items: all(type(item) is int for item in items), "a list of whole numbers"),
+    "CountList": _list(lambda items: _ints(items, 0), "a list of whole numbers, each at least 0"),
+    "MeshShape": _list(lambda items: len(items) == 3 and _ints(items, 1), "three whole numbers (x, y, z)"),
+    "StrList": _list(lambda items: all(type(item) is str for item in items), "a list of texts"),
+    "Milestones": _list(
+        lambda items: _ints(items, 1) and list(items) == sorted(items), "a list of rising step numbers"
+    ),
+    "Betas": _list(
         lambda items: len(items) == 2 and all(type(item) in _NUMBER and 0 <= item < 1 for item in items),
         "two numbers, each at least 0 and below 1",
     ),
-    "Order": Kind(
-        SEQUENCE,
-        lambda items: tuple(items) in ORDERS,
-        "('pipe', 'data', 'tensor') or ('data', 'pipe', 'tensor')",
-    ),
-    "Table": Kind((dict,), lambda items: all(type(key) is str for key in items), "a dict"),
-    "ResidualKind": _choice("replicated", "sequence", "hidden", "batch"),
-    "InnerKind": _choice("batch", "heads"),
-    "KeepKind": _choice("x", "w", "both", "none"),
-    "ImplKind": _choice("ring", "ulysses"),
-    "NormKind": _choice("layernorm", "rmsnorm"),
-    "ActivationKind": _choice("gelu", "swiglu"),
-    "PositionsKind": _choice("learned", "rotary"),
-    "Schedule": _choice(*SCHEDULES),
-    "PipelineScheduleKind": _choice(*PIPELINE_SCHEDULES, **OTHER_PIPELINE_SCHEDULES),
-    "PositiveSize": Kind(
-        _NUMBER, lambda value: 1 <= value < 2**63 and value == int(value), "a whole number, at least 1, such as 5e8"
-    ),
-    "ScalePower": Kind((int,), lambda value: 0 <= value <= 62, "a whole number from 0 to 62"),
-    "Depth": Kind((int,), lambda value: -1 <= value < 2**31, "a whole number from 0, or -1 for all"),
-    "LogLevel": _choice("debug", "info", "warning", "error", "critical"),
-    "Device": _choice("cpu", "none", nvme="offload to NVMe is not part of this version of dslpar"),
-    "Share": Kind(_NUMBER, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
-    "PositiveShare": Kind(_NUMBER, lambda value: 0 < value <= 1, "a number above 0, at most 1"),
-    "NotPositive": Kind(_NUMBER, lambda value: -1e300 < value <= 0, "a number, at most 0"),
-    "Pair": Kind(SEQUENCE, _of_numbers(2), "two numbers above 0"),
-    "Etas": Kind(
-        SEQUENCE, lambda items: _of_numbers(2)(items) and items[0] < 1 < items[1], "two numbers, below and above 1"
-    ),
-    "AdafactorEps": Kind(
-        SEQUENCE,
-        lambda items: len(items) == 2 and _of_numbers(2)(items if items[0] is not None else (1, items[1])),
+    "PositivePair": _list(_two_positive, "two numbers above 0"),
+    "Etas": _list(lambda items: _two_positive(items) and items[0] < 1 < items[1], "two numbers, below and above 1"),
+    "AdafactorEps": _list(
+        lambda items: len(items) == 2 and _two_positive(items if items[0] is not None else (1, items[1])),
         "two numbers above 0, or None for the first",
     ),
-    "Milestones": Kind(
-        SEQUENCE, lambda items: _of_ints(1)(items) and list(items) == sorted(items), "a list of rising step numbers"
+    "AxisOrder": _list(
+        lambda items: tuple(items) in ORDERS, "('pipe', 'data', 'tensor') or ('data', 'pipe', 'tensor')"
     ),
-    "WarmupType": _choice("log", "linear"),
-    "CycleMode": _choice("triangular", "triangular2", "exp_range"),
-    "CycleScale": _choice("cycle", "iterations"),
-    "Anneal": _choice("cos", "linear"),
-    "DType": _choice("fp32", "bf16", "fp16"),
-    "ZeroStage": Kind((int,), lambda value: 0 <= value <= 3, "a ZeRO stage: 0, 1, 2 or 3"),
-    "ResumeFrom": Kind(
+    "DType": one_of(("fp32", "bf16", "fp16")),
+    "LogLevel": one_of(("debug", "info", "warning", "error", "critical")),
+    "OffloadDevice": one_of(("cpu", "none"), {"nvme": "offload to NVMe is not part of this version of dslpar"}),
+    "WarmupType": one_of(("log", "linear")),
+    "CycleMode": one_of(("triangular", "triangular2", "exp_range")),
+    "ScaleMode": one_of(("cycle", "iterations")),
+    "AnnealStrategy": one_of(("cos", "linear")),
+    "ResumeFrom": ValueType(
         (str,),
-        lambda value: value in ("newest", "newest_whole") or "/" in value or _names_a_step(value),
+        _is_resume_from,
         "'newest', 'newest_whole', the name of a checkpoint, such as 'step_000005', or a path with a '/' in it",
     ),
 }

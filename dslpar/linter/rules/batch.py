@@ -172,9 +172,9 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
 
 def _warm_up_of(schedule: str) -> int:
     """The steps of warm-up that a schedule by name has where nothing says how many."""
-    from dslpar.schema.deepspeed_keys import SCHEDULES  # here: most configs need none of it
+    from dslpar.schema.deepspeed_policy import LR_SCHEDULER_DEFAULTS  # here: most configs need none of it
 
-    return int(SCHEDULES.get(schedule, {}).get("warmup_num_steps", 0))
+    return int(LR_SCHEDULER_DEFAULTS.get(schedule, {}).get("warmup_num_steps", 0))
 
 
 @rule("BAT106", "min-lr-above-lr")

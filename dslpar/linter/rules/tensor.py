@@ -257,11 +257,11 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
     size, model = cx.cuboid.size, cx.reading.spec.model
     if size == 1 or not isinstance(model, sections.OtherModel) or cx.unlisted:
         return
-    from dslpar.schema.torch_layers import WITH_PARAMETERS
+    from dslpar.schema.torch_layers import LAYERS
 
     for index, layer in enumerate(model.layers or ()):
         name = str(layer.get("type", "")).removeprefix("torch.nn.")
-        if name in WITH_PARAMETERS:
+        if name in LAYERS and LAYERS[name].parameters:
             message = f"{name} is a plain layer: {size} tensor ranks would each hold all of it"
             key = f"model.layers_cfg.{index}"
             yield Problem(cx.config.at(key), message, "tensor=1, or layers of dslpar.layers by their full names", key)

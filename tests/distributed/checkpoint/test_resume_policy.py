@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 import dslpar
-from dslpar.checkpoint import changes, check, compare, manifest, resume_policy
+from dslpar.checkpoint import changes, check, compare, manifest
 from dslpar.checkpoint.folder import FORMAT, Stored
+from dslpar.checkpoint.resume_policy import FREE, REFUSED, REPORTED, resume_class
 from dslpar.core.errors import DslparError
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, resolve
 from dslpar.schema import sections as schema_sections
+from dslpar.schema.keys import declared
 from tests.support.paths import ROOT
 
 GPT = schema_sections.GPT(num_layers=4, hidden_size=8, num_heads=4, vocab_size=16, max_seq_len=4)
@@ -48,7 +50,7 @@ def leaves(section: type, above: str = "") -> Iterator[str]:
     hints = typing.get_type_hints(section)
     for item in dataclasses.fields(section):
         below = [kind for kind in _kinds(hints[item.name]) if dataclasses.is_dataclass(kind)]
-        if item.name in ("args", "extra") or hints[item.name] == schema_sections.Table:
+        if item.name in ("args", "extra") or hints[item.name] == schema_sections.Dict:
             yield f"{above or item.name + '.'}*"
         elif below and above + item.name != "gradient_handler":
             for kind in below:
@@ -70,11 +72,12 @@ def _kinds(hint: Any) -> Iterator[type]:
 
 
 def test_every_key_of_the_spec_is_in_exactly_one_class() -> None:
-    listed = [key for keys in resume_policy._KEYS.values() for key in keys.split()]
-    assert sorted(listed) == sorted(set(listed)), "a key stands in two classes"
-    of_the_spec = set(leaves(schema_sections.Spec)) | {"model.type", "optimizer.type", "data.type"}
-    assert of_the_spec - set(listed) == set(), "keys without a class: decide, in dslpar/checkpoint/resume_policy.py"
-    assert set(listed) - of_the_spec == set(), "keys that the spec has not"
+    classes: dict[str, set[str]] = {}
+    for declared_key, _, _, facts in declared():
+        classes.setdefault(declared_key, set()).update([facts.resume] if facts.resume is not None else [])
+    assert [name for name, found in classes.items() if len(found) > 1] == [], "a key stands in two classes"
+    for name in {*leaves(schema_sections.Spec), "model.type", "optimizer.type", "data.type"}:
+        assert resume_class(name) in (FREE, REPORTED, REFUSED), "decide, where the key is declared: resume=..."
 
 
 def test_the_walk_sees_a_new_key() -> None:
@@ -84,7 +87,7 @@ def test_the_walk_sees_a_new_key() -> None:
 
     assert "train.fresh" in set(leaves(Longer, "train."))
     with pytest.raises(KeyError):
-        resume_policy.class_of("train.fresh")
+        resume_class("train.fresh")
 
 
 def test_each_key_that_is_no_default_comes_into_the_manifest() -> None:

@@ -21,6 +21,8 @@ from dslpar.layout import divisors
 from dslpar.layout.resolve import cuboid_of
 from dslpar.schema import deepspeed_policy
 from dslpar.schema import sections as schema_sections
+from dslpar.schema.fields import facts_of
+from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import SCHEDULES
 from tests.properties.oracle import values
@@ -84,16 +86,17 @@ def _layout(rng: Random) -> Layout:
 
 
 def _keep(rng: Random, **tensor: Any) -> Sections:
-    return tensor | ({"keep": values.legal(rng, "KeepKind")} if rng.random() < 0.3 else {})
+    return tensor | ({"keep": rng.choice(_choices("keep"))} if rng.random() < 0.3 else {})
 
 
 def _kept(rng: Random) -> Sections:
     """How a cuboid keeps activations."""
-    return {
-        name: values.legal(rng, kind)
-        for name, kind in (("residual", "ResidualKind"), ("inner", "InnerKind"))
-        if rng.random() < 0.5
-    }
+    return {name: rng.choice(_choices(name)) for name in ("residual", "inner") if rng.random() < 0.5}
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """What a key of `parallel.tensor` may be."""
+    return facts_of(schema_sections.TensorParallel.__dataclass_fields__[name]).choices
 
 
 def _none(rng: Random) -> Sections:
@@ -119,7 +122,7 @@ def _3d(rng: Random) -> Sections:
 
 
 def _sequence(rng: Random) -> Sections:
-    impl = {"impl": values.legal(rng, "ImplKind")} if rng.random() < 0.7 else {}
+    impl = {"impl": rng.choice(_choices("impl"))} if rng.random() < 0.7 else {}
     return _keep(rng, size=rng.choice((1, 2, 3, 4)), mode="sequence", **impl)
 
 
@@ -156,9 +159,10 @@ def _sections(rng: Random, layout: Layout) -> Sections:
 
 
 def _fields(rng: Random, cls: type, most: int, without: tuple[str, ...] = ()) -> Sections:
-    """Some fields of a section, by their kinds."""
-    kinds = {item.name: str(item.type).removesuffix(" | None") for item in fields(cls)}
-    return values.some(rng, {name: kind for name, kind in kinds.items() if kind in values.LEGAL}, most, without)
+    """Some fields of a section, by their types."""
+    types = {item.name: facts_of(item).choices or str(item.type).removesuffix(" | None") for item in fields(cls)}
+    known = {name: type_ for name, type_ in types.items() if type_ in values.LEGAL or isinstance(type_, tuple)}
+    return values.some(rng, known, most, without)
 
 
 def _parallel(rng: Random, layout: Layout, model: Sections) -> Sections:
@@ -273,7 +277,7 @@ def _renamed(rng: Random, made: Sections) -> Sections:
     """By our names, or by LiBai's, under cfg or not."""
     if rng.random() < 0.75:
         return made
-    theirs = {ours: alias for alias, ours in schema_sections.GPT.ALIASES.items()}
+    theirs = {ours: alias for alias, ours in aliases_of(schema_sections.GPT).items()}
     renamed = {theirs.get(name, name) if rng.random() < 0.8 else name: value for name, value in made.items()}
     return {"cfg": renamed} if rng.random() < 0.6 else renamed
 
@@ -308,7 +312,7 @@ def _zero(rng: Random, layout: Layout) -> Any:
     stage = rng.choice((0, 1, 1)) if layout.pipe > 1 else rng.choice((0, 1, 1, 2, 2, 3, 3))
     if rng.random() < 0.35:
         return stage
-    simple = {name: kind for name, kind in deepspeed_policy.ZERO.items() if kind in values.LEGAL}
+    simple = {name: type_ for name, type_ in deepspeed_policy.ZERO.items() if type_ in values.LEGAL}
     made = values.some(rng, simple, 3, without=("stage", "compute_grad_norm"))
     made |= {"stage": stage}
     made |= {"leaf_module": {"classes": ["Block"]}} if rng.random() < 0.03 else {}
@@ -321,7 +325,7 @@ def _zero(rng: Random, layout: Layout) -> Any:
 
 
 def _offload(rng: Random, keys: Mapping[str, str]) -> Sections:
-    return values.some(rng, keys, 3, without=("device",)) | {"device": values.legal(rng, "Device")}
+    return values.some(rng, keys, 3, without=("device",)) | {"device": values.legal(rng, "OffloadDevice")}
 
 
 def _precision(rng: Random, stage: int) -> Any:
@@ -348,7 +352,7 @@ def _optimizer(rng: Random, layout: Layout, zero: Any, stage: int) -> Sections:
         if not row.refused and (row.elementwise or not shards) and row.offload in (None, offloaded)
     }
     name = rng.choice(list(rows))
-    made = values.some(rng, {"lr": "Positive", **rows[name].args}, 3)
+    made = values.some(rng, {"lr": "PositiveFloat", **rows[name].args}, 3)
     made |= {"differentiable": False} if "differentiable" in made else {}
     made |= {"foreach": False} if made.get("fused") else {}
     return {"type": rng.choice((name, rows[name].dotted))} | made
@@ -369,7 +373,7 @@ def _schedule(rng: Random, optimizer: Sections, steps: int) -> Any:
     if rng.random() < 0.3:
         return None
     if rng.random() < 0.4:
-        made = {"type": values.legal(rng, "Schedule"), "warmup_steps": rng.choice((0, 5))}
+        made = {"type": rng.choice(schema_sections.SCHEDULES), "warmup_steps": rng.choice((0, 5))}
         return made | ({"min_lr": 0.0} if rng.random() < 0.5 else {})
     rows = {name: row for name, row in SCHEDULES.items() if not row.refused}
     name = rng.choice(list(rows))

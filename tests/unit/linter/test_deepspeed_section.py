@@ -11,7 +11,7 @@ import pytest
 from dslpar.core.errors import Finding
 from dslpar.linter.check import lint, load_text
 from dslpar.schema import deepspeed_policy
-from dslpar.schema.deepspeed_keys import KEYS
+from dslpar.schema.deepspeed_policy import KEYS
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import SCHEDULES
 from tests.support.lint import MODEL, PATH, marked
@@ -212,7 +212,7 @@ def test_what_goes_together(text: str, codes: list[str]) -> None:
 
 @pytest.mark.parametrize(("section", "needed"), [("zero = dict(stage=1)", False), ("zero = dict(stag=1)", True)])
 def test_the_list_is_imported_where_a_config_names_a_key_of_it(section: str, needed: bool) -> None:
-    code = f"import sys; from dslpar import flow; flow.lint(flow.load_text({MODEL + section!r}, 'c.py'), 8); "
-    code += "print('dslpar.schema.deepspeed_keys' in sys.modules)"
+    code = f"import sys; from dslpar.linter import check; check.lint(check.load_text({MODEL + section!r}, 'c.py'), 8); "
+    code += "print('dslpar.schema.deepspeed_policy' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout.strip() == str(needed)

@@ -14,6 +14,7 @@ import pytest
 from dslpar.cli import main as cli_main
 from dslpar.provenance.reference import below, help_of, rows
 from dslpar.schema import deepspeed_policy, sections
+from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import SCHEDULES
 from tests.support.paths import ROOT
@@ -50,7 +51,7 @@ def test_every_key_of_the_tables_is_listed() -> None:
 
 
 def test_aliases_are_those_of_the_spec() -> None:
-    for alias, name in sections.GPT.ALIASES.items():
+    for alias, name in aliases_of(sections.GPT).items():
         assert [row.key for row in below(f"model.{alias}")] == [f"model.{name}"]
     assert [row.key for row in below("train.dist.tensor_parallel_size")] == ["parallel.tensor.size"]
 

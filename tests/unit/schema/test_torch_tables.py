@@ -15,10 +15,10 @@ from dslpar.core.errors import Location
 from dslpar.language.lazy import locate
 from dslpar.linter import check as linter_check
 from dslpar.schema.sections import OPTIMIZERS as OURS
-from dslpar.schema.torch_layers import FUNCTIONS, LAYERS, WITH_PARAMETERS, Arguments, arguments_of
+from dslpar.schema.torch_layers import LAYERS, KnownLayer
 from dslpar.schema.torch_optimizers import OPTIMIZERS, KnownOptimizer, elementwise
 from dslpar.schema.torch_schedulers import SCHEDULES, KnownSchedule
-from dslpar.schema.types import KINDS
+from dslpar.schema.types import TYPES
 from tests.support.lint import MODEL
 
 NOT_FOR_CONFIGS = {"params", "model_params", "optimizer", "lr", "last_epoch", "last_batch_iteration"}
@@ -38,7 +38,7 @@ RUN = [(name, row) for table in (OPTIMIZERS, SCHEDULES) for name, row in table.i
 def test_arguments(name: str, row: KnownOptimizer | KnownSchedule) -> None:
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
     assert set(row.args) | LEFT_OUT.get(name, set()) == set(theirs) - NOT_FOR_CONFIGS
-    assert set(row.args.values()) <= set(KINDS)
+    assert set(row.args.values()) <= set(TYPES)
     required = {key for key, value in theirs.items() if value.default is value.empty} - NOT_FOR_CONFIGS
     if isinstance(row, KnownSchedule):
         left = {row.sets_lr} if row.sets_lr else set()
@@ -48,14 +48,14 @@ def test_arguments(name: str, row: KnownOptimizer | KnownSchedule) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
-def test_defaults_are_of_the_kind(name: str, row: KnownOptimizer | KnownSchedule) -> None:
+def test_defaults_are_of_the_type(name: str, row: KnownOptimizer | KnownSchedule) -> None:
     """Else a config could not write down what it leaves out."""
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
-    for key, kind in row.args.items():
+    for key, type_ in row.args.items():
         default = theirs[key].default
         if default not in (None, theirs[key].empty):
-            assert isinstance(default, KINDS[kind].types), (key, kind)
-            assert KINDS[kind].holds(default), (key, kind)
+            assert isinstance(default, TYPES[type_].python_types), (key, type_)
+            assert TYPES[type_].holds(default), (key, type_)
 
 
 def test_torch_s_optimizers_are_all_there() -> None:
@@ -110,9 +110,8 @@ def _trained(dotted: str, pieces: int) -> torch.Tensor:
 
 def test_layers_are_torch_s() -> None:
     theirs = {name for name, value in vars(nn).items() if isinstance(value, type) and issubclass(value, nn.Module)}
-    assert theirs >= LAYERS
-    assert not WITH_PARAMETERS & FUNCTIONS
-    others = {name for name in theirs - LAYERS if not name.endswith(("Loss", "Loss2d", "LossWithLoss"))}
+    assert theirs >= set(LAYERS)
+    others = {name for name in theirs - set(LAYERS) if not name.endswith(("Loss", "Loss2d", "LossWithLoss"))}
     assert others <= {
         *("Module", "Container", "Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"),
         *("DataParallel", "AdaptiveLogSoftmaxWithLoss"),
@@ -128,7 +127,7 @@ def test_layers_are_torch_s() -> None:
 def test_what_has_parameters(name: str) -> None:
     made = _made(getattr(nn, name))
     if made is not None:
-        assert (next(made.parameters(), None) is not None) == (name in WITH_PARAMETERS)
+        assert (next(made.parameters(), None) is not None) == LAYERS[name].parameters
 
 
 def _made(cls: type[nn.Module]) -> nn.Module | None:
@@ -145,7 +144,8 @@ def test_a_config_of_our_own_classes_needs_no_table() -> None:
     code = (
         "import sys; from dslpar.linter.check import lint, load_text\n"
         f"assert lint(load_text({MODEL!r}, 'cfg.py'), 8) == []\n"
-        "assert not [name for name in sys.modules if name.startswith('dslpar.schema.')]\n"
+        "assert not [name for name in sys.modules if name.startswith('dslpar.schema.torch')]\n"
+        "assert not {'dslpar.schema.tables', 'dslpar.schema.deepspeed_policy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -154,11 +154,11 @@ def test_a_config_of_our_own_classes_needs_no_table() -> None:
 def test_arguments_of_layers_are_torch_s(name: str) -> None:
     parameters = inspect.signature(getattr(torch.nn, name)).parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        assert arguments_of(name) is None
+        assert LAYERS[name].required is None
         return
-    required = tuple(p.name for p in parameters if p.default is p.empty)
-    optional = tuple(p.name for p in parameters if p.default is not p.empty)
-    assert arguments_of(name) == Arguments(required, optional)
+    required = [p.name for p in parameters if p.default is p.empty]
+    optional = [p.name for p in parameters if p.default is not p.empty]
+    assert LAYERS[name] == KnownLayer(LAYERS[name].parameters, required, optional)
 
 
 @pytest.mark.parametrize(

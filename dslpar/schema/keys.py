@@ -1,0 +1,122 @@
+"""Every key that the sections declare, and what follows from the facts they were declared with.
+
+Nothing here names a key: whoever adds one to a section of `dslpar.schema.sections` finds it in all of these.
+
+    >>> shorthands()["parallel.pipeline"], other_forms()["batch.accumulation"]
+    ('size', 'schedule.num_microbatches')
+    >>> resume_class("train.seed"), resume_class("optimizer.alpha"), deepspeed_keys()["train_batch_size"]
+    ('refused', 'refused', 'batch.global_size')
+    >>> synonym_of("micro_batch_size"), synonym_of("checkpoint-activations"), synonym_of("seed")
+    ('batch.micro_size', 'activation_checkpoint', None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, fields
+from functools import cache
+from typing import Any, NamedTuple
+
+from dslpar.schema import sections
+from dslpar.schema.fields import KeyFacts, Resume, facts_of
+from dslpar.schema.types import TYPES, ValueType, one_of
+
+
+class DeclaredKey(NamedTuple):
+    """One field of one section class."""
+
+    key: str
+    """Dotted, as an author writes it: `*` stands for keys that the section does not list."""
+    field: Field[Any]
+    owner: type
+    facts: KeyFacts
+
+
+WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*"}
+"""Fields whose key has another name: the class that a section names, and arguments that stand in the section itself."""
+
+
+@cache
+def declared() -> tuple[DeclaredKey, ...]:
+    """Every key, section by section; a key that several classes of a section have is there once for each."""
+    return tuple(_walk(sections.Spec, ""))
+
+
+def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
+    for field in fields(cls):
+        name = above + WRITTEN_AS.get(field.name, field.name)
+        yield DeclaredKey(name, field, cls, facts_of(field))
+        for below in classes_of(field):
+            yield from _walk(below, f"{name}.")
+
+
+def classes_of(field: Field[Any]) -> tuple[type, ...]:
+    """The section classes that a field's annotation names: `AdamW | SGD | None` names two."""
+    names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
+    found = (vars(sections).get(name) for name in names)
+    return tuple(cls for cls in found if isinstance(cls, type) and hasattr(cls, "__dataclass_fields__"))
+
+
+def type_of(field: Field[Any]) -> ValueType:
+    """What a field takes, where it is no section."""
+    facts = facts_of(field)
+    if facts.choices:
+        return one_of(facts.choices, facts.refused)
+    return TYPES[str(field.type).removesuffix(" | None")]
+
+
+def shorthand_of(cls: type) -> str:
+    """The field of a section that a bare value stands for; empty: it has none."""
+    return next((field.name for field in fields(cls) if facts_of(field).shorthand), "")
+
+
+def aliases_of(cls: type) -> dict[str, str]:
+    """Other names of a section's fields."""
+    return {alias: field.name for field in fields(cls) for alias in facts_of(field).aliases.split()}
+
+
+# What follows for all keys ----------------------------------------------------------------------------------------
+
+
+@cache
+def shorthands() -> Mapping[str, str]:
+    """Keys at which a bare value stands for a dict with one key, and that key; ZeRO's offloads are DeepSpeed's keys."""
+    found = {key.rpartition(".")[0]: field.name for key, field, _, facts in declared() if facts.shorthand}
+    return {**found, "zero.offload_optimizer": "device", "zero.offload_param": "device"}
+
+
+@cache
+def other_forms() -> Mapping[str, str]:
+    """Our key -> the key of another form that says the same."""
+    return {key: facts.same_as for key, _, _, facts in declared() if facts.same_as}
+
+
+@cache
+def deepspeed_keys() -> Mapping[str, str]:
+    """DeepSpeed's dotted key -> ours that decides it; of a section, all below it."""
+    return {theirs: key for key, _, _, facts in declared() for theirs in facts.deepspeed.split()}
+
+
+@cache
+def _resume_classes() -> Mapping[str, Resume]:
+    return {key: facts.resume for key, _, _, facts in declared() if facts.resume is not None}
+
+
+def resume_class(key: str) -> Resume:
+    """What a resume says to another value of a key; of one that its section does not list, the section's own word.
+
+    Raises:
+        KeyError: nobody has decided.
+    """
+    known = _resume_classes()
+    return known[key] if key in known else known[key.partition(".")[0]]
+
+
+@cache
+def _synonyms() -> Mapping[str, str]:
+    return {name: key for key, _, _, facts in declared() for name in facts.synonyms.split()}
+
+
+def synonym_of(name: str) -> str | None:
+    """The key that says what another framework's key says; None for a name that no framework has."""
+    return _synonyms().get(name.replace("-", "_").lower())
