@@ -256,10 +256,10 @@ def _place() -> tuple[int, int]:
 def _meet() -> None:
     """torch.distributed and DeepSpeed upon it, where the program has not started them itself."""
     if not dist.is_initialized():
-        place, life = bootstrap.find(os.environ), None
+        place, monitor = bootstrap.find(os.environ), None
         if sys.excepthook is sys.__excepthook__:  # else the program has its own way with errors
-            life = bootstrap.end_at_errors(place, os.environ)
-        bootstrap.start(place, os.environ, life)
+            monitor = bootstrap.monitor_rank(place, os.environ)
+        bootstrap.start(place, os.environ, monitor)
         atexit.register(_stop)
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslpar.cli import arguments as cli_arguments
-from dslpar.cluster import launcher_env, network, nodelist
+from dslpar.cluster import launchers, network, nodelist
 from dslpar.cluster.hostfile import Cluster
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
@@ -120,9 +120,9 @@ def _demand_one_start(args: argparse.Namespace) -> None:
     Raises:
         DslparError: this is one of several processes that a launcher has started, and is not for its host alone.
     """
-    around = launcher_env.around(os.environ)
-    if around and not (args.no_ssh or args.print or args.check):
-        message = f"{around} has started this as one of several processes, and each of them would start the whole job"
+    launcher = launchers.launched_by(os.environ)
+    if launcher and not (args.no_ssh or args.print or args.check):
+        message = f"{launcher} has started this as one of several processes, and each of them would start the whole job"
         hint = "dslpar launch by itself, once; or python -m dslpar.training --config CFG in its place, as it is"
         raise_finding("HST228", message, hint)
 

@@ -1,8 +1,8 @@
 """Where a process stands in its job, whoever started it; the only file that reads the environment.
 
     place = bootstrap.find(os.environ)           # rank, world, local rank, rendezvous; no torch
-    life = bootstrap.end_at_errors(place, os.environ)   # whatever ends one rank ends the job
-    bootstrap.start(place, os.environ, life)     # process groups: torch.distributed and DeepSpeed
+    monitor = bootstrap.monitor_rank(place, os.environ)   # whatever ends one rank ends the job
+    bootstrap.start(place, os.environ, monitor)     # process groups: torch.distributed and DeepSpeed
     bootstrap.stop()
     bootstrap.leave(0)                           # the end of the process
 
@@ -26,10 +26,10 @@ from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
-from dslpar.cluster.launcher_env import LAUNCHERS, Launcher
+from dslpar.cluster.launchers import VARIABLES, RankVariables
 from dslpar.core.catalog import raise_finding
-from dslpar.watchdog import lifecycle
-from dslpar.watchdog.lifecycle import Life
+from dslpar.watchdog import rank_monitor
+from dslpar.watchdog.rank_monitor import RankMonitor
 from dslpar.watchdog.reports import Rank
 
 LOCALHOST = "127.0.0.1"
@@ -60,31 +60,32 @@ def find(environ: Mapping[str, str]) -> Place:
     Raises:
         DslparError: the environment says a part of it alone, or not where the ranks of several hosts meet.
     """
-    for launcher in LAUNCHERS:
-        needed = (launcher.rank, launcher.world_size, launcher.local_rank)
-        if all(name in environ for name in needed):
-            return _place(launcher, environ)
-    for launcher in LAUNCHERS:
-        if int(environ.get(launcher.world_size, 1)) > 1:
-            missing = [name for name in (launcher.rank, launcher.local_rank) if name not in environ]
-            message = f"{launcher.world_size} is {environ[launcher.world_size]}, and {' and '.join(missing)} not set"
+    for variables in VARIABLES:
+        if variables.are_set(environ):
+            return _place(variables, environ)
+    for variables in VARIABLES:
+        if int(environ.get(variables.world_size, 1)) > 1:
+            missing = [name for name in (variables.rank, variables.local_rank) if name not in environ]
+            message = f"{variables.world_size} is {environ[variables.world_size]}, and {' and '.join(missing)} not set"
             hint = "set it; or RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, which every launcher may be told to"
             raise_finding("HST201", message, hint)
     return Place()
 
 
-def _place(launcher: Launcher, environ: Mapping[str, str]) -> Place:
-    rank, world, local_rank = (int(environ[name]) for name in (launcher.rank, launcher.world_size, launcher.local_rank))
-    local_size = _local_size(launcher, environ, world)
-    port = environ.get("MASTER_PORT") or _port_of(".".join(environ[name] for name in launcher.job if name in environ))
+def _place(variables: RankVariables, environ: Mapping[str, str]) -> Place:
+    rank, world, local_rank = (
+        int(environ[name]) for name in (variables.rank, variables.world_size, variables.local_rank)
+    )
+    local_size = _local_size(variables, environ, world)
+    port = environ.get("MASTER_PORT") or _port_of(".".join(environ[name] for name in variables.job if name in environ))
     return Place(rank, world, local_rank, local_size, _meeting(environ, local_size < world), int(port))
 
 
-def _local_size(launcher: Launcher, environ: Mapping[str, str], world: int) -> int:
+def _local_size(variables: RankVariables, environ: Mapping[str, str], world: int) -> int:
     """Ranks on this host. A script that sets RANK, WORLD_SIZE and LOCAL_RANK by hand leaves it out: then it is what the
     launcher around that says, or all of them if they meet on this host alone, or else not all.
     """
-    names = (*launcher.local_size, *(name for one in LAUNCHERS for name in one.local_size))
+    names = (*variables.local_size, *(name for one in VARIABLES for name in one.local_size))
     message = next((environ[name] for name in names if name in environ), None)
     if message is None:
         return world if environ.get("MASTER_ADDR", LOCALHOST) in _LOOPBACKS else max(1, world - 1)
@@ -119,18 +120,18 @@ def _port_of(job: str) -> int:
     return 10_000 + int.from_bytes(digest, "big") % 20_000 if job else DEFAULT_PORT
 
 
-# ---- the process's life ----
+# ---- from start to end of the process ----
 
 
-def end_at_errors(place: Place, environ: Mapping[str, str]) -> Life:
+def monitor_rank(place: Place, environ: Mapping[str, str]) -> RankMonitor:
     """An exception that nobody catches ends this rank from now on, and with it the job; see faults."""
     who = Rank(place.rank, place.world_size, socket.gethostname(), os.getpid())
-    return lifecycle.end_at_errors(who, environ, loopback=place.master_addr == LOCALHOST)
+    return rank_monitor.monitor_rank(who, environ, loopback=place.master_addr == LOCALHOST)
 
 
-def start(place: Place, environ: MutableMapping[str, str], life: Life | None = None) -> None:
-    """torch.distributed over the accelerator's backend, and DeepSpeed upon it; all ranks together. `life`: this rank's,
-    whose guard then meets the others'.
+def start(place: Place, environ: MutableMapping[str, str], monitor: RankMonitor | None = None) -> None:
+    """torch.distributed over the accelerator's backend, and DeepSpeed upon it; all ranks together. `monitor`: this
+    rank's, whose guard then meets the others'.
     """
     environ.update(
         RANK=str(place.rank),
@@ -160,8 +161,8 @@ def start(place: Place, environ: MutableMapping[str, str], life: Life | None = N
     alone = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
     dist.init_process_group(backend, store=alone, rank=place.rank, world_size=place.world_size)
-    if life is not None and place.world_size > 1:
-        _meet_guards(place, life, dist.distributed_c10d._get_default_store())
+    if monitor is not None and place.world_size > 1:
+        _meet_guards(place, monitor, dist.distributed_c10d._get_default_store())
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
@@ -186,12 +187,12 @@ def _over_the_network(place: Place, environ: Mapping[str, str]) -> dict[str, str
     return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
 
 
-def _meet_guards(place: Place, life: Life, store: Any) -> None:
+def _meet_guards(place: Place, monitor: RankMonitor, store: Any) -> None:
     """The others learn where rank 0's guard listens."""
     if place.rank == 0:
-        store.set(_GUARD, f"{place.master_addr}:{life.guard_port()}:{life.token}")
+        store.set(_GUARD, f"{place.master_addr}:{monitor.guard_port()}:{monitor.token}")
     else:
-        life.board.meet(store.get(_GUARD).decode())
+        monitor.page.set_hub(store.get(_GUARD).decode())
 
 
 def outwait(bound_s: float | None) -> None:

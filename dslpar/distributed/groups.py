@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor, expand
 from dslpar.distributed.collectives import Axis
-from dslpar.watchdog.status_page import stage_words
+from dslpar.watchdog.status_page import stage_name
 
 _MODEL = ("pipe", "tensor")
 
@@ -73,9 +73,9 @@ class Groups:
         return self.mesh.tensor
 
     @property
-    def stage_words(self) -> str:
+    def stage_name(self) -> str:
         """stage 1 (pipe 1, data 0, tensor 0): where this rank stands, for reports."""
-        return stage_words(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
+        return stage_name(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
         """The group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", ("data", "d")."""

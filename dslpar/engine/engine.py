@@ -32,7 +32,7 @@ from dslpar.engine import executor, pipeline_module
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
-from dslpar.watchdog.status_page import placed, rank_words
+from dslpar.watchdog.status_page import join_location, rank_name
 
 MicroBatch = tuple[Any, Any]
 """Inputs and labels, of tokens: int64 [micro_size, sequence] each; a label of -100 is not counted."""
@@ -99,8 +99,8 @@ class Engine:
     def place(self) -> str:
         """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: of the last step done."""
         groups = self.groups
-        who = rank_words(groups.rank, groups.mesh.world_size, socket.gethostname())
-        return placed(who, groups.stage_words, f"step {self.steps_done}")
+        who = rank_name(groups.rank, groups.mesh.world_size, socket.gethostname())
+        return join_location(who, groups.stage_name, f"step {self.steps_done}")
 
     @property
     def consumed_samples(self) -> int:

@@ -35,7 +35,7 @@ from dslpar.launch import preflight
 from dslpar.launch.job import Plan
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
-from dslpar.watchdog import first_failure, lifecycle, processes
+from dslpar.watchdog import first_failure, processes, rank_monitor
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.reports import Stopped
 
@@ -108,7 +108,7 @@ class _Supervised:
         self.watch = first_failure.Watch(folder, here=not plan.elsewhere)
         self.receiver = _receiver(plan, folder) if plan.elsewhere else None
         variable = self.receiver.variable if self.receiver else str(folder)
-        carrying = launch_commands.carrying(plan, {lifecycle.REPORTS: variable})
+        carrying = launch_commands.carrying(plan, {rank_monitor.REPORTS: variable})
         self.launchers = [
             subprocess.Popen(
                 command.words,

@@ -31,7 +31,7 @@ from dslpar.reporting import logging, monitors
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, cut_rows, write_line
 from dslpar.schema import sections
-from dslpar.watchdog.lifecycle import Life
+from dslpar.watchdog.rank_monitor import RankMonitor
 
 SLOW = 6
 """The first step, which may compile, and a checkpoint may take so many times as long as a step."""
@@ -43,12 +43,14 @@ _AT_LEAST = "loss scale already at minimum"
 class Steps:
     """The steps of a run; it holds no more than the position of the engine, and what has gone wrong so far.
 
-    All ranks call its methods together. `folder` is where rank 0 writes; None on other ranks. `life`: whether this rank
+    All ranks call its methods together. `folder` is where rank 0 writes; None on other ranks. `monitor`: whether this
     was told to stop, and where it shows how far it is; None: nobody asks.
     """
 
-    def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, life: Life | None = None) -> None:
-        self.job, self.engine, self.corpus, self.folder, self.life = job, engine, corpus, folder, life
+    def __init__(
+        self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, monitor: RankMonitor | None = None
+    ) -> None:
+        self.job, self.engine, self.corpus, self.folder, self.monitor = job, engine, corpus, folder, monitor
         self.stopped = False
         """Whether the run was told to stop, and has."""
         self.saved = ""
@@ -106,7 +108,7 @@ class Steps:
 
     def _agree(self) -> bool:
         """Whether a rank was told to stop, or cannot write: known to all of them at the same step."""
-        flags = [self.life is not None and self.life.stopping, self._unwritten is not None]
+        flags = [self.monitor is not None and self.monitor.stop_requested, self._unwritten is not None]
         axis = self.engine.groups.axis("pipe", "data", "tensor")
         seen = collectives.all_reduce(torch.tensor(flags, dtype=torch.int32, device=self.engine.deepspeed.device), axis)
         stopped, unwritten = seen.tolist()
@@ -172,9 +174,9 @@ class Steps:
 
     def _move(self, phase: str, step: int, times: int) -> None:
         """Shows where this rank is; it may stay there for `times` as long as a step."""
-        if self.life is not None:
+        if self.monitor is not None:
             bound = self.job.spec.train.step_timeout
-            self.life.board.move(phase, step, bound and bound * times)
+            self.monitor.page.enter(phase, step, bound and bound * times)
 
     def _demand_finite(self, record: Mapping[str, Any]) -> None:
         """Ends the run when too many steps in a row have given no finite loss and gradient."""

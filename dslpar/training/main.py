@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dslpar.distributed import collectives
     from dslpar.engine.engine import Engine
     from dslpar.language.load import Config
-    from dslpar.watchdog.lifecycle import Life
+    from dslpar.watchdog.rank_monitor import RankMonitor
 
 _PATIENCE_S = 10
 """How long a rank that has nothing to say waits to be ended by the launcher, after rank 0 has said why."""
@@ -70,25 +70,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DslparError as error:
         sys.stderr.write(report_text.text(error.findings, {}))
         return 1
-    life = bootstrap.end_at_errors(place, os.environ)
+    monitor = bootstrap.monitor_rank(place, os.environ)
     with logging.of_rank(place.rank) as unsaid:
         status, ready = _prepare(place, sys.argv[1:] if argv is None else argv)
     if ready is not None:
-        return _run(place, ready, life)
+        return _run(place, ready, monitor)
     if status and place.rank:
         time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
-        sys.stderr.write(f"{life.place} cannot run:\n{unsaid.getvalue()}")
+        sys.stderr.write(f"{monitor.location} cannot run:\n{unsaid.getvalue()}")
     return status
 
 
-def _run(place: Place, ready: Ready, life: Life) -> int:
+def _run(place: Place, ready: Ready, monitor: RankMonitor) -> int:
     """The run itself; its exit status."""
     os.environ.update(monitors.environment(ready.job))
     train = ready.job.spec.train
     if ready.trains:
-        life.promise(train.term_grace, train.requeue_status)
-    life.board.move("starting")
-    bootstrap.start(place, os.environ, life)
+        monitor.stop_on_signal(train.term_grace, train.requeue_status)
+    monitor.page.enter("starting")
+    bootstrap.start(place, os.environ, monitor)
     _outwait(ready.job)
     try:
         _agree(place, ready)  # so from here on, every rank has read the config
@@ -99,26 +99,26 @@ def _run(place: Place, ready: Ready, life: Life) -> int:
     except DslparError as error:
         if place.rank == 0:
             logging.say([_placed(finding, ready) for finding in error.findings], ready.config.sources)
-        return _leave(place, life)
+        return _leave(place, monitor)
     with logging.logging_to(folder, place.rank):
         try:
-            status = _work(ready, stored, folder, life)
+            status = _work(ready, stored, folder, monitor)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", report_text.text(error.findings, {}).rstrip())
-            return _leave(place, life)
-    life.board.move("ending", life.board.moment().step)
+            return _leave(place, monitor)
+    monitor.page.enter("ending", monitor.page.progress().step)
     bootstrap.stop()
     return status
 
 
-def _leave(place: Place, life: Life) -> int:
+def _leave(place: Place, monitor: RankMonitor) -> int:
     """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
     ends the others, so rank 0 goes first.
     """
-    life.board.move("ending", life.board.moment().step)
+    monitor.page.enter("ending", monitor.page.progress().step)
     bootstrap.stop(together=False)
     if place.rank:
-        life.outlast_rank_0(_MET_PATIENCE_S)
+        monitor.wait_for_rank_0(_MET_PATIENCE_S)
     return 1
 
 
@@ -245,7 +245,7 @@ def _world(place: Place) -> collectives.Axis:
 # ---- the work ----
 
 
-def _work(ready: Ready, stored: Stored | None, folder: Path | None, life: Life) -> int:
+def _work(ready: Ready, stored: Stored | None, folder: Path | None, monitor: RankMonitor) -> int:
     """What was asked for; the exit status."""
     job = ready.job
     if stored is not None and _is_complete(ready, stored):
@@ -253,7 +253,7 @@ def _work(ready: Ready, stored: Stored | None, folder: Path | None, life: Life) 
         return 0
     if ready.loads and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
-    engine = _build(job, stored, folder, life)
+    engine = _build(job, stored, folder, monitor)
     _introduce(job, engine)
     if stored is not None:
         log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
@@ -263,7 +263,7 @@ def _work(ready: Ready, stored: Stored | None, folder: Path | None, life: Life) 
     elif ready.flags.eval_only:
         _evaluate(ready, engine)
     else:
-        return _train(ready, engine, folder, life)
+        return _train(ready, engine, folder, monitor)
     return 0
 
 
@@ -283,7 +283,7 @@ def _tell_changes(job: Job, stored: Stored) -> None:
         log.info("%s", line)
 
 
-def _build(job: Job, stored: Stored | None, folder: Path | None, life: Life) -> Engine:
+def _build(job: Job, stored: Stored | None, folder: Path | None, monitor: RankMonitor) -> Engine:
     """The engine, as the checkpoint has it."""
     from dslpar import checkpoint
     from dslpar.data.text import Text
@@ -292,28 +292,28 @@ def _build(job: Job, stored: Stored | None, folder: Path | None, life: Life) -> 
 
     with logging.set_aside(folder):
         groups = Groups(job.mesh)
-        life.board.stand(groups.stage_words)
-        life.board.move("building")
+        monitor.page.set_location(groups.stage_name)
+        monitor.page.enter("building")
         engine = build(job, groups, all_counted=Text.all_counted)
         _outwait(job)
         if stored is not None:
-            life.board.move("loading")
+            monitor.page.enter("loading")
             checkpoint.load(engine, stored)
     return engine
 
 
-def _train(ready: Ready, engine: Engine, folder: Path | None, life: Life) -> int:
+def _train(ready: Ready, engine: Engine, folder: Path | None, monitor: RankMonitor) -> int:
     """The steps; the exit status."""
     from dslpar.training.loop import Steps
 
     if folder is not None:
         run_dir.cut(folder, engine.steps_done)
-    steps = Steps(ready.job, engine, ready.corpus, folder, life)
+    steps = Steps(ready.job, engine, ready.corpus, folder, monitor)
     steps.train()
     if not steps.stopped or engine.steps_done == ready.job.spec.train.steps:
         return 0
     log.info("told to stop: %s", f"step {engine.steps_done} is saved in {steps.saved}" if steps.saved else "not saved")
-    return life.stopped(engine.steps_done, steps.saved)
+    return monitor.mark_stopped(engine.steps_done, steps.saved)
 
 
 def _evaluate(ready: Ready, engine: Engine) -> None:

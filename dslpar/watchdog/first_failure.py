@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dslpar.watchdog.guard import FATAL
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.reports import Rank, Report, Stopped, Verdict
-from dslpar.watchdog.status_page import Board, placed
+from dslpar.watchdog.status_page import StatusPage, join_location
 
 
 class Death(NamedTuple):
@@ -38,7 +38,7 @@ class Death(NamedTuple):
     def told(self, when: str) -> str:
         """Who, where in the run, how, then the traceback, if there is one. `when`: for who had come nowhere yet."""
         note = f" ({self.note})" if self.note else ""
-        which = f"{placed(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
+        which = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
         return f"{which}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
 
 
@@ -63,7 +63,7 @@ class Watch:
         return (message or bool(self._gone)) and bool(self._first_hand(None))
 
     def born(self) -> list[Rank]:
-        """The ranks that came to life."""
+        """The ranks that came to monitor."""
         return [Rank(*json.loads(path.read_text(encoding="utf-8"))) for path in self.folder.glob("*.born")]
 
     def all_ended(self, ranks: range) -> bool:
@@ -118,7 +118,7 @@ class Watch:
 
     def _at(self, who: Rank) -> str:
         path = self.folder / f"{who.rank}.board"
-        return Board(path).moment().words() if path.exists() else ""
+        return StatusPage(path).progress().words() if path.exists() else ""
 
     def _text(self, who: Rank, name: str) -> str:
         path = self.folder / f"{who.rank}.{name}"

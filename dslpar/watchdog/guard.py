@@ -37,7 +37,7 @@ from dslpar.watchdog import protocol
 from dslpar.watchdog.hang_analysis import Shown, all_stacks, culprit
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.protocol import Line, Message
-from dslpar.watchdog.status_page import ORPHAN, OVERDUE, TOLD, TOO_LATE, Board, Moment, placed, rank_words
+from dslpar.watchdog.status_page import ORPHAN, OVERDUE, TOLD, TOO_LATE, Progress, StatusPage, join_location, rank_name
 
 SETTINGS = "DSLPAR_GUARD"
 """The variable that tells a guard what it guards: command lines are for all to see, and tokens are not."""
@@ -90,7 +90,7 @@ class Settings(NamedTuple):
     """Whether somebody else tells the user what happened."""
 
     def __str__(self) -> str:
-        return rank_words(self.rank, self.world_size, self.host)
+        return rank_name(self.rank, self.world_size, self.host)
 
 
 class Peer:
@@ -98,7 +98,7 @@ class Peer:
 
     def __init__(self, line: Line, rank: int, who: str, host: str, now: float) -> None:
         self.line, self.rank, self.who, self.host, self.heard_s = line, rank, who, host, now
-        self.at, self.left = Moment(), False
+        self.at, self.left = Progress(), False
         self.stacks: str | None = None
 
 
@@ -107,7 +107,7 @@ class Guard:
 
     def __init__(self, settings: Settings) -> None:
         self.my, self.folder = settings, Path(settings.folder)
-        self.board = Board(self.folder / f"{settings.rank}.board")
+        self.page = StatusPage(self.folder / f"{settings.rank}.board")
         self.waits = selectors.DefaultSelector()
         self.now = time.monotonic()
         self.is_hub = settings.rank == 0
@@ -117,10 +117,10 @@ class Guard:
         self.hub_unmet = False
         """Whether it was said that rank 0's guard is out of reach."""
         self.hub_left = False
-        self.hub_at, self.hub_who, self.hub_host = Moment(), "", ""
+        self.hub_at, self.hub_who, self.hub_host = Progress(), "", ""
         self.boss: Line | None = None
         self.beat_s = 0.0
-        self.beat_at = Moment()
+        self.beat_at = Progress()
         self.told: set[str] = set()
         self.decided = False
         self.stranded = False
@@ -154,7 +154,7 @@ class Guard:
             server = protocol.listen(loopback=self.my.loopback)
             server.setblocking(False)
             self._on(server, lambda: self._accept(server))
-            self.board.port = server.getsockname()[1]
+            self.page.port = server.getsockname()[1]
         self._meet_boss()
 
     def _on(self, file: Any, then: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class Guard:
         """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
         self.hub_heard_s += late_s if self.hub_heard_s else 0  # 0: it was not met yet, and may take its time
         self.hub_sought_s += late_s if self.hub_sought_s else 0
-        moves = self.board.moment().moves
+        moves = self.page.progress().moves
         self.held_s = late_s + (self.held_s if moves == self.held_moves else 0)
         self.held_moves = moves
         for peer in self.peers.values():
@@ -198,11 +198,11 @@ class Guard:
         self._relay()
         if self._in_order():
             return
-        words = self.board.moment().words()
-        if self.board.ending == OVERDUE:
-            self._mark(f"{self.my.rank}.stopped", json.dumps([self.board.moment().step, "", self.board.status, True]))
-            _write(f"[{placed(self.my, words)}] {TOO_LATE}\n")
-        if self.board.ending or self.decided or f"{self.my.rank}.error" in self.told or status in _STOPS:
+        words = self.page.progress().words()
+        if self.page.ending == OVERDUE:
+            self._mark(f"{self.my.rank}.stopped", json.dumps([self.page.progress().step, "", self.page.status, True]))
+            _write(f"[{join_location(self.my, words)}] {TOO_LATE}\n")
+        if self.page.ending or self.decided or f"{self.my.rank}.error" in self.told or status in _STOPS:
             return
         stack = self._read("stack")
         number = (status or 0) & 0x7F
@@ -212,7 +212,7 @@ class Guard:
 
     def _in_order(self) -> bool:
         """Whether the rank came to its end by itself, well or after a signal."""
-        ended = f"{self.my.rank}.ended" in self.told and self.board.moment().phase not in _AT_WORK
+        ended = f"{self.my.rank}.ended" in self.told and self.page.progress().phase not in _AT_WORK
         return ended or f"{self.my.rank}.stopped" in self.told
 
     def _relay(self) -> None:
@@ -251,7 +251,7 @@ class Guard:
 
     def _end_rank(self, why: int) -> None:
         """By its own hand if it can, else by SIGKILL."""
-        self.board.ending = why
+        self.page.ending = why
         self.kill_s = min(self.kill_s, self.now + _KILL_S)
 
     def _overdue(self) -> None:
@@ -269,7 +269,7 @@ class Guard:
         if not numbers:
             self.waits.unregister(self.my.signals)
         for number in numbers:
-            if number in _STOPS and self.board.grace_s:
+            if number in _STOPS and self.page.grace_s:
                 self._stop(number)
 
     def _stop(self, number: int) -> None:
@@ -277,7 +277,7 @@ class Guard:
         if number == signal.SIGTERM:
             again = self.now - self.signalled_s > _AGAIN_S and not self._in_order()  # that leaves: a launcher's haste
             self.signalled_s = min(self.signalled_s, self.now)
-            self.stop_s = min(self.stop_s, self.now if again else self.now + self.board.grace_s)
+            self.stop_s = min(self.stop_s, self.now if again else self.now + self.page.grace_s)
 
     def _send(self, number: int) -> None:
         if os.getppid() == self.my.pid:
@@ -314,12 +314,12 @@ class Guard:
         named, _, how, text, words, _ = cause["verdict"]
         self._mark(f"{named[0]}.verdict", json.dumps(cause["verdict"]))
         if not self.my.supervised or (self.my.boss and self.boss is None):  # nobody, or out of reach
-            _write(f"[{placed(rank_words(*named[:3]), words)}] {how}" + (f":\n{text}\n" if text else "\n"))
+            _write(f"[{join_location(rank_name(*named[:3]), words)}] {how}" + (f":\n{text}\n" if text else "\n"))
 
     # ---- beats ----
 
     def _beat(self) -> None:
-        at = self.board.moment()
+        at = self.page.progress()
         early = at[:2] != self.beat_at[:2]  # elsewhere in its work, not one step further
         if self.now - self.beat_s < (_EARLY_S if early else BEAT_S):
             for line in self._lines():
@@ -342,8 +342,8 @@ class Guard:
         elif not self.hub_heard_s and self.hub_sought_s and self.now - self.hub_sought_s > SILENCE_S:
             self._hub_is_unmet()
         elif self.hub_heard_s and not self.hub_left and self.now - self.hub_heard_s > SILENCE_S:
-            host = self.hub_host or self.board.hub.rsplit(":", 2)[0]
-            who = self.hub_who or rank_words(0, self.my.world_size, host)
+            host = self.hub_host or self.page.hub.rsplit(":", 2)[0]
+            who = self.hub_who or rank_name(0, self.my.world_size, host)
             how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {self.my.host}"
             verdict = self._verdict(0, who, self._last_seen(self.hub_at), how, "")
             self._decide({**verdict, "stranded": host != self.my.host})
@@ -352,7 +352,7 @@ class Guard:
         """No reason to end a job: training itself may go by another network, or by ports that are open."""
         if not self.hub_unmet:
             self.hub_unmet = True
-            at = self.board.hub.rpartition(":")[0]
+            at = self.page.hub.rpartition(":")[0]
             _write(f"[{self.my}] cannot reach the guard of rank 0 at {at}: faults elsewhere are not told here\n")
 
     def _host_is_gone(self, host: str) -> None:
@@ -376,11 +376,11 @@ class Guard:
         ours = f", so every host but {self.my.host}, which may itself be the one that is cut off"
         return f", and of {listed}{'' if there & heard else ours}"
 
-    def _last_seen(self, at: Moment) -> str:
+    def _last_seen(self, at: Progress) -> str:
         """Where a rank is that nobody hears: no more than a step from ours, since all end a step together; the step
         that it was last heard in may be long ago, where steps are short.
         """
-        mine = self.board.moment()
+        mine = self.page.progress()
         return (at if at.step >= mine.step else mine._replace(where=at.where)).words()
 
     # ---- the hub and its peers ----
@@ -400,19 +400,19 @@ class Guard:
 
     def _welcome(self, line: Line, hello: Message) -> Peer:
         peer = Peer(line, hello["rank"], hello["who"], hello["host"], self.now)
-        peer.at = Moment(*hello["at"])
+        peer.at = Progress(*hello["at"])
         if (old := self.peers.get(peer.rank)) is not None:  # it has lost its connection, and is here again
             self._drop(old.line)
         self.peers[peer.rank] = peer
         self.waits.modify(line, selectors.EVENT_READ, partial(self._hear, peer))
-        message = {"who": str(self.my), "host": self.my.host, "at": self.board.moment()[:3]}
+        message = {"who": str(self.my), "host": self.my.host, "at": self.page.progress()[:3]}
         line.send({**message, **({"end": True, "stranded": self.stranded} if self.decided else {})})
         return peer
 
     def _hear(self, peer: Peer, messages: Sequence[Message] | None = None) -> None:
         for message in peer.line.receive() if messages is None else messages:
             peer.heard_s = self.now = time.monotonic()
-            peer.at = Moment(*message.get("at", peer.at))
+            peer.at = Progress(*message.get("at", peer.at))
             peer.left |= "bye" in message
             if "cause" in message:
                 self._decide(message["cause"])
@@ -431,29 +431,29 @@ class Guard:
         """Connects to rank 0's guard, once the rank has said where that is; again where the connection is lost."""
         lost = self.hub is None or not self.hub.open
         pause_s = SILENCE_S if self.hub_unmet else BEAT_S
-        if self.is_hub or self.hub_left or not lost or not self.board.hub or self.now - self.hub_tried_s < pause_s:
+        if self.is_hub or self.hub_left or not lost or not self.page.hub or self.now - self.hub_tried_s < pause_s:
             return
         self.hub_tried_s = self.now
         self.hub_sought_s = self.hub_sought_s or self.now
-        address, port, token = self.board.hub.rsplit(":", 2)
+        address, port, token = self.page.hub.rsplit(":", 2)
         if (connection := protocol.connect(address, int(port), BEAT_S)) is not None:
             line = self.hub = Line(connection)
             self._on(line, lambda: self._hear_hub(line))
             message = {"hello": token, "rank": self.my.rank, "who": str(self.my), "host": self.my.host}
-            self.hub.send({**message, "at": self.board.moment()[:3]})
+            self.hub.send({**message, "at": self.page.progress()[:3]})
 
     def _hear_hub(self, line: Line) -> None:
         for message in line.receive():
             self.hub_heard_s = time.monotonic()
-            self.hub_at = Moment(*message.get("at", self.hub_at))
+            self.hub_at = Progress(*message.get("at", self.hub_at))
             self.hub_who, self.hub_host = message.get("who", self.hub_who), message.get("host", self.hub_host)
             if "end" in message:
                 self.decided, self.stranded = True, message["stranded"]
                 self._end_rank(TOLD)
             if "show" in message:
-                line.send({"stacks": self._stacks(), "at": self.board.moment()[:3]})
+                line.send({"stacks": self._stacks(), "at": self.page.progress()[:3]})
             if "bye" in message:
-                self.hub_left = self.board.first_left = True
+                self.hub_left = self.page.first_left = True
         if not line.open:
             self._drop(line)
 
@@ -480,7 +480,7 @@ class Guard:
     def _orphan(self, how: str) -> None:
         if not self.gone:
             _write(f"[{self.my}] ends because `dslpar launch` {how}\n")
-            if not self.board.grace_s:
+            if not self.page.grace_s:
                 self._end_rank(ORPHAN)
             elif self.stop_s == float("inf"):  # as if told to stop, and once
                 self._send(signal.SIGTERM)
@@ -489,7 +489,7 @@ class Guard:
 
     def _hangs(self) -> None:
         """Our own rank, longer in one place than it may: tells the hub, once for each place."""
-        moment = self.board.moment()
+        moment = self.page.progress()
         held_s = self.held_s if moment.moves == self.held_moves else 0
         overdue = 0 < moment.allowed_s < self.now - moment.since_s - held_s
         if overdue and moment.moves == self.stuck_moves and not self.stuck:  # seen twice: the page is not locked
@@ -514,7 +514,7 @@ class Guard:
         waiting = [peer for peer in self.peers.values() if peer.stacks is None and not peer.left]
         if waiting and self.now - self.asked_s < _GATHER_S:
             return
-        mine = self.board.moment()
+        mine = self.page.progress()
         shown = [Shown(self.my.rank, str(self.my), mine.words(), mine.step, self._stacks())]
         there = [peer for peer in self.peers.values() if not peer.left]
         shown += [Shown(p.rank, p.who, p.at.words(), p.at.step, p.stacks or "") for p in there]

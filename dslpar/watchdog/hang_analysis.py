@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dslpar.watchdog.status_page import placed
+from dslpar.watchdog.status_page import join_location
 
 _LONGEST = 1 << 20
 """Characters of all stacks in a report."""
@@ -55,7 +55,7 @@ def all_stacks(first: Shown, shown: Sequence[Shown]) -> str:
     same: dict[str, list[Shown]] = {_without_numbers(first.stacks): []}
     for one in shown:
         same.setdefault(_without_numbers(one.stacks), []).append(one)
-    names = ["\n".join(f"---- {placed(one.who, one.words)} ----" for one in those) for those in same.values()]
+    names = ["\n".join(f"---- {join_location(one.who, one.words)} ----" for one in those) for those in same.values()]
     texts = [f"{name}\n{those[0].stacks or NO_STACK}" for name, those in zip(names, same.values(), strict=True)]
     text = "\n".join(texts).rstrip()
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}\n(and as much again: cut here)"

@@ -19,16 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dslpar.cluster.launchers import LAUNCHERS
 from dslpar.watchdog.processes import launchers_above, parent, program, stat, words_of
 
-_OF_ONE_JOB = frozenset(
-    (
-        *("mpirun", "mpiexec", "orterun", "prterun", "orted", "mpiexec.hydra", "hydra_pmi_proxy"),
-        "deepspeed.launcher.launch",
-    )
-)
-_DAEMON, _ITS_JOB = "prted", "prterun-"
-"""OpenMPI 5's daemon: of `mpirun` by the name that it was given, or of a machine that others use as well."""
 _SHELLS = frozenset(("ssh", "rsh"))
 _BEGAN = 19
 """Of a process's fields, from the third on: when it began, in ticks since boot."""
@@ -68,7 +61,8 @@ def is_of_one_job(words: Sequence[str]) -> bool:
     (True, False)
     """
     name = program(words)
-    return name in _OF_ONE_JOB or (name == _DAEMON and any(word.startswith(_ITS_JOB) for word in words))
+    begins = [row.ends_with_job[name] for row in LAUNCHERS.values() if name in row.ends_with_job]
+    return any(word.startswith(begin) for begin in begins for word in words)
 
 
 def end(launchers: Sequence[Process], patience_s: float) -> None:

@@ -8,14 +8,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-_LAUNCHERS = frozenset(
-    (
-        *("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
-        *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
-        *("mpirun", "mpiexec", "orterun", "prterun", "prted", "orted", "mpiexec.hydra", "hydra_pmi_proxy"),
-        *("dslpar", "dslpar.cli"),
-    )
-)
+from dslpar.cluster.launchers import LAUNCHERS
+
+_PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for row in LAUNCHERS.values() for name in row.programs)))
 
 
 def launchers_above(pid: int) -> list[tuple[int, int]]:
@@ -24,7 +19,7 @@ def launchers_above(pid: int) -> list[tuple[int, int]]:
     known = 0
     while (above := parent(pid)) > 1:
         chain.append((pid, above))
-        if program(words_of(above)) in _LAUNCHERS:
+        if program(words_of(above)) in _PROGRAMS:
             known = len(chain)
         pid = above
     return chain[:known]

@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import Literal, NamedTuple
 
-from dslpar.watchdog.status_page import TOO_LATE, placed, rank_words
+from dslpar.watchdog.status_page import TOO_LATE, join_location, rank_name
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
 
@@ -23,7 +23,7 @@ class Rank(NamedTuple):
     pid: int
 
     def __str__(self) -> str:
-        return rank_words(self.rank, self.world_size, self.host)
+        return rank_name(self.rank, self.world_size, self.host)
 
 
 class Report(NamedTuple):
@@ -42,7 +42,7 @@ class Report(NamedTuple):
 
     def spoken(self) -> str:
         """What goes to the terminal: a cause whole, anything else in one line; nothing, where others say it."""
-        where = f"[{placed(self.who, self.at)}]"
+        where = f"[{join_location(self.who, self.at)}]"
         if self.kind == "cause":
             return f"{where} {self.text}"
         message = {

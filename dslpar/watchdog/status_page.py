@@ -1,8 +1,8 @@
 """What a rank shows while it works: a page of memory that it shares with its guard (guard.py), and reads too.
 
-    board = Board(path, make=True)                          # in the rank
-    board.move("step", step=12, allowed_s=600.0)            # two stores; no system call, no lock
-    Board(path).moment()                                    # in the guard: where the rank is, and since when
+    page = StatusPage(path, make=True)                          # in the rank
+    page.enter("step", step=12, allowed_s=600.0)            # two stores; no system call, no lock
+    StatusPage(path).progress()                                    # in the guard: where the rank is, and since when
 
 Times are of the host's monotonic clock, in seconds. It needs no torch, and of dslpar nothing: guards load it by itself.
 """
@@ -27,26 +27,26 @@ TOO_LATE = "was told to end, and is ended now: its step, or its checkpoint, took
 """What is said of a rank that was OVERDUE, by itself or by its guard."""
 
 
-def placed(who: object, *where: str) -> str:
+def join_location(who: object, *where: str) -> str:
     """Who and where, as every report has it; what is not known yet is left out.
 
-    >>> placed("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
+    >>> join_location("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
     'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'
     """
     return ", ".join(filter(None, (str(who), *where)))
 
 
-def rank_words(rank: int, world_size: int, host: str) -> str:
+def rank_name(rank: int, world_size: int, host: str) -> str:
     """rank 2 of 4 on host1"""
     return f"rank {rank} of {world_size} on {host}"
 
 
-def stage_words(stage: int, data: int, tensor: int) -> str:
+def stage_name(stage: int, data: int, tensor: int) -> str:
     """stage 1 (pipe 1, data 0, tensor 0)"""
     return f"stage {stage} (pipe {stage}, data {data}, tensor {tensor})"
 
 
-class Moment(NamedTuple):
+class Progress(NamedTuple):
     """Where a rank is in its run."""
 
     where: str = ""
@@ -66,10 +66,10 @@ class Moment(NamedTuple):
         """stage 1 (pipe 1, data 0, tensor 1), step 12"""
         told = {"step": f"step {self.step}", "saving": f"saving step {self.step}", "": ""}
         after = f"{self.phase} after step {self.step}" if self.step else self.phase
-        return placed(self.where, told.get(self.phase, after))
+        return join_location(self.where, told.get(self.phase, after))
 
 
-class Board:
+class StatusPage:
     """One rank's page. The rank moves; its guard writes `ending`, `port` and `first_left`, and reads the rest."""
 
     def __init__(self, path: Path, *, make: bool = False) -> None:
@@ -80,7 +80,7 @@ class Board:
 
     # ---- the rank's part ----
 
-    def move(self, phase: str, step: int = 0, allowed_s: float | None = None) -> None:
+    def enter(self, phase: str, step: int = 0, allowed_s: float | None = None) -> None:
         """The rank has come somewhere new."""
         self._write(_SINCE, time.monotonic())  # the first: a long stay without a bound must not be held against it
         self._write(_ALLOWED, allowed_s or 0.0)
@@ -88,26 +88,26 @@ class Board:
         self._write(_PHASE, phase.encode())
         self._write(_MOVES, self._read(_MOVES) + 1)
 
-    def stand(self, where: str) -> None:
+    def set_location(self, where: str) -> None:
         """Where the rank stands in the mesh."""
         self._write(_WHERE, where.encode())
 
-    def meet(self, hub: str) -> None:
+    def set_hub(self, hub: str) -> None:
         """`address:port:token` of rank 0's guard."""
         self._write(_HUB, hub.encode())
 
-    def promise(self, grace_s: float, status: int) -> None:
+    def set_grace(self, grace_s: float, status: int) -> None:
         """From now on SIGTERM ends the rank in order: after at most `grace_s`, with that status."""
         self._write(_STATUS, status)
         self._write(_GRACE, grace_s)
 
     # ---- either's ----
 
-    def moment(self) -> Moment:
+    def progress(self) -> Progress:
         """Where the rank is; read again if it moves meanwhile."""
         while True:
             moves = self._read(_MOVES)
-            seen = Moment(
+            seen = Progress(
                 self._text(_WHERE), self._text(_PHASE), self._read(_STEP), self._read(_SINCE), self._read(_ALLOWED)
             )
             if moves == self._read(_MOVES):
@@ -115,17 +115,17 @@ class Board:
 
     @property
     def hub(self) -> str:
-        """What `meet` said; empty before."""
+        """What `set_hub` said; empty before."""
         return self._text(_HUB)
 
     @property
     def grace_s(self) -> float:
-        """What `promise` said; 0 before."""
+        """What `set_grace` said; 0 before."""
         return float(self._read(_GRACE))
 
     @property
     def status(self) -> int:
-        """What `promise` said."""
+        """What `set_grace` said."""
         return int(self._read(_STATUS))
 
     # ---- the guard's part ----

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
-from dslpar.watchdog import first_failure, lifecycle, processes, reports
+from dslpar.watchdog import first_failure, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, free_port, write_config
 
 PYTHON = sys.executable
@@ -140,9 +140,9 @@ def test_torch_s_own_errors_of_a_lost_peer() -> None:
 RANK = """\
 import faulthandler, os, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar.watchdog import faults
+from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.reports import Rank
-faults.end_at_errors(Rank({rank}, 2, "node", os.getpid()), os.environ)
+rank_monitor.monitor_rank(Rank({rank}, 2, "node", os.getpid()), os.environ)
 {then}
 """
 GLOO_ERROR = f"raise RuntimeError({CONSEQUENCES[0].args[0]!r})"
@@ -151,7 +151,7 @@ GLOO_ERROR = f"raise RuntimeError({CONSEQUENCES[0].args[0]!r})"
 def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess.Popen[str]:
     """A rank that does nothing but `then`."""
     code = RANK.format(root=str(ROOT), rank=number, then=then)
-    env = os.environ | {lifecycle.REPORTS: str(folder)} | environ
+    env = os.environ | {rank_monitor.REPORTS: str(folder)} | environ
     return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
 
@@ -332,7 +332,7 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
     launcher = tmp_path / "deepspeed"
     launcher.write_text(LAUNCH)
     env = os.environ | {
-        lifecycle.REPORTS: str(tmp_path),
+        rank_monitor.REPORTS: str(tmp_path),
         "RANK_CODE": RANK.format(root=str(ROOT), rank=0, then="time.sleep(600)"),
     }
     process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
@@ -351,10 +351,12 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     """`deepspeed` on one host dies of SIGTERM and tells nobody: as good as SIGTERM to its ranks."""
     launcher = tmp_path / "deepspeed"
     launcher.write_text(LAUNCH)
-    stops = "life.promise(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
-    stops += "while not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
-    code = RANK.format(root=str(ROOT), rank=0, then=stops).replace("faults.end_at", "life = faults.end_at")
-    env = os.environ | {lifecycle.REPORTS: str(tmp_path), "RANK_CODE": code}
+    stops = "monitor.stop_on_signal(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
+    stops += "while not monitor.stop_requested: time.sleep(0.01)\nsys.exit(monitor.mark_stopped(7, 'there'))"
+    code = RANK.format(root=str(ROOT), rank=0, then=stops).replace(
+        "rank_monitor.end_at", "monitor = rank_monitor.end_at"
+    )
+    env = os.environ | {rank_monitor.REPORTS: str(tmp_path), "RANK_CODE": code}
     process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline() == "promised\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.cluster.launcher_env import around
+from dslpar.cluster.launchers import launched_by
 from dslpar.core.errors import DslparError
 from dslpar.distributed.bootstrap import Place, device_of, find
 from tests.support.runs import mpirun, start
@@ -133,13 +133,13 @@ def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
 
 
 def test_who_has_started_this_process() -> None:
-    assert around({}) == ""
-    assert around(LAUNCHED["a batch script of Slurm, without srun"][0]) == ""
-    assert around({"PMI_RANK": "0", "PMI_SIZE": "1"}) == ""
-    assert around(LAUNCHED["srun"][0]) == "Slurm"
-    assert around(LAUNCHED["mpiexec of MPICH"][0]) == "MPICH"
-    assert around({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}) == "", "a host of a Kubernetes job"
-    assert around(dict(LAUNCHED["srun"][0]) | {"SLURM_PTY_PORT": "4000"}) == "", "srun --pty bash"
+    assert launched_by({}) == ""
+    assert launched_by(LAUNCHED["a batch script of Slurm, without srun"][0]) == ""
+    assert launched_by({"PMI_RANK": "0", "PMI_SIZE": "1"}) == ""
+    assert launched_by(LAUNCHED["srun"][0]) == "Slurm"
+    assert launched_by(LAUNCHED["mpiexec of MPICH"][0]) == "MPICH"
+    assert launched_by({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}) == "", "a host of a Kubernetes job"
+    assert launched_by(dict(LAUNCHED["srun"][0]) | {"SLURM_PTY_PORT": "4000"}) == "", "srun --pty bash"
 
 
 def test_several_hosts_need_an_address() -> None:
@@ -156,7 +156,7 @@ def test_openmpi_knows_rank_0_s_host() -> None:
 
 def test_openmpi_s_variables_without_its_daemon() -> None:
     """Of a shell that a rank has started and left, say: refused, not waited for."""
-    code = "import os; from dslpar import bootstrap; bootstrap.find(os.environ)"
+    code = "import os; from dslpar.distributed import bootstrap; bootstrap.find(os.environ)"
     environ = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "gone", "PMIX_RANK": "0"}
     done = start([sys.executable, "-c", code], 60, **environ, OMPI_LIBDIR_LOC=str(Path(sys.prefix, "lib")))
     assert done.status == 1

@@ -332,7 +332,7 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
 
 def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Path) -> None:
     """RANK, WORLD_SIZE, LOCAL_RANK, and no word of how many ranks a host has: they meet by the network all the same."""
-    code = "import os; from dslpar import bootstrap; place = bootstrap.find(os.environ); "
+    code = "import os; from dslpar.distributed import bootstrap; place = bootstrap.find(os.environ); "
     code += "print(place.local_size < 2, bootstrap._over_the_network(place, os.environ))"
     said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host0", "MASTER_PORT": "29555"}
     done = hosts.run(1, [sys.executable, "-c", code], timeout_s=20, environ=said)
@@ -342,7 +342,7 @@ def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Pa
 def test_what_is_left_of_a_job_elsewhere_is_ended(hosts: Hosts, tmp_path: Path) -> None:
     mine = hosts.start(1, ["sleep", "60"], tmp_path / "mine", environ={agent.JOB: "mine"})
     other = hosts.start(1, ["sleep", "61"], tmp_path / "other", environ={agent.JOB: "other"})
-    code = "from dslpar.launch import reach; reach.signal_job(['host1', 'host7'], 'mine', 9, timeout_s=20)"
+    code = "from dslpar.launch import preflight; preflight.signal_job(['host1', 'host7'], 'mine', 9, timeout_s=20)"
     assert hosts.run(0, [sys.executable, "-c", code], timeout_s=60).status == 0
     assert mine.process.wait(10) in (-9, 137)
     assert other.process.poll() is None

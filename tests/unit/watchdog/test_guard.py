@@ -22,28 +22,28 @@ import pytest
 
 from benchmarks.faults import processes_with
 from dslpar.launch import supervise
-from dslpar.watchdog import guard, lifecycle, processes
+from dslpar.watchdog import guard, processes, rank_monitor
 from dslpar.watchdog.hang_analysis import NO_STACK, Shown, all_stacks, culprit
 from dslpar.watchdog.receiver import Receiver
-from dslpar.watchdog.status_page import TOO_LATE, Board
+from dslpar.watchdog.status_page import TOO_LATE, StatusPage
 from tests.support.runs import ROOT
 
 RANK = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar.watchdog import faults
+from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.reports import Rank
 rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
-life = faults.end_at_errors(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
+monitor = rank_monitor.monitor_rank(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
 if rank == 0 and world > 1:
-    meeting.with_suffix(".part").write_text("127.0.0.1:%d:%s" % (life.guard_port(), life.token))
+    meeting.with_suffix(".part").write_text("127.0.0.1:%d:%s" % (monitor.guard_port(), monitor.token))
     meeting.with_suffix(".part").rename(meeting)
 elif rank:
     while not meeting.exists():
         time.sleep(0.01)
-    life.board.meet(meeting.read_text())
-life.board.stand("stage %d (pipe %d, data 0, tensor 0)" % (rank, rank))
-life.board.move("step", 7)
+    monitor.page.set_hub(meeting.read_text())
+monitor.page.set_location("stage %d (pipe %d, data 0, tensor 0)" % (rank, rank))
+monitor.page.enter("step", 7)
 def wait(seconds):
     code = "import time\\ndef all_reduce():\\n    time.sleep(%r)\\nall_reduce()" % seconds
     exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), {{}})
@@ -63,8 +63,8 @@ class Ranks:
     def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
         self.folder, self.mark = folder, f"GUARDED={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
-        environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS} | {name: value}
-        environ |= {lifecycle.REPORTS: reports} if reports else {}
+        environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS} | {name: value}
+        environ |= {rank_monitor.REPORTS: reports} if reports else {}
         self.processes = []
         for rank, code in enumerate(then):
             text = RANK.format(root=str(ROOT), rank=rank, world=len(then), folder=str(folder), then=code)
@@ -182,7 +182,7 @@ def _is_stopped(pid: int) -> bool:
 
 def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
     """A step may be shorter than the time between beats: the hub's own step tells."""
-    then = "life.board.move('step', 900); wait(600)"
+    then = "monitor.page.enter('step', 900); wait(600)"
     quick = "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
     with Ranks(tmp_path, then, then, quick + then) as ranks:
         ranks.processes[0].wait(15)
@@ -202,7 +202,7 @@ def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
 
 
 def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_path: Path) -> None:
-    Board(tmp_path / "1.board", make=True)
+    StatusPage(tmp_path / "1.board", make=True)
     one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
     one._forgive(60.0)
     one._silent()
@@ -212,7 +212,7 @@ def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_pa
 
 def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its port may be closed between hosts, and training go by another network."""
-    Board(tmp_path / "1.board", make=True).meet("10.0.0.1:4711:token")
+    StatusPage(tmp_path / "1.board", make=True).set_hub("10.0.0.1:4711:token")
     one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
     one.hub_sought_s = one.now - guard.SILENCE_S - 1
     one._silent()
@@ -226,7 +226,7 @@ def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd:
 MEETS = """\
 import os, pathlib, sys, time
 sys.path.insert(0, {root!r})
-from dslpar import bootstrap
+from dslpar.distributed import bootstrap
 class Store:
     path = pathlib.Path({folder!r}, "hub")
     def set(self, key, value):
@@ -237,16 +237,16 @@ class Store:
             time.sleep(0.01)
         return self.path.read_bytes()
 place = bootstrap.Place({rank}, 2, {rank}, 2, "127.0.1.1", 1)
-life = bootstrap.end_at_errors(place, os.environ)
-bootstrap._meet_guards(place, life, Store())
-life.outlast_rank_0(0.7 if place.rank == 0 else 10)
-sys.exit(place.rank == 1 and not life.board.first_left)
+monitor = bootstrap.monitor_rank(place, os.environ)
+bootstrap._meet_guards(place, monitor, Store())
+monitor.wait_for_rank_0(0.7 if place.rank == 0 else 10)
+sys.exit(place.rank == 1 and not monitor.page.first_left)
 """
 
 
 def test_guards_meet_where_the_ranks_do(tmp_path: Path) -> None:
     """All on one host, and MASTER_ADDR=$(hostname): on Debian a loopback address that is not 127.0.0.1."""
-    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS}
     codes = [MEETS.format(root=str(ROOT), folder=str(tmp_path), rank=rank) for rank in (0, 1)]
     ranks = [subprocess.Popen([sys.executable, "-c", code], env=environ) for code in codes]
     assert [process.wait(30) for process in ranks] == [0, 0]
@@ -257,15 +257,15 @@ import json, os, resource, socket, sys
 sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
-from dslpar.watchdog import faults
+from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.reports import Rank
-life = faults.end_at_errors(Rank(0, 80, "host0", os.getpid()), os.environ)
-port = life.guard_port()
+monitor = rank_monitor.monitor_rank(Rank(0, 80, "host0", os.getpid()), os.environ)
+port = monitor.guard_port()
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 lines = []
 for rank in range(1, 80):
     lines.append(socket.create_connection(("127.0.0.1", port), 10))
-    hello = dict(hello=life.token, rank=rank, who="rank %d" % rank, host="host0", at=["", "", 0])
+    hello = dict(hello=monitor.token, rank=rank, who="rank %d" % rank, host="host0", at=["", "", 0])
     lines[-1].sendall(json.dumps(hello).encode() + b"\\n")
 for line in lines:
     assert b"rank 0 of 80" in line.recv(4096)
@@ -274,7 +274,7 @@ for line in lines:
 
 def test_a_guard_has_room_for_more_ranks_than_a_process_may_have_files(tmp_path: Path) -> None:
     """The limit of most systems is 1,024: a job of as many ranks would be said to have lost rank 0's host."""
-    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS}
     crowd = subprocess.run([sys.executable, "-c", CROWD.format(root=str(ROOT))], env=environ, timeout=60)
     assert crowd.returncode == 0
 
@@ -282,18 +282,18 @@ def test_a_guard_has_room_for_more_ranks_than_a_process_may_have_files(tmp_path:
 EARLY = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
-from dslpar.watchdog import faults
+from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.reports import Rank
-life = faults.end_at_errors(Rank(0, 2, "host0", os.getpid()), os.environ)
+monitor = rank_monitor.monitor_rank(Rank(0, 2, "host0", os.getpid()), os.environ)
 (guard,) = pathlib.Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()
-assert life.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
+assert monitor.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
 os.kill(int(guard), signal.SIGTERM)
-assert life.guard_port()
+assert monitor.guard_port()
 """
 
 
 def test_a_signal_to_the_group_does_not_end_a_guard_that_starts(tmp_path: Path) -> None:
-    environ = {key: text for key, text in os.environ.items() if key != lifecycle.REPORTS}
+    environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS}
     assert subprocess.run([sys.executable, "-c", EARLY.format(root=str(ROOT))], env=environ, timeout=60).returncode == 0
 
 
@@ -309,7 +309,7 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
 
 
 def test_where_every_other_host_is_silent_it_may_be_ours(tmp_path: Path) -> None:
-    Board(tmp_path / "0.board", make=True)
+    StatusPage(tmp_path / "0.board", make=True)
     hub = guard.Guard(guard.Settings(0, 8, "host0", os.getpid(), str(tmp_path), True, "", "", 0, True, True))
     line: Any = None
     for rank in range(1, 8):
@@ -327,7 +327,7 @@ def test_where_every_other_host_is_silent_it_may_be_ours(tmp_path: Path) -> None
 @pytest.mark.prove
 def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
     """As by `scontrol suspend`: rank and guard alike."""
-    with Ranks(tmp_path, "life.board.move('step', 8, 2.0); time.sleep(4); life.board.move('ending')") as ranks:
+    with Ranks(tmp_path, "monitor.page.enter('step', 8, 2.0); time.sleep(4); monitor.page.enter('ending')") as ranks:
         both = ranks.guard_of(0), ranks.processes[0].pid
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in both:
@@ -338,7 +338,7 @@ def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
 
 
 def hang(seconds: float = 1.0) -> str:
-    return f"life.board.move('step', 8, {seconds}); "
+    return f"monitor.page.enter('step', 8, {seconds}); "
 
 
 def test_a_hang_is_told_with_the_stacks_of_all_and_who_holds_them_up(tmp_path: Path) -> None:
@@ -368,17 +368,17 @@ def test_a_stopped_rank_has_no_stack(tmp_path: Path) -> None:
         assert NO_STACK in text
 
 
-ENDS = "; life.board.move('ending')"
+ENDS = "; monitor.page.enter('ending')"
 
 
 def test_no_bound_no_hang(tmp_path: Path) -> None:
     """Building a model takes as long as it takes."""
-    with Ranks(tmp_path, "life.board.move('building'); time.sleep(2)" + ENDS, "time.sleep(2)" + ENDS) as ranks:
+    with Ranks(tmp_path, "monitor.page.enter('building'); time.sleep(2)" + ENDS, "time.sleep(2)" + ENDS) as ranks:
         assert ranks.statuses(20) == [0, 0]
         assert ranks.all_said() == []
 
 
-PROMISE = "life.promise(1.0, 75); pathlib.Path(meeting.parent, 'promised').touch(); "
+PROMISE = "monitor.stop_on_signal(1.0, 75); pathlib.Path(meeting.parent, 'promised').touch(); "
 
 
 def promised(folder: Path) -> None:
@@ -387,7 +387,7 @@ def promised(folder: Path) -> None:
 
 
 def test_sigterm_is_a_flag(tmp_path: Path) -> None:
-    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    then = PROMISE + "\nwhile not monitor.stop_requested: time.sleep(0.01)\nsys.exit(monitor.mark_stopped(7, 'there'))"
     with Ranks(tmp_path, then) as ranks:
         promised(tmp_path)
         ranks.processes[0].send_signal(signal.SIGTERM)
@@ -413,8 +413,8 @@ def test_what_does_not_stop_in_time_is_ended(tmp_path: Path, busy: str) -> None:
 @pytest.mark.prove
 def test_a_rank_that_has_stopped_in_order_may_take_its_time_to_leave(tmp_path: Path) -> None:
     """A launcher that sees another rank leave sends SIGTERM again, and monitors may have much to close."""
-    then = "life.promise(6.0, 75); pathlib.Path(meeting.parent, 'promised').touch()\n"
-    then += "while not life.stopping: time.sleep(0.01)\nlife.stopped(7, 'there'); time.sleep(4); sys.exit(75)"
+    then = "monitor.stop_on_signal(6.0, 75); pathlib.Path(meeting.parent, 'promised').touch()\n"
+    then += "while not monitor.stop_requested: time.sleep(0.01)\nlife.stopped(7, 'there'); time.sleep(4); sys.exit(75)"
     with Ranks(tmp_path, then) as ranks:
         promised(tmp_path)
         ranks.processes[0].send_signal(signal.SIGTERM)
@@ -430,7 +430,7 @@ def test_a_fork_of_a_rank_has_its_own_signals(tmp_path: Path) -> None:
     """A worker that is ended by SIGTERM does not stop the run."""
     then = PROMISE + "\npid = os.fork()\nif pid == 0: time.sleep(600)\n"
     then += "time.sleep(0.3); os.kill(pid, signal.SIGTERM); status = os.waitpid(pid, 0)[1]; time.sleep(2)\n"
-    then += "sys.exit(0 if status == signal.SIGTERM and not life.stopping else 1)"
+    then += "sys.exit(0 if status == signal.SIGTERM and not monitor.stop_requested else 1)"
     with Ranks(tmp_path, then) as ranks:
         assert ranks.statuses(10) == [0]
 
@@ -467,7 +467,7 @@ def test_marks_come_over_the_network(tmp_path: Path, receiver: Receiver) -> None
 
 
 def test_a_stop_goes_over_the_network(tmp_path: Path, receiver: Receiver) -> None:
-    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\nsys.exit(life.stopped(7, 'there'))"
+    then = PROMISE + "\nwhile not monitor.stop_requested: time.sleep(0.01)\nsys.exit(monitor.mark_stopped(7, 'there'))"
     with Ranks(tmp_path, then, reports=receiver.variable) as ranks:
         promised(tmp_path)
         look(receiver, "0.born")
@@ -487,8 +487,8 @@ def test_ranks_end_when_dslpar_launch_is_gone(tmp_path: Path, receiver: Receiver
 def test_ranks_that_have_promised_to_stop_in_order_do_so_when_dslpar_launch_is_gone(
     tmp_path: Path, receiver: Receiver
 ) -> None:
-    then = PROMISE + "\nwhile not life.stopping: time.sleep(0.01)\n"
-    then += "pathlib.Path(meeting.parent, 'saved').touch(); sys.exit(life.stopped(7, 'there'))"
+    then = PROMISE + "\nwhile not monitor.stop_requested: time.sleep(0.01)\n"
+    then += "pathlib.Path(meeting.parent, 'saved').touch(); sys.exit(monitor.mark_stopped(7, 'there'))"
     with Ranks(tmp_path, then, reports=receiver.variable) as ranks:
         promised(tmp_path)
         look(receiver, "0.born")
@@ -558,14 +558,14 @@ def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
     assert len(all_stacks(many[0], many)) < 2**20 + 100
 
 
-# ---- the board ----
+# ---- the status page ----
 
 
 def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
-    board = Board(tmp_path / "0.board", make=True)
-    board.stand("stage 1 (pipe 1, data 0, tensor 0)")
-    board.move("step", 12, 600)
-    seen = Board(tmp_path / "0.board").moment()
+    page = StatusPage(tmp_path / "0.board", make=True)
+    page.set_location("stage 1 (pipe 1, data 0, tensor 0)")
+    page.enter("step", 12, 600)
+    seen = StatusPage(tmp_path / "0.board").progress()
     assert seen.words() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
     assert (seen.allowed_s, seen.moves) == (600, 1)
     assert abs(seen.since_s - time.monotonic()) < 5
@@ -574,5 +574,5 @@ def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
         ("saving", 5, "saving step 5"),
         ("ending", 5, "ending after step 5"),
     ):
-        board.move(phase, step)
-        assert Board(tmp_path / "0.board").moment().words().endswith(words)
+        page.enter(phase, step)
+        assert StatusPage(tmp_path / "0.board").progress().words().endswith(words)

@@ -1,6 +1,6 @@
 """How a rank dies, and what it leaves to say who was first.
 
-A rank (`end_at_errors`, called by `bootstrap`) ends at once at an exception that nobody catches. When the launcher that
+A rank (`monitor_rank`, called by `bootstrap`) ends at once at an exception that nobody catches. When the launcher that
 started it is gone it ends too: in order, with a checkpoint, where it has promised to stop so. It tells causes from
 consequences (reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the
 first rank's traceback stays in sight. Beside it runs its guard (guard.py), for all that a rank cannot do or say
@@ -44,7 +44,7 @@ from typing import NoReturn, TextIO
 from dslpar.watchdog import guard, reports
 from dslpar.watchdog.processes import launchers_above, parent
 from dslpar.watchdog.reports import Kind, Rank, Report, Stopped
-from dslpar.watchdog.status_page import OVERDUE, TOLD, Board, placed
+from dslpar.watchdog.status_page import OVERDUE, TOLD, StatusPage, join_location
 
 REPORTS = "DSLPAR_REPORTS"
 TCP = "tcp://"
@@ -61,7 +61,7 @@ _GUARD_S = 30.0
 """How long a guard may take to start, on a machine that is busy."""
 
 
-class Life:
+class RankMonitor:
     """What a rank knows of its own end; a class, since that is its state: its marks, its board, whether to stop.
 
     `loopback`: whether ranks meet at a loopback address.
@@ -72,9 +72,9 @@ class Life:
         self.who = who
         self.is_asked = not asked.startswith(TCP) and bool(asked) and Path(asked).is_dir()
         self.folder = Path(asked) if self.is_asked else Path(tempfile.mkdtemp(prefix="dslpar_rank_"))
-        self.board = Board(self.path("board"), make=True)
+        self.page = StatusPage(self.path("board"), make=True)
         self.token = secrets.token_hex(16)
-        self.stopping = False
+        self.stop_requested = False
         """Whether this rank was told to stop."""
         self._elastic = environ.get("TORCHELASTIC_ERROR_FILE")
         self._enrol()
@@ -82,9 +82,9 @@ class Life:
         self._signals = self._start_guard(environ, loopback)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: where this rank is."""
-        return placed(self.who, self.board.moment().words())
+        return join_location(self.who, self.page.progress().words())
 
     def path(self, name: str) -> Path:
         """Of a mark of this rank."""
@@ -130,40 +130,40 @@ class Life:
     def guard_port(self) -> int:
         """Where the guard of rank 0 listens; 0: it does not."""
         ends = time.monotonic() + _GUARD_S
-        while not self.board.port and time.monotonic() < ends:
+        while not self.page.port and time.monotonic() < ends:
             time.sleep(0.01)
-        return self.board.port
+        return self.page.port
 
     # ---- told to stop ----
 
-    def promise(self, grace_s: float, status: int) -> None:
-        """From now on SIGTERM and SIGUSR1 are a flag, `stopping`; what is not over `grace_s` after SIGTERM is ended.
+    def stop_on_signal(self, grace_s: float, status: int) -> None:
+        """From now on SIGTERM and SIGUSR1 set `stop_requested`; what is not over `grace_s` after SIGTERM is ended.
 
         `status`: with which a rank that stopped leaves.
         """
-        self.board.promise(grace_s, status)
+        self.page.set_grace(grace_s, status)
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)  # the guard knows at once, whatever we do
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._stop)
         os.register_at_fork(after_in_child=_default_signals)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.stopping = True
+        self.stop_requested = True
 
-    def stopped(self, step: int, saved: str) -> int:
+    def mark_stopped(self, step: int, saved: str) -> int:
         """Leaves the mark of a rank that ends since it was told to; the status to leave with."""
-        self.mark("stopped", json.dumps(Stopped(step, saved, self.board.status)))
-        return self.board.status
+        self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
+        return self.page.status
 
-    def outlast_rank_0(self, seconds: float) -> None:
+    def wait_for_rank_0(self, seconds: float) -> None:
         """Waits until rank 0 has left, as its guard tells ours; no longer than so."""
         ends = time.monotonic() + seconds
-        while not self.board.first_left and time.monotonic() < ends:
+        while not self.page.first_left and time.monotonic() < ends:
             time.sleep(0.02)
 
     # ---- the end ----
 
-    def end(self, report: Report, status: int = 1) -> NoReturn:
+    def exit_with(self, report: Report, status: int = 1) -> NoReturn:
         """At once: without atexit hooks and destructors, some of which wait for peers that wait for us."""
         if report.kind != "overdue":
             self.mark("error", json.dumps(report))
@@ -172,28 +172,28 @@ class Life:
                 Path(self._elastic).write_text(reports.elastic(report), encoding="utf-8")
         if report.kind == "consequence":
             with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(_STOPPING_PATIENCE_S if self.stopping else _PATIENCE_S)
+                time.sleep(_STOPPING_PATIENCE_S if self.stop_requested else _PATIENCE_S)
         # Not by sys.stderr: torch.distributed puts a buffer in its place while this runs, to print it afterwards.
         with contextlib.suppress(OSError):  # a launcher that is gone has closed the pipe
             os.write(2, report.spoken().encode())
         os._exit(status)
 
     def _brief(self, kind: Kind) -> Report:
-        return Report(self.who, kind, time.time(), "", "", self.board.moment().words())
+        return Report(self.who, kind, time.time(), "", "", self.page.progress().words())
 
     def _obey(self, why: int) -> NoReturn:
         """What the guard wants."""
         if why == OVERDUE:
             if self.path("stopped").exists():  # it had stopped in order, and was slow to leave
-                os._exit(self.board.status)
-            moment = self.board.moment()
-            self.mark("stopped", json.dumps(Stopped(moment.step, "", self.board.status, overdue=True)))
-            self.end(self._brief("overdue"), self.board.status)
+                os._exit(self.page.status)
+            moment = self.page.progress()
+            self.mark("stopped", json.dumps(Stopped(moment.step, "", self.page.status, overdue=True)))
+            self.exit_with(self._brief("overdue"), self.page.status)
         if why == TOLD:
             time.sleep(_TOLD_PATIENCE_S)
         if self.path("error").exists():  # it fails, and only waits to be ended
             os._exit(1)
-        self.end(self._brief("told"))
+        self.exit_with(self._brief("told"))
 
     def _watch(self) -> NoReturn:
         """Ends this rank when its guard says so, or when a launcher above it is gone: SIGKILL of `mpirun`, or SIGTERM
@@ -201,7 +201,7 @@ class Life:
         """
         chain = launchers_above(os.getpid())
         checked_s = -_LAUNCHER_CHECK_S
-        while not (why := self.board.ending):
+        while not (why := self.page.ending):
             if time.monotonic() - checked_s > _LAUNCHER_CHECK_S:
                 checked_s = time.monotonic()
                 if not all(parent(pid) == above for pid, above in chain):
@@ -216,29 +216,29 @@ class Life:
         The guard's clock starts as well.
         """
         report = self._brief("orphan")
-        if not self.board.grace_s:
-            self.end(report)
-        if not self.stopping:
-            self.stopping = True
+        if not self.page.grace_s:
+            self.exit_with(report)
+        if not self.stop_requested:
+            self.stop_requested = True
             with contextlib.suppress(OSError):
                 os.write(self._signals, bytes([signal.SIGTERM]))
             with contextlib.suppress(OSError):
                 os.write(2, report.spoken().encode())
 
 
-def end_at_errors(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> Life:
+def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> RankMonitor:
     """From now on an exception that nobody catches ends the process at once, and with it the job."""
-    life = Life(who, environ, loopback=loopback)
+    monitor = RankMonitor(who, environ, loopback=loopback)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        report = reports.report(who, life.board.moment().words(), error, trace)
-        life.end(report, 130 if report.kind == "interrupt" else 1)
+        report = reports.report(who, monitor.page.progress().words(), error, trace)
+        monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook
-    threading.Thread(target=life._watch, name="watch", daemon=True).start()
-    return life
+    threading.Thread(target=monitor._watch, name="watch", daemon=True).start()
+    return monitor
 
 
 @contextlib.contextmanager
