@@ -354,7 +354,7 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     stops = "monitor.stop_on_signal(5.0, 75)\nprint('promised', file=sys.stderr, flush=True)\n"
     stops += "while not monitor.stop_requested: time.sleep(0.01)\nsys.exit(monitor.mark_stopped(7, 'there'))"
     code = RANK.format(root=str(ROOT), rank=0, then=stops).replace(
-        "rank_monitor.end_at", "monitor = rank_monitor.end_at"
+        "rank_monitor.monitor_rank(", "monitor = rank_monitor.monitor_rank("
     )
     env = os.environ | {rank_monitor.REPORTS: str(tmp_path), "RANK_CODE": code}
     process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)

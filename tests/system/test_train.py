@@ -288,7 +288,7 @@ def test_what_cannot_run_is_told_before_anything_starts(
     said: str,
 ) -> None:
     config = str(write_config(tmp_path))
-    monkeypatch.setattr(bootstrap, "end_at_errors", lambda *_: None)  # this process is pytest's
+    monkeypatch.setattr(bootstrap, "monitor_rank", lambda *_: None)  # this process is pytest's
     monkeypatch.chdir(tmp_path)
     assert main([config if word == "CFG" else word for word in words]) == status
     assert said in capsys.readouterr().err
