@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
+from dslpar.core.suggest import did_you_mean
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import pipeline_module
-from dslpar.language.codes import did_you_mean
 from dslpar.layers import gather, placement_of
 
 Shape = tuple[int, ...]
@@ -137,8 +137,8 @@ def _other_names(given: Mapping[str, Shape], held: Mapping[str, Shape], model: M
     free = [name for name in given if name not in model]
     for name in held:
         if name not in given:
-            hint = did_you_mean(name, [other for other in free if given[other] == model[name]])
+            hint = did_you_mean(name, [other for other in free if given[other] == model[name]], "; ")
             yield f"no tensor for {name!r} {model[name]}", f"strict=False leaves it as it is{hint}"
     for name in free:
-        hint = did_you_mean(name, [other for other in model if other not in given])
+        hint = did_you_mean(name, [other for other in model if other not in given], "; ")
         yield f"the model has no {name!r} {given[name]}", f"strict=False passes it over{hint}"

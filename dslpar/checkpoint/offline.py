@@ -35,11 +35,11 @@ from dslpar.checkpoint.tensor_file import DTYPES, Lazy, Reader, write_lazily
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import TENSOR_AXES
+from dslpar.core.suggest import did_you_mean
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
 from dslpar.engine.pipeline_module import parts_of
 from dslpar.language import yaml_io
-from dslpar.language.codes import did_you_mean
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
@@ -208,7 +208,7 @@ def _check_fits(stored: Stored, stages: Sequence[Stage], index: Index) -> None:
     """The model that the config describes has the stored tensors, and no others."""
     wanted = {name: whole.shape for stage in stages for name, whole in stage.items()}
     there = {name: entry.shape for name, entry in index.parameters.items()}
-    said = [f"it has no {name!r}{did_you_mean(name, list(there))}" for name in wanted.keys() - there.keys()]
+    said = [f"it has no {name!r}{did_you_mean(name, there, '; ')}" for name in wanted.keys() - there.keys()]
     said += [f"the model has no {name!r}" for name in there.keys() - wanted.keys()]
     both = [name for name in wanted if name in there]
     differ = [name for name in both if wanted[name] != there[name]]

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _reference(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from dslpar.core.suggest import did_you_mean
     from dslpar.provenance import reference, reference_formats
-    from dslpar.schema.reader import did_you_mean
 
     if args.words or args.explain:
         parser.error("--reference is about no config, and takes one key at most")

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from dslpar.core import catalog
+from dslpar.core.suggest import did_you_mean
 from dslpar.linter import engine
 from dslpar.linter.rule import Rule
-from dslpar.schema.reader import did_you_mean
 
 Page = Rule | catalog.Page
 

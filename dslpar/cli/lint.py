@@ -9,10 +9,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from dslpar.cli import arguments as cli_arguments
 from dslpar.core.errors import Finding
+from dslpar.core.frozen import NamedTuple
 from dslpar.language.load import Config
 from dslpar.linter import check, engine
 from dslpar.linter.report import text as report_text

@@ -80,7 +80,7 @@ def _no_command(
     )
     top.add_argument("--version", action="store_true", help="print the version and stop")
     if words and not words[0].startswith("-"):
-        from dslpar.schema.reader import did_you_mean
+        from dslpar.core.suggest import did_you_mean
 
         top.error(f"no command {words[0]!r}; " + (did_you_mean(words[0], commands) or f"one of {', '.join(commands)}"))
     if top.parse_args(words).version:

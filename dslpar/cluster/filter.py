@@ -20,7 +20,7 @@ from typing import Literal
 
 from dslpar.cluster.hostfile import Cluster, Host, WrongChoice
 from dslpar.core.errors import Location
-from dslpar.core.suggest import meant as meant_by
+from dslpar.core.suggest import only_near
 
 MAX_SLOTS = 65_536
 """Of a host whose slots are chosen one by one."""
@@ -70,7 +70,7 @@ def _wrong(part: str, place: Location, known: Mapping[str, Host]) -> Iterator[Wr
     if match is None:
         yield WrongChoice("syntax", place, f"{part[:40]!r} chooses nothing", _GRAMMAR)
     elif match[1] not in known:
-        near = meant_by(match[1], known) or ", ".join(list(known)[:4])
+        near = only_near(match[1], known) or ", ".join(list(known)[:4])
         yield WrongChoice("host", place, f"there is no host {match[1]}", near or _GRAMMAR)
     elif match[2]:
         slots = known[match[1]].slots

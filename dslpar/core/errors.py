@@ -16,7 +16,9 @@ A user's mistake is always a `Finding`; `assert` is for dslpar's own invariants.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from dslpar.core.frozen import NamedTuple
 
 COMMAND_LINE = "<command line>"
 WORLD = "<world>"

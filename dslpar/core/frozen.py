@@ -1,19 +1,23 @@
-"""`@frozen`: a frozen, keyword-only dataclass that costs next to nothing to define.
+"""Frozen values that cost next to nothing to define: `@frozen`, a keyword-only dataclass, and `NamedTuple`.
 
 `dataclasses.dataclass(frozen=True)` compiles five functions a class, 0.6 ms each time: with the thirty classes of the
 spec, more than half of what `dslpar lint` may take. Here the methods are written once and shared, and the fields of a
 class are collected when they are first asked for. `fields`, `replace` and `is_dataclass` of the standard library work
-as ever, and type checkers see a plain frozen dataclass.
+as ever. `typing.NamedTuple` compiles every annotation to check it, which takes twice as long as all else that it does;
+this one leaves the checking to mypy. To type checkers both are what they replace.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
 
 if TYPE_CHECKING:
+    from typing import NamedTuple as NamedTuple
+
     from typing_extensions import dataclass_transform
 
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -22,6 +26,20 @@ if TYPE_CHECKING:
         ...
 
 else:
+
+    class _NamedTupleType(type):
+        def __new__(mcs, name, bases, body):
+            if not bases:  # NamedTuple itself
+                return super().__new__(mcs, name, bases, body)
+            names = body.get("__annotations__", {})
+            defaults = [body.pop(name) for name in names if name in body]
+            made = namedtuple(name, names, defaults=defaults, module=body.pop("__module__"))
+            for attribute, value in body.items():
+                setattr(made, attribute, value)
+            return made
+
+    class NamedTuple(metaclass=_NamedTupleType):
+        """The base of classes whose annotated names become the fields of a tuple."""
 
     def frozen(cls: Class) -> Class:
         """Make a frozen, keyword-only dataclass of `cls`."""
@@ -32,9 +50,9 @@ else:
 
 
 class _Fields:
-    """The place of a class's `__dataclass_fields__`, which `dataclass` takes when somebody reads it.
+    """Stand in for a class's `__dataclass_fields__` until somebody reads it, and let `dataclass` collect them then.
 
-    Most commands read the fields of a few sections alone; a base class's are read, and so made, by its heirs.
+    Most commands read the fields of a few sections alone; a base class's are read when its heirs' are.
     """
 
     def __get__(self, instance: object, owner: type) -> object:
@@ -42,7 +60,7 @@ class _Fields:
         return owner.__dataclass_fields__  # type: ignore[attr-defined]
 
 
-def _init(self: Any, **values: Any) -> None:
+def _init(self: Any, **values: object) -> None:
     name = type(self).__name__
     for item in fields(self):
         if item.name in values:
@@ -60,19 +78,19 @@ def _init(self: Any, **values: Any) -> None:
         check()
 
 
-def _refuse(self: Any, name: str, *_: Any) -> None:
+def _refuse(self: object, name: str, *_: object) -> None:
     raise FrozenInstanceError(f"cannot change {name!r} of a {type(self).__name__}")
 
 
-def _values(self: Any) -> tuple[Any, ...]:
+def _values(self: Any) -> tuple[object, ...]:
     return tuple(getattr(self, item.name) for item in fields(self))
 
 
-def _eq(self: Any, other: object) -> bool:
+def _eq(self: object, other: object) -> bool:
     return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
 
 
-def _hash(self: Any) -> int:
+def _hash(self: object) -> int:
     return hash((type(self), *_values(self)))
 
 

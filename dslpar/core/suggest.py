@@ -1,13 +1,15 @@
-"""Which name is certain to be meant, and the change of the source that writes it.
+"""Suggestions for misspelt names: the nearest known name, for a message; and the only one that can be meant, for a fix.
 
-A name may stand bare (a keyword, an attribute, a YAML key) or as a quoted string; the change replaces the characters
-of the name alone. Distances are those of Damerau and Levenshtein: one inserted, missing, wrong or swapped character
-each; ruff and rustc measure names so too. `did_you_mean` may guess, a change may not: it needs the only name that is
-near.
+`did_you_mean` may guess. A fix may not: it needs the only name that is near, by the distance of Damerau and
+Levenshtein, which counts one inserted, missing, wrong or swapped character each; ruff and rustc measure names so too.
+The name may stand bare in the source (a keyword, an attribute, a YAML key) or as a quoted string; the fix replaces the
+characters of the name alone.
 
-    >>> meant("pipline", ["pipeline", "data", "tensor"])
+    >>> did_you_mean("pipline", ["pipeline", "data", "tensor"])
+    "did you mean 'pipeline'?"
+    >>> only_near("pipline", ["pipeline", "data", "tensor"])
     'pipeline'
-    >>> meant("mim_lr", ["min_lr", "max_lr"]) is None    # one character from the first, two from the second
+    >>> only_near("mim_lr", ["min_lr", "max_lr"]) is None    # one character from the first, two from the second
     True
 """
 
@@ -19,41 +21,60 @@ from functools import lru_cache
 from dslpar.core.errors import Fix, Location
 
 QUOTES = ("'", '"')
+MAX_LENGTH = 100
+"""Longer names are not compared: the time to compare grows with the product of two lengths."""
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """The one known name within two characters of `name` (one, of names below five letters), in any case."""
+def did_you_mean(name: object, known: Iterable[object], before: str = "") -> str:
+    """Ask "did you mean 'x'?" of the nearest known name, after `before`; nothing where none is near."""
+    close = nearest(name, known)
+    return f"{before}did you mean {close!r}?" if close is not None else ""
+
+
+def nearest(name: object, known: Iterable[object]) -> str | None:
+    """Return the known name that `name` resembles most, in any case; None where it resembles none."""
+    import difflib  # only a mistake needs it
+
+    word = str(name).lower()
+    if len(word) >= MAX_LENGTH:
+        return None
+    by_lower = {item.lower(): item for item in known if isinstance(item, str) and len(item) < MAX_LENGTH}
+    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.7)
+    return by_lower[close[0]] if close else None
+
+
+def only_near(name: str, known: Iterable[str]) -> str | None:
+    """Return the one known name within two characters of `name` (one, of names below five letters), in any case."""
     most = 1 if len(name) < 5 else 2
-    near = {other for other in known if within(name.lower(), other.lower(), most)}
+    near = {other for other in known if is_within(name.lower(), other.lower(), most)}
     return near.pop() if len(near) == 1 else None
 
 
-def same_but_for_case(name: str, known: Iterable[str]) -> str | None:
-    """The one known name that differs from `name` in the case of its letters alone."""
+def only_recased(name: str, known: Iterable[str]) -> str | None:
+    """Return the one known name that differs from `name` in the case of its letters alone."""
     same = {other for other in known if other != name and other.lower() == name.lower()}
     return same.pop() if len(same) == 1 else None
 
 
-def written_anew(sources: Mapping[str, str], place: Location, name: str, new: str | None) -> Fix | None:
-    """The change of `name` to `new`, if exactly that name stands at the place, bare or in quotes."""
-    text = sources.get(place.path)
-    if new is None or text is None or place.line != place.end_line:
+def rename_fix(sources: Mapping[str, str], location: Location, name: str, new: str | None) -> Fix | None:
+    """Make the fix of `name` to `new`, if exactly that name stands at the location, bare or in quotes."""
+    source = sources.get(location.path)
+    if new is None or source is None or location.line != location.end_line:
         return None
-    there = _lines(text)[place.line - 1][place.column - 1 : place.end_column - 1]
-    if there == name:
-        return Fix(place, new)
-    quoted = len(there) == len(name) + 2 and there[0] == there[-1] and there[0] in QUOTES and there[1:-1] == name
-    inner = place._replace(column=place.column + 1, end_column=place.end_column - 1)
-    return Fix(inner, new) if quoted else None
+    written = _lines(source)[location.line - 1][location.column - 1 : location.end_column - 1]
+    if written == name:
+        return Fix(location, new)
+    if written[:1] in QUOTES and written == f"{written[0]}{name}{written[0]}":
+        return Fix(location._replace(column=location.column + 1, end_column=location.end_column - 1), new)
+    return None
 
 
 @lru_cache(maxsize=4)
 def _lines(text: str) -> list[str]:
-    """The lines of a source, split once for all that is found in it."""
     return text.split("\n")
 
 
-def within(one: str, other: str, most: int) -> bool:
+def is_within(one: str, other: str, most: int) -> bool:
     """Whether at most `most` characters are to be inserted, deleted, replaced or swapped with their neighbour."""
     if abs(len(one) - len(other)) > most:
         return False

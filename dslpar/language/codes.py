@@ -10,10 +10,8 @@ at the expression's place and goes on with `Unknown` (see values.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 from dslpar.core.errors import Finding, Location, Severity
+from dslpar.core.frozen import NamedTuple
 
 
 class Code(NamedTuple):
@@ -68,12 +66,3 @@ def finding(code: str, location: Location, message: str, help: str = "", severit
     """The finding of `code`, with the table's name, and its help unless a better one is given."""
     row = CODES[code]
     return Finding(code, row.name, severity or row.severity, message, help or row.help, location)
-
-
-def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """`; did you mean 'x'?` where one of the known words resembles the word, else nothing."""
-    from difflib import get_close_matches  # only needed for a mistake
-
-    words = [item for item in known if isinstance(item, str) and len(item) < 100]
-    close = get_close_matches(word, words[:100], 1) if isinstance(word, str) and len(word) < 100 else []
-    return f"; did you mean {close[0]!r}?" if close else ""

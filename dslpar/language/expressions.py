@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from dslpar.core.errors import Location
+from dslpar.core.suggest import did_you_mean
 from dslpar.language import operators
-from dslpar.language.codes import CODES, PYTHON_ERRORS, MistakeError, UnknownError, did_you_mean
+from dslpar.language.codes import CODES, PYTHON_ERRORS, MistakeError, UnknownError
 from dslpar.language.formatting import CONVERSIONS, formatted, to_text
 from dslpar.language.functions import BUILTINS, VALUES
 from dslpar.language.limits import check_length, check_size
@@ -95,7 +96,7 @@ class Expressions:
             return MistakeError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HELP.get(name, ""))
         known = [*self.globals.names, *BUILTINS]
         return MistakeError(
-            "CFG010", f"name {name!r} is not defined{did_you_mean(name, known)}", NAME_HELP.get(name, "")
+            "CFG010", f"name {name!r} is not defined{did_you_mean(name, known, '; ')}", NAME_HELP.get(name, "")
         )
 
     def attribute(self, node: ast.Attribute) -> Placed:
@@ -249,7 +250,9 @@ def missing_key(key: Any, owner: dict[Any, Any], place: Location) -> MistakeErro
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
     help = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
-    return MistakeError("CFG004", f"there is no key {shown} in this mapping{did_you_mean(key, owner)}", help, place)
+    return MistakeError(
+        "CFG004", f"there is no key {shown} in this mapping{did_you_mean(key, owner, '; ')}", help, place
+    )
 
 
 def kind_of(value: Any) -> str:

@@ -12,8 +12,9 @@ import os.path
 from collections.abc import Callable
 from typing import Any
 
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.arguments import Call
-from dslpar.language.codes import MistakeError, UnknownError, did_you_mean
+from dslpar.language.codes import MistakeError, UnknownError
 from dslpar.language.formatting import to_text
 from dslpar.language.limits import CONTAINERS, MAX_BITS, check_bits, check_items, check_size, in_fixed_order, too_much
 from dslpar.language.tree import TARGET, Reference
@@ -35,7 +36,7 @@ def _not_callable(name: str) -> MistakeError:
     if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
         help = "write the value here, or give it on the command line as key=value"
     elif owner in ("math", "os.path", "builtins"):
-        close = did_you_mean(name, FUNCTIONS)
+        close = did_you_mean(name, FUNCTIONS, "; ")
         help = f"use a function of the language{close}"
     else:
         help = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"

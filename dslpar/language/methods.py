@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.arguments import Call
-from dslpar.language.codes import MistakeError, UnknownError, did_you_mean
+from dslpar.language.codes import MistakeError, UnknownError
 from dslpar.language.formatting import format_method
 from dslpar.language.limits import check_items, check_length, check_size
 from dslpar.language.values import UNKNOWN, Dict, List, Unknown, adopt, origins_of
@@ -24,7 +25,7 @@ def call_method(owner: Any, name: str, call: Call) -> Any:
     if method is None:
         kind = type(owner).__name__.lower()
         known = METHODS.get(_kind(owner), {})
-        message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known)}"
+        message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known, '; ')}"
         raise MistakeError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
     return check_size(adopt(method(owner, call)))
 

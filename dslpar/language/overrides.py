@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
-from dslpar.language.codes import MistakeError, did_you_mean, finding
+from dslpar.core.suggest import did_you_mean
+from dslpar.language.codes import MistakeError, finding
 from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
 from dslpar.language.session import Session
 from dslpar.language.source import quiet_parse
@@ -187,7 +188,9 @@ def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, sh
             owner.drop(key)
         elif not owner.spoiled:
             raise MistakeError(
-                "CFG011", f"there is no {dotted(override.keys)} to delete{did_you_mean(key, owner)}", "leave it out"
+                "CFG011",
+                f"there is no {dotted(override.keys)} to delete{did_you_mean(key, owner, '; ')}",
+                "leave it out",
             )
         return
     old = owner.get(key)

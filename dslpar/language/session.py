@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import os.path
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dslpar.core.errors import Finding, Location
+from dslpar.core.frozen import NamedTuple
 from dslpar.language.codes import BudgetError, MistakeError, finding
 from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, too_much
 from dslpar.language.source import Source, parse, read_source

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from dslpar.core.errors import Finding
+from dslpar.core.frozen import NamedTuple
 from dslpar.language.codes import finding
 from dslpar.language.limits import MAX_NESTING
 from dslpar.language.source import Source

@@ -15,9 +15,10 @@ A mapping made by `LazyCall` is a mapping whose `target` is set; its `_target_` 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from dslpar.core.errors import Location
+from dslpar.core.frozen import NamedTuple
 
 TARGET = "_target_"
 

@@ -9,9 +9,10 @@ place that is None means "as the container's". `UNKNOWN` stands for what could n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from dslpar.core.errors import Location
+from dslpar.core.frozen import NamedTuple
 from dslpar.language.codes import UnknownError
 from dslpar.language.tree import Reference
 

@@ -36,8 +36,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
+from dslpar.core.frozen import NamedTuple
 from dslpar.core.mesh import Tensor
 from dslpar.schema.sections import GPT
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dslpar.core import mesh
-from dslpar.core.frozen import frozen
+from dslpar.core.frozen import NamedTuple, frozen
 from dslpar.layout import listed_stages
 from dslpar.layout import stages as cut
 from dslpar.layout.divisors import least_micro_size

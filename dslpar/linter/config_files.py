@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from dslpar.core.suggest import meant
+from dslpar.core.suggest import only_near
 from dslpar.language.limits import MAX_SOURCE_BYTES
 from dslpar.language.load import Config
 from dslpar.schema.sections_reader import SECTIONS
@@ -80,5 +80,5 @@ def _has_model(config: Config) -> bool:
 def _likely(config: Config, given: Collection[str]) -> int:
     """How many other sections the file means to give."""
     names: Iterable[str] = (str(name) for name in config.root.value if name not in SECTIONS)
-    misspelt = [name for name in names if meant(name, SECTIONS)]
+    misspelt = [name for name in names if only_near(name, SECTIONS)]
     return len(misspelt) + len(config.unknown & (set(SECTIONS) - set(given)))

@@ -8,9 +8,10 @@ one-function-one-rule shape is flake8's and pluggy's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Finding, Fix, Location, Severity
+from dslpar.core.frozen import NamedTuple
 
 if TYPE_CHECKING:
     from dslpar.linter.context import Context

@@ -59,7 +59,7 @@ def _code(word: str) -> str:
 
 
 def _why(word: str, names: list[str]) -> str:
-    from dslpar.schema.reader import did_you_mean
+    from dslpar.core.suggest import did_you_mean
 
     page = page_of(word)
     if page is not None:

@@ -251,7 +251,7 @@ class Ignores:
 
     def _nearly(self, code: Code) -> str:
         """'did you mean ...?', of the first unknown codes: a file of nothing else must not take long."""
-        from dslpar.schema.reader import did_you_mean
+        from dslpar.core.suggest import did_you_mean
 
         if code.text not in self._guesses:
             guess = len(self._guesses) < _GUESSES

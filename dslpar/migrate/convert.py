@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Finding, Location
-from dslpar.core.suggest import meant
+from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
 from dslpar.migrate import colossalai, deepspeed, libai
 from dslpar.migrate.rows import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dropped, filled, needed
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
-from dslpar.schema.reader import did_you_mean
 from dslpar.schema.sections_reader import SECTIONS
 
 TABLES: Mapping[str, Table] = {table.name: table for table in (colossalai.TABLE, libai.TABLE, deepspeed.TABLE)}
@@ -131,7 +130,7 @@ class Converter:
             return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
         if first in self.view.used:
             return dropped("a variable of the file's own: its value stands where it is used")
-        near = meant(first, known) if len(first) > 4 else None
+        near = only_near(first, known) if len(first) > 4 else None
         if near is not None:
             return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
         return dropped("a variable of the file's own, which dslpar does not read")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dslpar.core.suggest import did_you_mean
 from dslpar.provenance import deepspeed
 from dslpar.provenance.reference import Row, below, other_names, rows
 from dslpar.provenance.subject import Case
 from dslpar.provenance.values import Value
-from dslpar.schema.reader import did_you_mean
 
 ZERO = "zero."
 

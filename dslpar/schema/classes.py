@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from dslpar.core.errors import Location
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import sections
-from dslpar.schema.reader import Entry, Reader, Registered, Typed, did_you_mean
+from dslpar.schema.reader import Entry, Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
 
 MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dslpar.core.suggest import nearest
 from dslpar.language.tree import Node
 from dslpar.schema import deepspeed_policy
-from dslpar.schema.reader import Entry, Reader, did_you_mean, entries_of, listed, renamed
+from dslpar.schema.reader import Entry, Reader, entries_of, listed, renamed
 from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"
@@ -57,16 +58,16 @@ def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> N
     """The problem of a key that DeepSpeed has not, which it would not say."""
     names = list(known)
     message = f"DeepSpeed has no key {entry.name!r}" + (f" in {path}" if path else "")
-    close = did_you_mean(entry.name, names if path else [*names, *_ELSEWHERE])
-    meant = close.removeprefix("did you mean '").removesuffix("'?")
-    if not path and meant in _ELSEWHERE:
-        hint = f"{close} {_why_not(meant)}"
+    close = nearest(entry.name, names if path else [*names, *_ELSEWHERE])
+    if not path and close in _ELSEWHERE:
+        hint = f"did you mean {close!r}? {_why_not(close)}"
         reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key)
         return
     fix = renamed(reader.config, entry.source_key, names)
     if not path and entry.name in deepspeed_policy.ZERO:
-        close, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
-    hint = close or f"the keys are {listed(names)}"
+        hint, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
+    else:
+        hint = f"did you mean {close!r}?" if close else f"the keys are {listed(names)}"
     reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import Fix, Location
+from dslpar.core.frozen import NamedTuple
+from dslpar.core.suggest import did_you_mean, only_near, only_recased, rename_fix
 from dslpar.language.tree import Node, Reference
 from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, synonym_of, type_of
 from dslpar.schema.types import SEQUENCE, TYPES, ValueType
@@ -251,19 +253,8 @@ _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """'did you mean ...?' for the closest of the known names, or the empty text."""
-    import difflib
-
-    by_lower = {item.lower(): item for item in known}
-    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.75)
-    return f"did you mean {by_lower[close[0]]!r}?" if close else ""
-
-
 def certain(config: Config, source_key: str, known: Iterable[str]) -> str | None:
     """The one known name that a key can mean, by its letters or in another framework; none that its section has."""
-    from dslpar.core import suggest
-
     section, _, name = source_key.rpartition(".")
     beside = config.root.get(section)
     given = beside.value if beside is not None and beside.is_mapping else ()
@@ -272,7 +263,7 @@ def certain(config: Config, source_key: str, known: Iterable[str]) -> str | None
     if theirs is not None:
         meant = theirs.rpartition(".")[2]
         return meant if meant in left else None
-    return suggest.meant(name, left)
+    return only_near(name, left)
 
 
 def renamed(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
@@ -280,19 +271,15 @@ def renamed(config: Config, source_key: str, known: Iterable[str]) -> Fix | None
 
     A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
     """
-    from dslpar.core import suggest
-
     name, meant = source_key.rpartition(".")[2], certain(config, source_key, known)
-    near = meant is not None and suggest.meant(name, [meant]) is not None
-    return suggest.written_anew(config.sources, config.key_at(source_key), name, meant if near else None)
+    near = meant is not None and only_near(name, [meant]) is not None
+    return rename_fix(config.sources, config.key_at(source_key), name, meant if near else None)
 
 
 def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
     """The change of a choice that differs from a known one by the case of its letters alone."""
-    from dslpar.core import suggest
-
-    meant = suggest.same_but_for_case(str(name), known)
-    return suggest.written_anew(config.sources, place, str(name), meant)
+    meant = only_recased(str(name), known)
+    return rename_fix(config.sources, place, str(name), meant)
 
 
 def said_or_meant(source_key: str, known: Collection[str]) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import COMMAND_LINE, Location
+from dslpar.core.frozen import NamedTuple
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import classes
 from dslpar.schema import sections as spec
@@ -20,7 +22,6 @@ from dslpar.schema.reader import (
     Reader,
     Registered,
     certain,
-    did_you_mean,
     entries_of,
     listed,
     renamed,

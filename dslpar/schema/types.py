@@ -7,8 +7,9 @@ is no whole number, and neither is a float, but for `WholeNumber`, since people 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from dslpar.core.frozen import NamedTuple
 from dslpar.core.mesh import ORDERS
 
 PositiveInt: TypeAlias = int

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from dslpar.core.suggest import did_you_mean
 from dslpar.layout import listed_stages
 from dslpar.layout.resolve import stages_of
 from dslpar.layout.stages import PATTERN, layer_classes
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, UnknownValueError, rule
 from dslpar.schema import sections
-from dslpar.schema.reader import did_you_mean
 
 _CUTS = ("stage_ids", "counts", "method")
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 
 from dslpar.core import mesh
+from dslpar.core.suggest import did_you_mean
 from dslpar.layout.resolve import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.rule import Problem, rule
 from dslpar.schema import sections
-from dslpar.schema.reader import did_you_mean, recased
+from dslpar.schema.reader import recased
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
 

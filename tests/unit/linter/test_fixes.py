@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dslpar.cli.main import main
 from dslpar.core.errors import Fix, Location
-from dslpar.core.suggest import meant, same_but_for_case, within
+from dslpar.core.suggest import is_within, only_near, only_recased
 from dslpar.linter.check import lint
 from dslpar.linter.fixes import applied
 from tests.support.lint import MODEL
@@ -331,14 +331,14 @@ def test_within_is_the_distance(one: str, other: str, most: int) -> None:
                 table[i - 1][j - 1] + (one[i - 1] != other[j - 1]),
                 table[i - 2][j - 2] + 1 if swap else 99,
             )
-    assert within(one, other, most) is (table[-1][-1] <= most)
+    assert is_within(one, other, most) is (table[-1][-1] <= most)
 
 
 def test_what_is_meant() -> None:
-    assert meant("pipline", ["pipeline", "data"]) == "pipeline"
-    assert meant("PIPELINE", ["pipeline", "data"]) == "pipeline"
-    assert meant("dta", ["data", "date"]) is None or meant("dta", ["data"]) == "data"
-    assert meant("lt", ["lr", "x"]) == "lr"
-    assert meant("ab", ["cd"]) is None
-    assert same_but_for_case("1D", ["1d", "2d"]) == "1d"
-    assert same_but_for_case("adam", ["Adam", "ADAM"]) is None
+    assert only_near("pipline", ["pipeline", "data"]) == "pipeline"
+    assert only_near("PIPELINE", ["pipeline", "data"]) == "pipeline"
+    assert only_near("dta", ["data", "date"]) is None or only_near("dta", ["data"]) == "data"
+    assert only_near("lt", ["lr", "x"]) == "lr"
+    assert only_near("ab", ["cd"]) is None
+    assert only_recased("1D", ["1d", "2d"]) == "1d"
+    assert only_recased("adam", ["Adam", "ADAM"]) is None
