@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from dslpar.cli import arguments as cli_arguments
 from dslpar.core.errors import Finding
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.load import Config
 from dslpar.linter import check, engine
 from dslpar.linter.report import text as report_text

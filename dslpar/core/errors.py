@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 
 COMMAND_LINE = "<command line>"
 WORLD = "<world>"

@@ -1,23 +1,19 @@
-"""Frozen values that cost next to nothing to define: `@frozen`, a keyword-only dataclass, and `NamedTuple`.
+"""`@frozen`: a frozen, keyword-only dataclass that costs next to nothing to define.
 
 `dataclasses.dataclass(frozen=True)` compiles five functions a class, 0.6 ms each time: with the thirty classes of the
 spec, more than half of what `dslpar lint` may take. Here the methods are written once and shared, and the fields of a
 class are collected when they are first asked for. `fields`, `replace` and `is_dataclass` of the standard library work
-as ever. `typing.NamedTuple` compiles every annotation to check it, which takes twice as long as all else that it does;
-this one leaves the checking to mypy. To type checkers both are what they replace.
+as ever, and type checkers see a plain frozen dataclass.
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
 
 if TYPE_CHECKING:
-    from typing import NamedTuple as NamedTuple
-
     from typing_extensions import dataclass_transform
 
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -26,20 +22,6 @@ if TYPE_CHECKING:
         ...
 
 else:
-
-    class _NamedTupleType(type):
-        def __new__(mcs, name, bases, body):
-            if not bases:  # NamedTuple itself
-                return super().__new__(mcs, name, bases, body)
-            names = body.get("__annotations__", {})
-            defaults = [body.pop(name) for name in names if name in body]
-            made = namedtuple(name, names, defaults=defaults, module=body.pop("__module__"))
-            for attribute, value in body.items():
-                setattr(made, attribute, value)
-            return made
-
-    class NamedTuple(metaclass=_NamedTupleType):
-        """The base of classes whose annotated names become the fields of a tuple."""
 
     def frozen(cls: Class) -> Class:
         """Make a frozen, keyword-only dataclass of `cls`."""

@@ -39,7 +39,7 @@ def nearest(name: object, known: Iterable[object]) -> str | None:
     if len(word) >= MAX_LENGTH:
         return None
     by_lower = {item.lower(): item for item in known if isinstance(item, str) and len(item) < MAX_LENGTH}
-    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.75)
     return by_lower[close[0]] if close else None
 
 

@@ -11,7 +11,7 @@ at the expression's place and goes on with `Unknown` (see values.py).
 from __future__ import annotations
 
 from dslpar.core.errors import Finding, Location, Severity
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 
 
 class Code(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, ClassVar
 
 from dslpar.core.errors import Location
@@ -16,7 +17,7 @@ from dslpar.language import operators
 from dslpar.language.codes import CODES, PYTHON_ERRORS, MistakeError, UnknownError
 from dslpar.language.formatting import CONVERSIONS, formatted, to_text
 from dslpar.language.functions import BUILTINS, VALUES
-from dslpar.language.limits import check_length, check_size
+from dslpar.language.limits import MAX_SUGGESTED, check_length, check_size
 from dslpar.language.methods import find_method
 from dslpar.language.session import Session
 from dslpar.language.source import Source
@@ -94,7 +95,7 @@ class Expressions:
 
         if hasattr(builtins, name):
             return MistakeError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HELP.get(name, ""))
-        known = [*self.globals.names, *BUILTINS]
+        known = islice([*self.globals.names, *BUILTINS], MAX_SUGGESTED)
         return MistakeError(
             "CFG010", f"name {name!r} is not defined{did_you_mean(name, known, '; ')}", NAME_HELP.get(name, "")
         )
@@ -251,7 +252,10 @@ def missing_key(key: Any, owner: dict[Any, Any], place: Location) -> MistakeErro
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
     help = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
     return MistakeError(
-        "CFG004", f"there is no key {shown} in this mapping{did_you_mean(key, owner, '; ')}", help, place
+        "CFG004",
+        f"there is no key {shown} in this mapping{did_you_mean(key, islice(owner, MAX_SUGGESTED), '; ')}",
+        help,
+        place,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os.path
+from itertools import islice
 from typing import Any
 
 from dslpar.core.errors import Location
@@ -15,6 +16,7 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.language.calls import Invocations
 from dslpar.language.codes import MistakeError, UnknownError
 from dslpar.language.functions import FUNCTIONS, VALUES
+from dslpar.language.limits import MAX_SUGGESTED
 from dslpar.language.session import as_mapping, find_module
 from dslpar.language.syntax import bound_names
 from dslpar.language.tree import Reference
@@ -91,7 +93,9 @@ class Imports(Invocations):
             raise UnknownError
         if alias.name not in names:
             has = ", ".join(list(names)[:12])
-            message = f"{alias.name!r} is not in that config{did_you_mean(alias.name, names, '; ')}"
+            message = (
+                f"{alias.name!r} is not in that config{did_you_mean(alias.name, islice(names, MAX_SUGGESTED), '; ')}"
+            )
             raise MistakeError("CFG006", message, f"it has: {has}" if has else "")
         slot = names[alias.name]
         bound_by = "module" if slot.bound_by == "module" else "config"

@@ -34,6 +34,8 @@ MAX_WEIGHT = 200_000
 MAX_NODES = 50_000
 """Values in the finished tree."""
 MAX_FINDINGS = 100
+MAX_SUGGESTED = 100
+"""Names of the author's that a misspelt one is compared with: to compare takes a step's time for each."""
 
 
 def too_much(message: str, help: str = "") -> MistakeError:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from dslpar.core.errors import COMMAND_LINE, Finding, Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.codes import BudgetError, MistakeError, finding
 from dslpar.language.export import Exporter
 from dslpar.language.session import Session

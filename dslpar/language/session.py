@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslpar.core.errors import Finding, Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.codes import BudgetError, MistakeError, finding
 from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, too_much
 from dslpar.language.source import Source, parse, read_source

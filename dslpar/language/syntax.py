@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dslpar.core.errors import Finding
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.codes import finding
 from dslpar.language.limits import MAX_NESTING
 from dslpar.language.source import Source

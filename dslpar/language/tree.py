@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from dslpar.core.errors import Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 
 TARGET = "_target_"
 

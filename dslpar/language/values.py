@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from dslpar.core.errors import Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.codes import UnknownError
 from dslpar.language.tree import Reference
 

@@ -38,8 +38,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from dslpar.core.frozen import NamedTuple
 from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema.sections import GPT
 
 LARGEST = 2**31 - 1

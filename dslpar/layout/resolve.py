@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dslpar.core import mesh
-from dslpar.core.frozen import NamedTuple, frozen
+from dslpar.core.frozen import frozen
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout import listed_stages
 from dslpar.layout import stages as cut
 from dslpar.layout.divisors import least_micro_size

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Finding, Fix, Location, Severity
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from dslpar.linter.context import Context

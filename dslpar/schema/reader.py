@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import Fix, Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean, only_near, only_recased, rename_fix
 from dslpar.language.tree import Node, Reference
 from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, synonym_of, type_of

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import COMMAND_LINE, Location
-from dslpar.core.frozen import NamedTuple
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import classes

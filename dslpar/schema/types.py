@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from dslpar.core.frozen import NamedTuple
 from dslpar.core.mesh import ORDERS
+from dslpar.core.named_tuple import NamedTuple
 
 PositiveInt: TypeAlias = int
 NonNegativeInt: TypeAlias = int
