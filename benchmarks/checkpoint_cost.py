@@ -77,7 +77,7 @@ def trained(output_dir: Path, world: int, tensor: int) -> Engine:
     """An engine after one step: Adam has its states."""
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, tensor=tensor, output_dir=str(output_dir))
-    job = check.job_of(check.load_text(text, "checkpoint_cost.py"), world)
+    job = check.resolve(check.load_text(text, "checkpoint_cost.py"), world)
     engine = build(job, Groups(job.mesh), all_counted=True)
     ids = torch.zeros(job.batch.micro_size, SEQUENCE, dtype=torch.int64)
     engine.train_batch([(ids, ids)])

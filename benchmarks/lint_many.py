@@ -13,7 +13,7 @@ from math import log
 from statistics import mean, stdev
 
 from benchmarks.measure import Ratio, ratio
-from dslpar.linter import check, engine
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 
 FILES = 1000
@@ -42,7 +42,7 @@ def cost_s(text: str, world: int, path: str = "cfg.py") -> float:
     """Seconds of CPU to read, lint and print one file."""
     began = time.process_time()
     config = check.load_text(text, path)
-    report_text.text(engine.lint(config, world), config.sources)
+    report_text.text(check.lint(config, world), config.sources)
     return time.process_time() - began
 
 

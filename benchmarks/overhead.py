@@ -73,7 +73,7 @@ def job_for(world: int) -> Job:
     """dslpar's Job of SIZES, cut into equal stages."""
     half = SIZES.layers // 2
     cut = f"parallel = dict(pipeline=dict(size=2, counts=[{half}, {half}]))" if world == 2 else ""
-    return check.job_of(check.load_text(CONFIG.format(s=SIZES) + cut, "overhead.py"), world)
+    return check.resolve(check.load_text(CONFIG.format(s=SIZES) + cut, "overhead.py"), world)
 
 
 def check_same_model() -> None:

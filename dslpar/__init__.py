@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from dslpar.core.errors import DslparError, Finding, Location
     from dslpar.engine.gradient_handlers import BaseGradientHandler
     from dslpar.language.lazy import L, LazyCall, get_config, instantiate
-    from dslpar.linter.check import job_of as resolve
-    from dslpar.linter.check import lint, load
+    from dslpar.linter.check import lint, load, resolve
     from dslpar.models.build import build_pipeline_model, build_pipeline_model_from_cfg
     from dslpar.models.sequential import ModelFromConfig, Stage
     from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load": ("dslpar.linter.check", "load"),
     "lint": ("dslpar.linter.check", "lint"),
-    "resolve": ("dslpar.linter.check", "job_of"),
+    "resolve": ("dslpar.linter.check", "resolve"),
     "LazyCall": ("dslpar.language.lazy", "LazyCall"),
     "L": ("dslpar.language.lazy", "L"),
     "get_config": ("dslpar.language.lazy", "get_config"),

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
-from dslpar.core.errors import DslparError, Location, has_errors
+from dslpar.core.errors import DslparError, Location
 from dslpar.data.corpus import corpus_of
 from dslpar.data.loader import Loader, Pairs, is_dataset
 from dslpar.data.order import Samples
@@ -38,15 +38,14 @@ from dslpar.engine.build import build
 from dslpar.engine.engine import Engine
 from dslpar.engine.user_optimizer import MakesOptimizer
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, Stages, pipeline_of, resolve
+from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import ids_of
 from dslpar.linter import check
-from dslpar.linter.engine import rule_finding
+from dslpar.linter.registry import rule_finding
 from dslpar.models import LayeredModel, Sequential
 from dslpar.models.build import Given, given_model, model_of
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
-from dslpar.schema import sections_reader
 from dslpar.schema.registry import registered
 
 if TYPE_CHECKING:
@@ -276,13 +275,13 @@ def _job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
     names = registered()
     if by_program:
         config = _without_model(config)
-    findings = check.lint(config, world_size, registered=names)
-    findings = [finding for finding in findings if not (by_program and finding.code == NO_MODEL)]
-    if has_errors(findings):
-        raise DslparError(findings)
+    checked = check.check(config, world_size, registered=names)
+    if by_program:
+        checked = checked.without(NO_MODEL)
+    job = checked.job
     if rank == 0:
-        logging.say(findings, config.sources)
-    return resolve(sections_reader.read(config, names).spec, world_size, config.path)
+        logging.say(checked.findings, config.sources)
+    return job
 
 
 def _without_model(config: Config) -> Config:

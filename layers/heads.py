@@ -12,7 +12,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import WORLD, DslparError, Finding, Location
 from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import inner_cuts, piece, residual_cuts
-from dslpar.linter.engine import rule_finding
+from dslpar.linter.registry import rule_finding
 
 
 def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int, *, rotary: bool) -> list[int]:

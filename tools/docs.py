@@ -24,8 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from dslpar.cli.explain import Page, every_page, headline  # noqa: E402
 from dslpar.core.errors import Finding  # noqa: E402
-from dslpar.linter.check import load_text  # noqa: E402
-from dslpar.linter.engine import lint  # noqa: E402
+from dslpar.linter.check import lint, load_text  # noqa: E402
 from dslpar.linter.rule import Rule  # noqa: E402
 from dslpar.linter.rules.hosts import RULES as HOST_RULES  # noqa: E402
 from dslpar.provenance import reference, reference_formats  # noqa: E402

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dslpar.core.errors import DslparError, Location
+from dslpar.core.errors import Location
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
-from dslpar.linter import check, engine
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 
 if TYPE_CHECKING:
@@ -151,13 +151,7 @@ def _allocation(name: str, sources: dict[str, str]) -> Cluster:
 
 def job_or_findings(config: Config, world_size: int, hosts: Cluster | None, sources: dict[str, str]) -> Job | None:
     """The Job, or none where lint finds an error; findings go to stderr either way."""
-    texts = sources | dict(config.sources)
-    try:
-        job = check.job_of(config, world_size, cluster=hosts)
-    except DslparError as error:
-        sys.stderr.write(report_text.text(error.findings, texts))
-        return None
-    notes = engine.lint(config, world_size, hosts)
-    if notes:
-        sys.stderr.write(report_text.text(notes, texts))
-    return job
+    checked = check.check(config, world_size, hosts)
+    if checked.findings:
+        sys.stderr.write(report_text.text(checked.findings, sources | dict(config.sources)))
+    return None if checked.has_errors else checked.job

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dslpar.core import catalog
 from dslpar.core.suggest import did_you_mean
-from dslpar.linter import engine
+from dslpar.linter import registry
 from dslpar.linter.rule import Rule
 
 Page = Rule | catalog.Page
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def every_page() -> list[Page]:
     """All of them, by code."""
-    return sorted(engine.pages(), key=lambda page: page.code)
+    return sorted(registry.pages(), key=lambda page: page.code)
 
 
 def headline(page: Page) -> str:

@@ -16,10 +16,9 @@ from dslpar.cli import arguments as cli_arguments
 from dslpar.core.errors import Finding, has_errors
 from dslpar.language.codes import MistakeError
 from dslpar.language.source import read_source
-from dslpar.linter import check, engine
-from dslpar.linter.context import Context
+from dslpar.linter import check
+from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
-from dslpar.linter.rule import UnknownValueError
 from dslpar.migrate import report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.rows import Epoch
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         made = _with_epochs(made, convert(source, model, _epoch(made, args, parser)), parser)
     text = writer.file_of(made)
     config = check.load_text(text, args.out or "<imported>.py")
-    findings = engine.lint(config, args.world_size)
+    findings = check.lint(config, args.world_size)
     _write(text, args, parser)
     told = sys.stdout if args.out else sys.stderr
     told.write(_report(made, args, findings, config.sources))
@@ -99,9 +98,9 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
     """What an epoch is: the samples that were given, and those of one step, by the result."""
-    cx = Context(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size)
+    cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
-        size = cx.asked_batch.global_size or cx.batch.global_size
+        size = cx.requested_batch.global_size or cx.batch.global_size
     except UnknownValueError:
         parser.error("--num-samples: how many samples a step takes is not known; --world-size N may tell")
     return Epoch(args.num_samples, size)

@@ -14,7 +14,7 @@ from dslpar.cli import arguments as cli_arguments
 from dslpar.core.errors import Finding
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.load import Config
-from dslpar.linter import check, engine
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 
 EPILOG = """\
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     holds = _selection(args, parser)
 
     def findings_of(config: Config) -> list[Finding]:
-        return [item for item in engine.lint(config, args.world_size, cluster) if holds(item.code)]
+        return [item for item in check.lint(config, args.world_size, cluster=cluster) if holds(item.code)]
 
     if args.statistics and args.format in ("github", "sarif"):
         parser.error(f"--statistics goes with text, concise and json, not with {args.format}")

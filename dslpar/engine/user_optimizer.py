@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
 from dslpar.layout.resolve import Job
-from dslpar.linter.engine import rule_finding
+from dslpar.linter.registry import rule_finding
 from dslpar.schema import sections
 from dslpar.schema.torch_optimizers import elementwise
 

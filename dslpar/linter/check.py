@@ -1,30 +1,96 @@
-"""load -> lint -> resolve: the flow as functions, and all of it without torch.
+"""load -> lint -> resolve, without torch; a config is read and linted once, by `check`.
 
-config = dslpar.load("configs/gpt_3d.py", ["train.steps=10"])
-findings = dslpar.lint(config, world_size=8)
-job = dslpar.resolve(config, world_size=8)     # raises DslparError where lint finds an error
+    checked = check(load("configs/gpt_3d.py", ["train.steps=10"]), world_size=8)
+    checked.findings                # everything that the rules found
+    job = checked.job               # raises DslparError with all findings where one of them is an error
+
+`dslpar.lint` and `dslpar.resolve` are this in one call each.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, has_errors
+from dslpar.core.frozen import frozen
 from dslpar.language.load import NO_SHORTHANDS, NO_TEXTS, Config
 from dslpar.language.load import load as evaluate_file
 from dslpar.language.load import load_text as evaluate_text
-from dslpar.layout.resolve import Job, resolve
+from dslpar.layout import resolve as layout
+from dslpar.layout.resolve import Job
 from dslpar.linter import engine
+from dslpar.linter.context import Context
 from dslpar.schema import sections_reader
 from dslpar.schema.keys import shorthands
 from dslpar.schema.reader import Registered
+from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
 Path = str | os.PathLike[str]
+
+
+@frozen
+class Checked:
+    """A config that was read and linted for one world; made by `check`, and handed on to all who need either."""
+
+    context: Context
+    """What the rules looked at: sizes that follow from the config, the world and the hosts."""
+    findings: list[Finding]
+    """What the rules found, in file order."""
+
+    @property
+    def config(self) -> Config:
+        """What the author wrote."""
+        return self.context.config
+
+    @property
+    def reading(self) -> Reading:
+        """The typed sections, and where each key was written."""
+        return self.context.reading
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether one of the findings is an error, so that there is no job."""
+        return has_errors(self.findings)
+
+    @cached_property
+    def job(self) -> Job:
+        """The job of this world.
+
+        Raises:
+            DslparError: lint found an error; it holds all findings.
+            UnknownValueError: neither a world size nor hosts were given.
+        """
+        return self.job_of(self.context.world)
+
+    def without(self, code: str) -> Checked:
+        """Leave the findings of one code out, of a part of the config that is given otherwise."""
+        return Checked(context=self.context, findings=[item for item in self.findings if item.code != code])
+
+    def job_of(self, world_size: int) -> Job:
+        """Resolve the job of another world, for what does not depend on it; raises as `job` does."""
+        if self.has_errors:
+            raise DslparError(self.findings)
+        return layout.resolve(self.reading.spec, world_size, self.config.path)
+
+
+def check(
+    config: Config,
+    world_size: int | None = None,
+    cluster: Cluster | None = None,
+    registered: Registered | None = None,
+) -> Checked:
+    """Read and lint a config for a world, once.
+
+    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`).
+    """
+    cx = Context(config, sections_reader.read(config, registered), world_size, cluster)
+    return Checked(context=cx, findings=engine.run_rules(cx))
 
 
 def load(path: Path, overrides: Sequence[str] = (), texts: Mapping[str, str] = NO_TEXTS) -> Config:
@@ -36,7 +102,7 @@ def load(path: Path, overrides: Sequence[str] = (), texts: Mapping[str, str] = N
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:
-    """As `load`, of a text that stands in no file."""
+    """Evaluate a text that is in no file, as `load` does a file."""
     return evaluate_text(text, path, overrides, _shorthands(overrides))
 
 
@@ -52,34 +118,28 @@ def lint(
     cluster: Cluster | None = None,
     registered: Registered | None = None,
 ) -> list[Finding]:
-    """All findings of a config (or of the file at a path) for a world, in file order.
-
-    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`).
+    """Return all findings of a config (or of the file at a path) for a world, in file order; see `check`.
 
     Raises:
         TypeError: overrides for a Config, which is loaded already.
     """
-    return engine.lint(_loaded(config, overrides), world_size, cluster, registered)
+    return check(_loaded(config, overrides), world_size, cluster, registered).findings
 
 
-def job_of(
+def resolve(
     config: Config | Path,
     world_size: int,
     overrides: Sequence[str] = (),
     cluster: Cluster | None = None,
     registered: Registered | None = None,
 ) -> Job:
-    """The Job of a config in a world of `world_size` ranks; `registered` as in `lint`.
+    """Return the Job of a config in a world of `world_size` ranks; see `check`.
 
     Raises:
         DslparError: lint finds an error; it holds all findings.
         TypeError: overrides for a Config, which is loaded already.
     """
-    loaded = _loaded(config, overrides)
-    findings = engine.lint(loaded, world_size, cluster, registered)
-    if has_errors(findings):
-        raise DslparError(findings)
-    return resolve(sections_reader.read(loaded, registered).spec, world_size, loaded.path)
+    return check(_loaded(config, overrides), world_size, cluster, registered).job
 
 
 def _loaded(config: Config | Path, overrides: Sequence[str]) -> Config:

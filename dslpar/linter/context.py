@@ -6,40 +6,53 @@ rule: its mistake has a finding already. `cx.world` does the same where no world
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.language.load import Config
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
-from dslpar.linter.rule import Problem, UnknownValueError
+from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
-from dslpar.schema.reader import Registered
-from dslpar.schema.sections_reader import Reading, read
+from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
-    from dslpar.linter.suppressions import Ignores
+
+Section = TypeVar("Section")
 
 
 class Guarded:
-    """A section of the spec; reading an invalid field of it raises UnknownValueError."""
+    """A section that raises UnknownValueError where an invalid field of it is read; `guarded` makes one.
 
-    def __init__(self, section: Any, key: str, reading: Reading) -> None:
-        self._section, self._key, self._reading = section, key, reading
+    It takes its section's class for its own, so that `isinstance` tells a GPT from another model, to rules and to mypy
+    alike.
+    """
+
+    def __init__(self, section: object, key: str, invalid: frozenset[str]) -> None:
+        self._section, self._key, self._invalid = section, key, invalid
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._section)
 
     def __getattr__(self, name: str) -> Any:
         key = f"{self._key}.{name}" if self._key else name
-        if key in self._reading.invalid:
+        if key in self._invalid:
             raise UnknownValueError(key)
         value = getattr(self._section, name)
-        value = Guarded(value, key, self._reading) if is_dataclass(value) else value
+        value = Guarded(value, key, self._invalid) if is_dataclass(value) else value
         self.__dict__[name] = value  # rules ask for the same few values again and again
         return value
+
+
+def guarded(section: Section, key: str, invalid: frozenset[str]) -> Section:
+    """Guard a section; to mypy it is the section itself, so that a misspelt field in a rule is a type error."""
+    return cast(Section, Guarded(section, key, invalid))
 
 
 class Context:
@@ -48,25 +61,71 @@ class Context:
     def __init__(
         self,
         config: Config,
+        reading: Reading,
         world_size: int | None = None,
         cluster: Cluster | None = None,
-        registered: Registered | None = None,
+        of_any_world: bool = False,
     ) -> None:
         self.config = config
-        self.reading = read(config, registered)
-        self.spec: Any = Guarded(self.reading.spec, "", self.reading)
-        self.cluster = cluster
-        self.world_size = world_size
-        if world_size is None and cluster is not None and not cluster.broken and cluster.world_size:
-            self.world_size = cluster.world_size
-        self.asked_world_size = world_size
-        self.found: set[Finding] = set()
-        """What the rules have found so far; those of comments, which ask for it, come last."""
+        self.reading = reading
+        self.spec = guarded(reading.spec, "", reading.invalid)
+        self._world_size = world_size
+        self._cluster = cluster
+        self._of_any_world = of_any_world
+        self.comment_problems: Callable[[str], Iterable[Problem]] = lambda code: ()
+        """Problems of the comments that silence findings, by code; set by the engine where there are comments."""
 
-    # Places --------------------------------------------------------------------------------------------------
+    def of_any_world(self) -> Context:
+        """Return the config by itself: a rule that asks for the world or the hosts, even whether they are given, stops.
+
+        What a rule finds there, it finds in whatever world and on whatever hosts.
+        """
+        return Context(self.config, self.reading, of_any_world=True)
+
+    # The world -----------------------------------------------------------------------------------------------
+
+    @property
+    def requested_world_size(self) -> int | None:
+        """The number of ranks that was given as such."""
+        self._demand_a_world()
+        return self._world_size
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The hosts, where some were given."""
+        self._demand_a_world()
+        return self._cluster
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks: as given, or the slots of the hosts."""
+        cluster = self.cluster
+        if self._world_size is None and cluster is not None and not cluster.broken and cluster.world_size:
+            return cluster.world_size
+        return self._world_size
+
+    @property
+    def world(self) -> int:
+        """The number of ranks of the job."""
+        if self.world_size is None:
+            raise UnknownValueError("world size")
+        return self.world_size
+
+    @property
+    def hosts(self) -> Cluster:
+        """The hosts of the job."""
+        if self.cluster is None:
+            raise UnknownValueError("hostfile")
+        return self.cluster
+
+    def _demand_a_world(self) -> None:
+        if self._of_any_world:
+            raise UnknownValueError("world")
+
+    # Locations -----------------------------------------------------------------------------------------------
 
     def source_key(self, key: str) -> str:
-        """The key as the author wrote it: an alias, or the shorthand's own key."""
+        """Return the key as the author wrote it: an alias, or the shorthand's own key."""
         return self.reading.written.get(key, key)
 
     def given(self, key: str) -> bool:
@@ -74,29 +133,25 @@ class Context:
         return key in self.reading.written
 
     def at(self, *keys: str) -> Location:
-        """Where the first of the keys that was written stands; else where its section does."""
-        key = next((key for key in keys if self.given(key)), keys[-1])
-        return self.config.at(self.source_key(key))
+        """Return where the first of the keys that was written is; if none was, where the last one's section is."""
+        return self.config.at(self.source_key(self._first_given(keys)))
 
     def at_item(self, key: str, index: int) -> Location:
-        """Where one item of a list stands."""
+        """Return where one item of a list is."""
         return self.config.at(f"{self.source_key(key)}.{index}")
 
     def problem(self, keys: str | tuple[str, ...], message: str, hint: str) -> Problem:
-        """A problem at the first of the keys that was written."""
-        names = (keys,) if isinstance(keys, str) else keys
-        key = next((name for name in names if self.given(name)), names[-1])
+        """Make a problem at the first of the keys that was written."""
+        key = keys if isinstance(keys, str) else self._first_given(keys)
         return Problem(self.at(key), message, hint, self.source_key(key))
 
-    @cached_property
-    def ignores(self) -> Ignores | None:
-        """The comments that silence findings; None where no file has any."""
-        if not any("dslpar:" in text for text in self.sources.values()):
-            return None
-        from dslpar.linter.engine import RULES
-        from dslpar.linter.suppressions import Ignores
+    def _first_given(self, keys: tuple[str, ...]) -> str:
+        return next((key for key in keys if self.given(key)), keys[-1])
 
-        return Ignores(self.config, RULES)
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Texts of all files that findings may point into."""
+        return self.config.sources
 
     # What other stages found ---------------------------------------------------------------------------------
 
@@ -110,78 +165,95 @@ class Context:
             if misread.code == code:
                 yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
 
-    # Values --------------------------------------------------------------------------------------------------
+    # Sections of which there are several classes -------------------------------------------------------------
 
     @property
-    def world(self) -> int:
-        """Ranks of the job."""
-        if self.world_size is None:
-            raise UnknownValueError("world size")
-        return self.world_size
-
-    @property
-    def gpt(self) -> Any:
+    def gpt(self) -> sections.GPT:
         """The model, if it is one whose layers dslpar knows."""
-        if "model" in self.reading.invalid or not isinstance(self.reading.spec.model, sections.GPT):
+        model = self.spec.model
+        if not isinstance(model, sections.GPT):
             raise UnknownValueError("model")
-        return self.spec.model
+        return model
+
+    @property
+    def other_model(self) -> sections.OtherModel:
+        """The model, if it is a class by name."""
+        model = self.spec.model
+        if not isinstance(model, sections.OtherModel):
+            raise UnknownValueError("model")
+        return model
+
+    @property
+    def own_lr_scheduler(self) -> sections.LRScheduler:
+        """The learning-rate scheduler, if it is dslpar's own."""
+        scheduler = self.spec.lr_scheduler
+        if not isinstance(scheduler, sections.LRScheduler):
+            raise UnknownValueError("lr_scheduler")
+        return scheduler
+
+    @property
+    def other_lr_scheduler(self) -> sections.OtherSchedule:
+        """The learning-rate scheduler, if it is DeepSpeed's or torch's."""
+        scheduler = self.spec.lr_scheduler
+        if not isinstance(scheduler, sections.OtherSchedule):
+            raise UnknownValueError("lr_scheduler")
+        return scheduler
+
+    @property
+    def other_optimizer(self) -> sections.OtherOptimizer:
+        """The optimizer, if it is not one of dslpar's own sections."""
+        optimizer = self.spec.optimizer
+        if not isinstance(optimizer, sections.OtherOptimizer):
+            raise UnknownValueError("optimizer")
+        return optimizer
 
     @property
     def unlisted(self) -> str:
-        """The class of a model whose layers the config does not tell; empty if it does."""
-        model = self.spec.model
+        """The class of a model whose layers the config does not list; empty if it lists them."""
         if "model.layers_cfg" in self.reading.invalid:
             raise UnknownValueError("model.layers_cfg")
-        return "" if model.num_layers is not None else str(model.target)
+        model = self.spec.model
+        return "" if isinstance(model, sections.GPT) or model.num_layers is not None else model.target
 
     @property
     def num_layers(self) -> int:
-        """Layers that a pipeline cuts, of a model whose layers the config tells."""
-        layers: int | None = None if self.unlisted else self.spec.model.num_layers
+        """Layers that a pipeline partitions, of a model whose layers the config lists."""
+        layers = None if self.unlisted else self.spec.model.num_layers
         if layers is None:
             raise UnknownValueError("layers")
         return layers
 
-    @property
-    def own_schedule(self) -> Any:
-        """The schedule, if it is dslpar's own."""
-        if "lr_scheduler" in self.reading.invalid or not isinstance(
-            self.reading.spec.lr_scheduler, sections.LRScheduler
-        ):
-            raise UnknownValueError("lr_scheduler")
-        return self.spec.lr_scheduler
+    # Sizes, of either form -----------------------------------------------------------------------------------
 
     @property
-    def other_schedule(self) -> Any:
-        """The schedule, if it is DeepSpeed's or torch's."""
-        if "lr_scheduler" in self.reading.invalid or not isinstance(
-            self.reading.spec.lr_scheduler, sections.OtherSchedule
-        ):
-            raise UnknownValueError("lr_scheduler")
-        return self.spec.lr_scheduler
-
-    @property
-    def other_optimizer(self) -> Any:
-        """The optimizer, if it is not one of dslpar's own sections."""
-        if "optimizer" in self.reading.invalid or not isinstance(self.reading.spec.optimizer, sections.OtherOptimizer):
-            raise UnknownValueError("optimizer")
-        return self.spec.optimizer
-
-    @property
-    def pipeline(self) -> Any:
+    def pipeline(self) -> sections.PipelineParallel | None:
         """The PipelineParallel of either form, or None."""
-        return pipeline_of(self.spec)
+        pipeline: sections.PipelineParallel | None = pipeline_of(self.spec)
+        return pipeline
 
     @property
-    def tensor(self) -> Any:
+    def tensor(self) -> sections.TensorParallel | None:
         """The TensorParallel of either form, or None."""
-        return tensor_of(self.spec)
+        tensor: sections.TensorParallel | None = tensor_of(self.spec)
+        return tensor
+
+    @property
+    def multi_stage_pipeline(self) -> sections.PipelineParallel:
+        """The PipelineParallel of either form, if it has two stages or more."""
+        pipeline = self.pipeline
+        if pipeline is None or pipeline.size == 1:
+            raise UnknownValueError("pipeline")
+        return pipeline
 
     @property
     def stages(self) -> int:
         """Pipeline stages."""
         pipeline = self.pipeline
         return pipeline.size if pipeline else 1
+
+    def from_parallel(self, axis: str) -> bool:
+        """Whether `parallel`, and not LiBai's form, gives the axis."""
+        return getattr(self.spec.parallel, axis) is not None
 
     @property
     def pipeline_key(self) -> str:
@@ -199,16 +271,12 @@ class Context:
         both = "parallel.pipeline.stage_ids", "train.dist.custom_pipeline_stage_id"
         return both[0] if self.from_parallel("pipeline") else both[1]
 
-    def from_parallel(self, axis: str) -> bool:
-        """Whether `parallel`, and not LiBai's form, speaks of the axis."""
-        return getattr(self.spec.parallel, axis) is not None
-
     @cached_property
     def cuboid(self) -> mesh.Tensor:
         """The tensor cuboid; unknown while mode and size do not fit."""
         tensor = self.tensor
         if tensor is not None and (tensor.mode or tensor.size > 1):
-            if tensor.mode not in MODES or MODES[tensor.mode].axes(tensor) is None:
+            if tensor.mode is None or tensor.mode not in MODES or MODES[tensor.mode].axes(tensor) is None:
                 raise UnknownValueError("parallel.tensor")
             if tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
                 raise UnknownValueError("parallel.tensor.depth")
@@ -224,15 +292,10 @@ class Context:
 
     @cached_property
     def batch(self) -> Batch:
-        """The batch; whether its product fits is for BAT101 to say."""
-        return batch_of(self.asked_batch, self.data_size, least_micro_size(self.cuboid))
+        """The batch of a step, whether or not its product fits; BAT101 reports that it does not."""
+        return batch_of(self.requested_batch, self.data_size, least_micro_size(self.cuboid))
 
     @property
-    def asked_batch(self) -> sections.Batch:
-        """What the config says of the batch."""
+    def requested_batch(self) -> sections.Batch:
+        """The sizes of the batch that the config gives."""
         return asked_batch(self.spec)
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Texts of all files that findings may point into."""
-        return self.config.sources

@@ -8,34 +8,17 @@ one-function-one-rule shape is flake8's and pluggy's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from dslpar.core.errors import Finding, Fix, Location, Severity
+from dslpar.core.errors import Finding, Severity
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem, UnknownValueError
 
-if TYPE_CHECKING:
-    from dslpar.linter.context import Context
-
-
-class UnknownValueError(Exception):
-    """A rule asked for a value that another finding already covers, or that needs a world size: it has no say."""
-
-
-class Problem(NamedTuple):
-    """What a rule found, and where; the rule's code, name and severity are added to it."""
-
-    location: Location
-    message: str
-    help: str = ""
-    key: str = ""
-    fix: Fix | None = None
-
-
-Check = Callable[["Context"], Iterable["Problem | Finding"]]
+Check = Callable[[Context], Iterable[Problem | Finding]]
 
 
 class Rule(NamedTuple):
-    """One rule of the book."""
+    """One rule: what it is called, and how it checks a config."""
 
     code: str
     name: str
@@ -48,13 +31,13 @@ class Rule(NamedTuple):
         return self.check.__doc__ or ""
 
     def text(self) -> str:
-        """The page as it is printed: without the indentation of a docstring."""
+        """Return the page without the indentation of a docstring."""
         from inspect import cleandoc
 
         return cleandoc(self.page)
 
     def findings(self, cx: Context) -> Iterator[Finding]:
-        """What the rule has to say of the config; a rule that asks for an unknown value stops there."""
+        """Check a config; at the first value that is not known, the rule stops."""
         try:
             for problem in self.check(cx):
                 yield problem if isinstance(problem, Finding) else self.finding(problem)
@@ -62,7 +45,7 @@ class Rule(NamedTuple):
             return
 
     def finding(self, problem: Problem) -> Finding:
-        """The problem under this rule's code, name and severity."""
+        """Put a problem under this rule's code, name and severity."""
         location, message, hint, key, fix = problem
         return Finding(self.code, self.name, self.severity, message, hint, location, key, fix)
 

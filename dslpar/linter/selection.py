@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dslpar.linter.engine import RULES, page_of
+from dslpar.linter.registry import RULES, page_of
 
 NOT_LOOKED_AT = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
 """Files that could not be read to their end, and rules that were skipped."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.layout.deepspeed_config import ds_config
-from dslpar.linter.rule import UnknownValueError
+from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Case
 from dslpar.provenance.values import Value
 from dslpar.schema.keys import deepspeed_keys

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.layout import divisors
 from dslpar.layout.resolve import MODES, Stages, default_output_dir, pipeline_of, run_name, seq_len_of, stages_of
-from dslpar.linter.rule import UnknownValueError
+from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Case
 from dslpar.schema import sections
 
@@ -77,11 +77,16 @@ def _of_mode(name: str) -> Callable[[Case], Inferred | None]:
         cuboid = case.cx.cuboid
         if cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
-        key = "parallel.tensor.sequence" if name == "residual" and case.cx.tensor.sequence else "parallel.tensor.mode"
+        key = "parallel.tensor.sequence" if name == "residual" and _is_sequence(case) else "parallel.tensor.mode"
         message = "sequence=True keeps it so" if key.endswith("sequence") else f"as mode {cuboid.mode!r} has it"
         return Inferred(getattr(cuboid, name), message, (key,))
 
     return inferred
+
+
+def _is_sequence(case: Case) -> bool:
+    tensor = case.cx.tensor
+    return bool(tensor and tensor.sequence)
 
 
 # The cut ----------------------------------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ def stages(case: Case) -> Stages:
 
 def _cut(case: Case) -> tuple[str, tuple[str, ...]]:
     """Which key says the cut, in words, and the keys."""
-    pipeline = case.cx.pipeline
+    pipeline = case.cx.multi_stage_pipeline
     layers, size = case.cx.num_layers, case.cx.stages
     if pipeline.stage_ids is not None:
         return "counted in stage_ids", ("parallel.pipeline.stage_ids",)
@@ -122,7 +127,7 @@ def _default_method(case: Case) -> str:
 
 def _method(case: Case) -> Inferred | None:
     pipeline = case.cx.pipeline
-    if case.cx.stages == 1 or pipeline.stage_ids is not None or pipeline.counts is not None:
+    if pipeline is None or pipeline.size == 1 or pipeline.stage_ids is not None or pipeline.counts is not None:
         return None
     if case.cx.from_parallel("pipeline"):
         return Inferred("cost", "left out: stages whose work is as even as can be", how="default")
@@ -146,7 +151,7 @@ def _counts(case: Case) -> Inferred | None:
 def _auto_ids(case: Case) -> Inferred | None:
     if case.cx.stages == 1:
         return None
-    method = case.cx.pipeline.method or _default_method(case)
+    method = case.cx.multi_stage_pipeline.method or _default_method(case)
     words = (
         f"what method {method!r} makes of {case.cx.num_layers} layers over {case.cx.stages} stages, recomputed on load"
     )
@@ -179,7 +184,7 @@ def _global_size(case: Case) -> Inferred:
 
 
 def _micro_size(case: Case) -> Inferred:
-    if case.cx.asked_batch.global_size is None:
+    if case.cx.requested_batch.global_size is None:
         return _least(case)
     batch, data = _fitting(case)
     words = f"global_size {batch.global_size} / (accumulation {batch.accumulation} * data {data})"
@@ -195,7 +200,7 @@ def _least(case: Case) -> Inferred:
 
 
 def _accumulation(case: Case) -> Inferred:
-    asked = case.cx.asked_batch
+    asked = case.cx.requested_batch
     if asked.global_size is None or asked.micro_size is None:
         return Inferred(1, "left out: one micro-batch a step", how="default")
     batch, data = _fitting(case)
@@ -206,7 +211,7 @@ def _accumulation(case: Case) -> Inferred:
 def _num_microbatches(case: Case) -> Inferred | None:
     if case.reading.spec.schedule is None:
         return None
-    batch = case.cx.batch if case.cx.asked_batch.accumulation is None else case.cx.asked_batch
+    batch = case.cx.batch if case.cx.requested_batch.accumulation is None else case.cx.requested_batch
     return Inferred(batch.accumulation, "as many as batch.accumulation", ("batch.accumulation",))
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dslpar.core.errors import COMMAND_LINE, Finding, has_errors
+from dslpar.core.errors import COMMAND_LINE
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job, resolve
-from dslpar.linter import check, engine
-from dslpar.linter.context import Context
-from dslpar.linter.rule import UnknownValueError
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.linter.problem import UnknownValueError
 from dslpar.schema.sections_reader import Reading, read
 
 if TYPE_CHECKING:
@@ -22,8 +21,9 @@ class Case:
 
     def __init__(self, config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> None:
         self.config = config
-        self.cx = Context(config, world_size, cluster)
-        self.findings: list[Finding] = engine.lint(config, world_size, cluster)
+        self.checked = check.check(config, world_size, cluster)
+        self.cx = self.checked.context
+        self.findings = self.checked.findings
 
     @property
     def world_size(self) -> int | None:
@@ -38,7 +38,7 @@ class Case:
     @property
     def sound(self) -> bool:
         """Whether lint finds no error."""
-        return not has_errors(self.findings)
+        return not self.checked.has_errors
 
     @cached_property
     def before(self) -> tuple[Config, Reading] | None:
@@ -73,7 +73,7 @@ class Case:
 
     def _job(self, world_size: int) -> Job:
         if world_size not in self._jobs:
-            self._jobs[world_size] = resolve(self.reading.spec, world_size, self.config.path)
+            self._jobs[world_size] = self.checked.job_of(world_size)
         return self._jobs[world_size]
 
     @cached_property

@@ -17,7 +17,7 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.layout.resolve import pipeline_of, tensor_of
-from dslpar.linter.rule import UnknownValueError
+from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.inferred import INFERRED, RECOMPUTED, Inferred, notes
 from dslpar.provenance.origins import Step, steps_of
 from dslpar.provenance.reference import NAMES, below, help_of

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.catalog import raise_finding
-from dslpar.core.errors import DslparError, Finding, Location, has_errors
+from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import Place
 from dslpar.layout.resolve import Job
@@ -139,11 +139,11 @@ def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
     try:
         flags = _parser().parse_intermixed_args(words)
         config = linter_check.load(flags.config, flags.overrides)
-        findings = linter_check.lint(config, place.world_size)
-        logging.say(findings, config.sources)
-        if has_errors(findings):
+        checked = linter_check.check(config, place.world_size)
+        logging.say(checked.findings, config.sources)
+        if checked.has_errors:
             return 1, None
-        job = _asked(linter_check.job_of(config, place.world_size), flags)
+        job = _asked(checked.job, flags)
         if place.rank == 0:
             monitors.check_packages(job)
         ready = Ready(job, corpus_of(job), config, flags)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dslpar.layout.resolve import Job
-from dslpar.linter.check import job_of, load_text
+from dslpar.linter.check import load_text, resolve
 from tests.support.paths import TABLES
 from tests.support.ranks import on_ranks
 
@@ -25,7 +25,7 @@ STEPS = 2
 
 def job(parallel: str, world: int) -> Job:
     line = "" if parallel == "<absent>" else f"parallel = {parallel}\n"
-    return job_of(load_text(MODEL + REST + line, "form.py"), world)
+    return resolve(load_text(MODEL + REST + line, "form.py"), world)
 
 
 _SEEN: dict[object, list[list[float]]] = {}

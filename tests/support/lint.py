@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dslpar.cluster.filter import choose
 from dslpar.cluster.hostfile import parse
 from dslpar.core.errors import Finding
-from dslpar.linter.check import load_text
-from dslpar.linter.engine import lint
+from dslpar.linter.check import lint, load_text
 
 MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, vocab_size=256, max_seq_len=96)\n"
 BATCH = "batch = dict(micro_size=16)\n"
@@ -31,7 +30,9 @@ def findings(
     cluster = parse(hostfile, "hosts") if hostfile is not None else None
     if cluster is not None and (include or exclude):
         cluster = choose(cluster, include or exclude, "--include" if include else "--exclude")
-    return [found for found in lint(load_text(text, PATH, overrides), world, cluster) if found.code not in ignored]
+    return [
+        found for found in lint(load_text(text, PATH, overrides), world, cluster=cluster) if found.code not in ignored
+    ]
 
 
 def codes(text: str, world: int | None = 8, overrides: Sequence[str] = (), hostfile: str | None = None) -> list[str]:

@@ -65,7 +65,7 @@ def scaled_down(config: str) -> list[str]:
     model = root.get("model").value
     names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
     words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
-    least = least_micro_size(check.job_of(config, world_of(config)).mesh.tensor)
+    least = least_micro_size(check.resolve(config, world_of(config)).mesh.tensor)
     words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
     batch = f"batch={{'global_size': 8, 'micro_size': {least}}}"
     return [*words, batch, "train.steps=2", "train.eval_interval=None"]

@@ -158,4 +158,4 @@ def test_a_full_disk_in_a_traceback() -> None:
 )
 def test_how_many_steps_may_be_skipped(tmp_path: Path, more: str, steps: int) -> None:
     """With fp16's scale, from 2**16 down, one less than it takes until DeepSpeed raises an error of its own."""
-    assert loop.max_skipped(check.job_of(str(write_config(tmp_path, CONFIG + more)), 1)) == steps
+    assert loop.max_skipped(check.resolve(str(write_config(tmp_path, CONFIG + more)), 1)) == steps

@@ -373,11 +373,11 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
 SUPERVISED = """\
 import sys
 sys.path.insert(0, {root!r})
-from dslpar import flow
+from dslpar.linter import check
 from dslpar.launch import launcher, supervise
 from dslpar.launch.local_facts import look_around
 from dslpar.launch.job import Command, Request
-job = flow.job_of({config!r}, 1, ["train.output_dir=" + {folder!r}])
+job = check.resolve({config!r}, 1, ["train.output_dir=" + {folder!r}])
 facts = look_around(None, {{}})
 plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)
 launcher.carrying = lambda plan, more: plan._replace(

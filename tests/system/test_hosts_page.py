@@ -10,7 +10,7 @@ import pytest
 
 from dslpar.cli.main import main
 from dslpar.launch import commands, local_facts, ssh
-from dslpar.linter.engine import page_of
+from dslpar.linter.registry import page_of
 from tests.support.runs import ROOT
 
 PAGES = (ROOT / "docs" / "hosts.md", ROOT / "docs" / "running.md", ROOT / "README.md")

@@ -99,7 +99,7 @@ def test_what_was_resolved_stands_in_config_yaml(finished: tuple[Path, Finished]
 def test_config_yaml_loads_as_a_config_of_the_same_job(finished: tuple[Path, Finished]) -> None:
     out, _ = finished
     assert check.lint(check.load(str(out / "config.yaml")), 1) == []
-    again = check.job_of(str(out / "config.yaml"), 1)
+    again = check.resolve(str(out / "config.yaml"), 1)
     assert again.spec.data.files == (str(out.parent / "text.txt"),), "found from wherever the record stands"
     assert again.spec.train.steps == 5
 
@@ -130,13 +130,13 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
 def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
     text = CONFIG + "train.update(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1]))\n"
     config = check.load(str(write_config(tmp_path, text)))
-    (tmp_path / "config.yaml").write_text(run_dir.config_yaml(check.job_of(config, 2), config))
+    (tmp_path / "config.yaml").write_text(run_dir.config_yaml(check.resolve(config, 2), config))
     again = check.load(str(tmp_path / "config.yaml"))
     plain: Any = again.root.plain()
     assert plain["train"]["dist"]["actual_pipeline_stage_id"] == [0, 1]
     assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
     assert not [finding for finding in check.lint(again, 2) if not finding.code.startswith("PERF")]
-    assert check.job_of(again, 4).mesh.data == 2, "not bound to the world that it ran in"
+    assert check.resolve(again, 4).mesh.data == 2, "not bound to the world that it ran in"
 
 
 # ---- one run at a time ----
@@ -188,7 +188,7 @@ def test_a_file_system_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "lockf", none)
     config = check.load(str(write_config(tmp_path)), [f"train.output_dir={tmp_path / 'out'}"])
-    run_dir.hold(check.job_of(config, 1), config)
+    run_dir.hold(check.resolve(config, 1), config)
     assert "no locks on this file system (No locks available): run one at a time there" in capsys.readouterr().out
 
 

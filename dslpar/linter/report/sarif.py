@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
-from dslpar.linter.engine import page_of
+from dslpar.linter.registry import page_of
 from dslpar.linter.report.github import relative, root_of
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from dslpar.layout.divisors import least_micro_size
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 from dslpar.schema import sections
 
 
@@ -27,7 +28,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
         batch = dict(global_size=16, micro_size=1)  # a world of 8
     """
     whole, micro, accumulation = cx.batch
-    data, asked = cx.data_size, cx.asked_batch
+    data, asked = cx.data_size, cx.requested_batch
     if micro * accumulation * data != whole:
         shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
         yield cx.problem(
@@ -37,7 +38,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
 
 def _repairs(cx: Context) -> list[str]:
     """What to write for one of the sizes so that the product fits."""
-    asked, data, least = cx.asked_batch, cx.data_size, least_micro_size(cx.cuboid)
+    asked, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
     whole, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
     assert whole is not None, "without a global_size the product fits"
     step = (micro or least) * (accumulation or 1) * data
@@ -75,7 +76,7 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='2d'))
         batch = dict(micro_size=4)
     """
-    least, asked = least_micro_size(cx.cuboid), cx.asked_batch
+    least, asked = least_micro_size(cx.cuboid), cx.requested_batch
     micro = asked.micro_size or cx.batch.micro_size
     if micro % least == 0:
         return
@@ -156,23 +157,24 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         lr_scheduler = dict(type='cosine', warmup_steps=10)
         train = dict(steps=100)
     """
-    schedule, steps = cx.spec.lr_scheduler, cx.spec.train.steps
-    by_name = isinstance(cx.reading.spec.lr_scheduler, sections.OtherSchedule)
-    key = "lr_scheduler.warmup_num_steps" if by_name else "lr_scheduler.warmup_steps"
-    if by_name and key in cx.reading.invalid:
-        return
-    warm = schedule.args.get("warmup_num_steps", _warm_up_of(schedule.target)) if by_name else schedule.warmup_steps
-    if warm > steps:
-        message = f"{warm} steps of warm-up in a run of {steps} steps" + (
-            "" if cx.given(key) else ": DeepSpeed's default"
-        )
+    scheduler, steps = cx.spec.lr_scheduler, cx.spec.train.steps
+    if isinstance(scheduler, sections.OtherSchedule):
+        key = "lr_scheduler.warmup_num_steps"
+        if key in cx.reading.invalid:
+            return
+        warmup = scheduler.args.get("warmup_num_steps", _default_warmup(scheduler.target))
+    else:
+        key, warmup = "lr_scheduler.warmup_steps", scheduler.warmup_steps
+    if warmup > steps:
+        message = f"{warmup} steps of warm-up in a run of {steps} steps"
+        message += "" if cx.given(key) else ": DeepSpeed's default"
         name = "" if cx.given(key) else "warmup_num_steps="
         yield cx.problem((key, "lr_scheduler"), message, f"{name}{steps} at most, or a longer run")
 
 
-def _warm_up_of(schedule: str) -> int:
-    """The steps of warm-up that a schedule by name has where nothing says how many."""
-    from dslpar.schema.deepspeed_policy import LR_SCHEDULER_DEFAULTS  # here: most configs need none of it
+def _default_warmup(schedule: str) -> int:
+    """DeepSpeed's own number of warm-up steps, where the config gives none."""
+    from dslpar.schema.deepspeed_policy import LR_SCHEDULER_DEFAULTS  # most configs need none of it
 
     return int(LR_SCHEDULER_DEFAULTS.get(schedule, {}).get("warmup_num_steps", 0))
 
@@ -195,7 +197,7 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='AdamW', lr=1e-3)
         lr_scheduler = dict(type='cosine', min_lr=1e-4)
     """
-    low, peak = cx.own_schedule.min_lr, cx.spec.optimizer.lr
+    low, peak = cx.own_lr_scheduler.min_lr, cx.spec.optimizer.lr
     if low > peak:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
 
@@ -217,7 +219,7 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='SGD', lr=0.1, momentum=0.9, nesterov=True)
     """
     optimizer = cx.spec.optimizer
-    if cx.given("optimizer.nesterov") and optimizer.nesterov and not optimizer.momentum:
+    if isinstance(optimizer, sections.SGD) and optimizer.nesterov and not optimizer.momentum:
         yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
 
 
@@ -283,9 +285,9 @@ def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
         lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=100, warmup_num_steps=5)
         train = dict(steps=100)
     """
-    args, steps = cx.other_schedule.args, cx.spec.train.steps
+    args, steps = cx.other_lr_scheduler.args, cx.spec.train.steps
     total = args.get("total_num_steps")
-    floor = args.get("cos_min_ratio", 1e-4) if cx.other_schedule.target == "WarmupCosineLR" else 0
+    floor = args.get("cos_min_ratio", 1e-4) if cx.other_lr_scheduler.target == "WarmupCosineLR" else 0
     if total is not None and total < steps and floor < _A_RATE:
         message = (
             f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("CFG114", "ignore-without-code", "warning")
@@ -29,7 +30,7 @@ def ignore_without_code(cx: Context) -> Iterator[Problem]:
     Use instead:
         idle = dict(a=1)  # dslpar: ignore[CFG106] another tool reads it
     """
-    yield from _checked(cx, "CFG114")
+    yield from cx.comment_problems("CFG114")
 
 
 @rule("CFG115", "unused-ignore", "warning")
@@ -50,7 +51,7 @@ def unused_ignore(cx: Context) -> Iterator[Problem]:
     Use instead:
         train = dict(steps=100)
     """
-    yield from _checked(cx, "CFG115")
+    yield from cx.comment_problems("CFG115")
 
 
 @rule("CFG116", "ignored-error", "warning")
@@ -71,7 +72,7 @@ def ignored_error(cx: Context) -> Iterator[Problem]:
     Use instead:
         zero = dict(stage=1)
     """
-    yield from _checked(cx, "CFG116")
+    yield from cx.comment_problems("CFG116")
 
 
 @rule("CFG117", "unknown-ignore", "warning")
@@ -90,14 +91,7 @@ def unknown_ignore(cx: Context) -> Iterator[Problem]:
     Use instead:
         idle = dict(a=1)  # dslpar: ignore[CFG106, CFG115]
     """
-    yield from _checked(cx, "CFG117")
-
-
-def _checked(cx: Context, code: str) -> Iterator[Problem]:
-    if cx.ignores is not None:
-        from dslpar.linter.suppressions import CHECKS
-
-        yield from CHECKS[code](cx.ignores, tuple(cx.found))
+    yield from cx.comment_problems("CFG117")
 
 
 RULES = (ignore_without_code, unused_ignore, ignored_error, unknown_ignore)

@@ -15,7 +15,8 @@ from dslpar.core import mesh
 from dslpar.core.errors import COMMAND_LINE
 from dslpar.layout.resolve import MODES, offloads
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("DEAD110", "options-of-one-rank", "warning")
@@ -36,7 +37,9 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=2, mode='1d', sequence=True))
     """
     tensor = cx.spec.parallel.tensor
-    if tensor is None or tensor.size > 1 or tensor.mode not in MODES or MODES[tensor.mode].axes(tensor) is None:
+    if tensor is None or tensor.size > 1 or tensor.mode is None or tensor.mode not in MODES:
+        return
+    if MODES[tensor.mode].axes(tensor) is None:
         return
     given = [name for name in (*MODES[tensor.mode].options, "keep") if getattr(tensor, name) is not None]
     if given:
@@ -142,7 +145,7 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
     Use instead:
         lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-5)
     """
-    schedule = cx.own_schedule
+    schedule = cx.own_lr_scheduler
     low, peak = schedule.min_lr, cx.spec.optimizer.lr
     if schedule.type == "constant" and 0 < low <= peak:  # above the peak it is BAT106's
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} has no effect: the rate is constant", "type='cosine'")

@@ -7,7 +7,8 @@ from typing import Any
 
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
 
 
 @rule("DSC101", "unknown-deepspeed-key")
@@ -46,7 +47,7 @@ def decided_elsewhere(cx: Context) -> Iterator[Problem]:
     Use instead:
         batch = dict(global_size=16)
     """
-    for name in _raw(cx):
+    for name in cx.spec.deepspeed:
         if name in _keys().OURS:
             section = _keys().OURS[name]
             yield _problem(cx, name, f"{name} is decided by {section}", f"say it under {section}")
@@ -68,7 +69,7 @@ def removed_deepspeed_key(cx: Context) -> Iterator[Problem]:
     Use instead:
         deepspeed = dict(steps_per_print=10)
     """
-    for name in _raw(cx):
+    for name in cx.spec.deepspeed:
         if name in _keys().REMOVED:
             yield _problem(cx, name, f"DeepSpeed has removed {name!r}, and raises on it", "leave it out")
     yield from cx.misreads("DSC103")
@@ -90,7 +91,7 @@ def unsupported_deepspeed_key(cx: Context) -> Iterator[Problem]:
     Use instead:
         deepspeed = dict(steps_per_print=10)
     """
-    for name in _raw(cx):
+    for name in cx.spec.deepspeed:
         if name in _keys().UNSUPPORTED:
             yield _problem(cx, name, f"dslpar does not support DeepSpeed's {name!r}", "leave it out")
     yield from cx.misreads("DSC104")
@@ -212,7 +213,7 @@ def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
     Use instead:
         deepspeed = dict(steps_per_print=10)
     """
-    if "aio" in _raw(cx) and _value(cx, "aio", {}).get("use_gds"):
+    if "aio" in cx.spec.deepspeed and _value(cx, "aio", {}).get("use_gds"):
         message = "use_gds needs offload to NVMe, which is not part of this version of dslpar"
         yield cx.problem("deepspeed.aio.use_gds", message, "leave use_gds out")
 
@@ -250,13 +251,7 @@ def _value(cx: Context, name: str, default: Any) -> Any:
     """A value of the section at its top level."""
     if f"deepspeed.{name}" in cx.reading.invalid:
         raise UnknownValueError(name)
-    return _raw(cx).get(name, default)
-
-
-def _raw(cx: Context) -> dict[str, Any]:
-    """The section; what it would cost to look into an empty one is not paid."""
-    section: dict[str, Any] = cx.spec.deepspeed
-    return section
+    return cx.spec.deepspeed.get(name, default)
 
 
 def _keys() -> Any:

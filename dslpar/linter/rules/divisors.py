@@ -8,7 +8,8 @@ from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition, multiples
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
 
 
 @rule("TEN201", "heads-do-not-divide")
@@ -209,7 +210,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
     if any(not each.holds for each in divisors.heads(cx.gpt, cx.cuboid)) or cx.gpt.hidden_size % cx.gpt.num_heads:
         return
     if _wrong(divisors.hidden(cx.gpt, cx.cuboid), "TEN208"):
-        cut, features = cx.cuboid.y * cx.cuboid.q, cx.gpt.num_kv_heads * (cx.gpt.hidden_size // cx.gpt.num_heads)
+        cut, features = cx.cuboid.y * cx.cuboid.q, cx.gpt.kv_heads * (cx.gpt.hidden_size // cx.gpt.num_heads)
         message = f"num_kv_heads {cx.gpt.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
         yield cx.problem("model.num_kv_heads", f"{message} of mode {cx.cuboid.mode!r}", _fix(cx))
 

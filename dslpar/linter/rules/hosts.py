@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from dslpar.core.errors import Location
 from dslpar.layout.divisors import divisors
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 if TYPE_CHECKING:
-    from dslpar.cluster.hostfile import Cluster
+    pass
 
 _GRAMMAR = "one host a line: NAME slots=N"
 
@@ -37,7 +38,7 @@ def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
         localhost slots=4
         other slots=4
     """
-    for line in _cluster(cx).bad_lines:
+    for line in cx.hosts.bad_lines:
         yield Problem(line.location, f"{line.text[:40]!r} {line.why}", line.help)
 
 
@@ -59,7 +60,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
         localhost slots=8
     """
     first: dict[str, int] = {}
-    for host in _cluster(cx).hosts:
+    for host in cx.hosts.hosts:
         if host.name in first:
             message = f"{host.name} stands on line {first[host.name]} already"
             yield Problem(host.location, message, "one line a host, with all of its slots")
@@ -85,7 +86,7 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
         node1 slots=4
         node2 slots=4
     """
-    hosts = [host for host in _cluster(cx).hosts if host.slots]
+    hosts = [host for host in cx.hosts.hosts if host.slots]
     for host in hosts:
         if host.slots != hosts[0].slots:
             message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
@@ -108,7 +109,7 @@ def no_slots(cx: Context) -> Iterator[Problem]:
     Use instead:
         localhost slots=8
     """
-    cluster = _cluster(cx)
+    cluster = cx.hosts
     if not cluster.hosts and not cluster.bad_lines:
         yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
     for host in cluster.hosts:
@@ -132,7 +133,7 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     Use instead:
         localhost slots=8  # --world-size 8
     """
-    cluster, asked = _cluster(cx), cx.asked_world_size
+    cluster, asked = cx.hosts, cx.requested_world_size
     if asked is not None and cluster.hosts and cluster.world_size != asked:
         message = f"{cluster.world_size} slots in all, and the world size is {asked}"
         place = cluster.hosts[-1].slots_location
@@ -202,7 +203,7 @@ def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
 
 
 def _choices(cx: Context, kind: str) -> Iterator[Problem]:
-    return (Problem(one.location, one.said, one.help) for one in _cluster(cx).wrong_choices if one.kind == kind)
+    return (Problem(one.location, one.said, one.help) for one in cx.hosts.wrong_choices if one.kind == kind)
 
 
 @rule("HST113", "slots-unsaid", "warning")
@@ -224,7 +225,7 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
         node1 slots=4
         node2 slots=4
     """
-    alone = [host for host in _cluster(cx).hosts if host.syntax == "name"]
+    alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
         message = (
             f"{alone[0].name} says no slots, and counts as 1 (OpenMPI would take one a core, DeepSpeed refuse the line)"
@@ -250,7 +251,7 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
         node1 slots=4
         node2 slots=4
     """
-    cluster = _cluster(cx)
+    cluster = cx.hosts
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
     if cluster.a_file and other:
         message = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
@@ -275,7 +276,7 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     Use instead:
         localhost slots=2
     """
-    size, hosts = cx.cuboid.size, _cluster(cx).hosts
+    size, hosts = cx.cuboid.size, cx.hosts.hosts
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
@@ -286,16 +287,10 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
 def _crossing(cx: Context, size: int, slots: int) -> str:
     """The first group that crosses; the tensor axis is the fastest, so its groups are runs of ranks in either order."""
     first = slots // size * size
-    hosts, last = _cluster(cx).hosts, first + size - 1
+    hosts, last = cx.hosts.hosts, first + size - 1
     if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):
         return "some groups cross hosts"
     return f"ranks {first} to {last} stand on {hosts[first // slots].name} to {hosts[last // slots].name}"
-
-
-def _cluster(cx: Context) -> Cluster:
-    if cx.cluster is None:
-        raise UnknownValueError("hostfile")
-    return cx.cluster
 
 
 RULES = (

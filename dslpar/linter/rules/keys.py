@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from dslpar.core.errors import WORLD, Location
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("CFG101", "unknown-key")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("ZER104", "offload-without-shards")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("PAR101", "world-not-a-multiple")

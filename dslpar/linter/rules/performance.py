@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dslpar.layout.divisors import conditions, divisors, least_micro_size, vocabulary
 from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
 from dslpar.linter.rules.dead import takes_bf16_optimizer
 from dslpar.linter.rules.pipeline import cut_of
 
@@ -156,7 +157,7 @@ _BUBBLE = 0.2
 
 def _micro_batches(cx: Context) -> int:
     """The micro-batches of a step of a pipeline; unknown where there is none, or where the layout is no legal one."""
-    asked = cx.asked_batch
+    asked = cx.requested_batch
     if cx.stages == 1 or (not cx.unlisted and cx.stages > cx.num_layers):
         raise UnknownValueError("pipeline")
     if cx.world_size is None and (asked.accumulation or asked.global_size is None):
@@ -169,13 +170,13 @@ def _micro_batches(cx: Context) -> int:
 
 def _batch_keys(cx: Context) -> tuple[str, ...]:
     """Where the number of micro-batches comes from."""
-    micro = ("batch.micro_size",) if cx.asked_batch.global_size is not None else ()
+    micro = ("batch.micro_size",) if cx.requested_batch.global_size is not None else ()
     return "batch.accumulation", "schedule.num_microbatches", *micro, "batch.global_size", cx.pipeline_key
 
 
 def _more(cx: Context) -> str:
     """What to write for enough micro-batches: of as many samples a step as before, where that can be."""
-    needed, asked = 4 * (cx.stages - 1), cx.asked_batch
+    needed, asked = 4 * (cx.stages - 1), cx.requested_batch
     at_schedule = cx.given("schedule.num_microbatches") and not cx.spec.batch.accumulation
     name = "schedule.num_microbatches" if at_schedule else "batch.accumulation"
     if asked.global_size is None:
@@ -219,7 +220,9 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     """
     counts, model = cut_of(cx), cx.gpt
     fits = cx.world_size is None or cx.data_size > 0  # unknown where it does not: what is not legal is not slow
-    if counts is None or len(counts) == 1 or not fits or (cx.pipeline.method or "").startswith(("parameters", "type:")):
+    if counts is None or len(counts) == 1 or not fits:
+        return
+    if (cx.multi_stage_pipeline.method or "").startswith(("parameters", "type:")):
         return
     from dslpar.layout.stages import costs, imbalance
 

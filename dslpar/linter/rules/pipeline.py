@@ -11,7 +11,8 @@ from dslpar.layout import listed_stages
 from dslpar.layout.resolve import stages_of
 from dslpar.layout.stages import PATTERN, layer_classes
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, UnknownValueError, rule
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
 from dslpar.schema import sections
 
 _CUTS = ("stage_ids", "counts", "method")
@@ -134,13 +135,13 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
     """
-    pipeline = cx.pipeline
-    if cx.stages == 1 or cx.stages > cx.num_layers:
-        return  # PIP101 says it better
+    pipeline = cx.multi_stage_pipeline
+    if cx.stages > cx.num_layers:
+        return  # PIP101 reports it
     if pipeline.stage_ids is not None:
         used, key = set(pipeline.stage_ids), cx.ids_key
         if len(pipeline.stage_ids) != cx.num_layers or not used <= set(range(cx.stages)):
-            return  # PIP102 and PIP104 say it better
+            return  # PIP102 and PIP104 report it
     elif pipeline.counts is not None and len(pipeline.counts) == cx.stages:
         used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
     else:
@@ -397,13 +398,14 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=4, method='type:Block'))
     """
     pipeline, model = cx.spec.parallel.pipeline, cx.reading.spec.model
-    if pipeline is None or not (pipeline.method or "").startswith("type:") or not is_method(pipeline.method):
+    method = (pipeline.method if pipeline is not None else None) or ""
+    if not method.startswith("type:") or not is_method(method):
         return
-    pattern, names = pipeline.method.removeprefix("type:"), _class_names(cx)
+    pattern, names = method.removeprefix("type:"), _class_names(cx)
     times = {"Block": cx.num_layers} if isinstance(model, sections.GPT) else {}
     matched = sum(times.get(name, 1) for name in names if re.search(pattern, name, re.IGNORECASE))
     if 0 < matched < cx.stages <= cx.num_layers:
-        message = f"{pipeline.method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
+        message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
         yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
 
 
@@ -443,10 +445,9 @@ def _class_names(cx: Context) -> Sequence[str]:
 
 def _ids(cx: Context) -> tuple[int, ...]:
     """The stage ids of a pipeline that has stages; unknown where there are none."""
-    pipeline = cx.pipeline
-    if cx.stages == 1 or pipeline.stage_ids is None:
+    ids = cx.multi_stage_pipeline.stage_ids
+    if ids is None:
         raise UnknownValueError("stage ids")
-    ids: tuple[int, ...] = pipeline.stage_ids
     return ids
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 
 
 @rule("BAT107", "two-accumulations")
@@ -75,7 +76,8 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=2)
         schedule = dict(type='1f1b', num_microbatches=4)
     """
-    if cx.stages == 1 and cx.given("schedule.type") and cx.spec.schedule.type:
+    schedule = cx.spec.schedule
+    if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
         yield cx.problem("schedule.type", message, "give the pipeline a size, or say batch = dict(accumulation=...)")
 
@@ -143,7 +145,7 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='SGD', lr=0.5, momentum=0.9)
         lr_scheduler = dict(type='OneCycleLR', total_steps=100)
     """
-    name, args = cx.other_schedule.target, cx.other_schedule.args
+    name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
     from dslpar.schema.torch_schedulers import SCHEDULES
 
     key = SCHEDULES[name].sets_lr
@@ -171,7 +173,7 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
         lr_scheduler = dict(type='OneCycleLR', total_steps=100)
         train = dict(steps=100)
     """
-    total, steps = cx.other_schedule.args.get("total_steps"), cx.spec.train.steps
+    total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
         message = f"the schedule has {total} steps, and the run {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or a shorter run")
@@ -195,7 +197,7 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='Adadelta', lr=1.0)
         lr_scheduler = dict(type='OneCycleLR', total_steps=100, cycle_momentum=False)
     """
-    schedule, optimizer = cx.other_schedule, cx.other_optimizer
+    schedule, optimizer = cx.other_lr_scheduler, cx.other_optimizer
     from dslpar.schema.torch_optimizers import named
 
     row = named(optimizer.target)

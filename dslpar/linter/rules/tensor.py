@@ -9,7 +9,8 @@ from dslpar.core import mesh
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout.resolve import MODES
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 from dslpar.schema import sections
 from dslpar.schema.reader import recased
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dslpar.layout.divisors import divisors
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
-from dslpar.linter.rule import Problem, rule
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
 from dslpar.linter.rules.offload import is_cpu_adam
 
 

@@ -30,7 +30,7 @@ from dslpar.cluster import hostfile
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
 from dslpar.language.codes import MistakeError
 from dslpar.language.source import quiet_parse
-from dslpar.linter import check, engine, fixes
+from dslpar.linter import check, fixes
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import writer
 from dslpar.migrate.convert import convert
@@ -99,12 +99,11 @@ def load_everything() -> None:
 
 
 def _modules_of_lint() -> Iterator[str]:
-    for package in ("config", "importing", "known", "linter", "plan"):
-        yield from (f"dslpar.{package}.{path.stem}" for path in (ROOT / "dslpar" / package).glob("[!_]*.py"))
-    yield from (f"dslpar.{path.stem}" for path in (ROOT / "dslpar").glob("*.py") if path.stem in _LIGHT)
+    for package in ("cluster", "core", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
+        folder = ROOT / "dslpar" / package
+        yield from (f"dslpar.{package.replace('/', '.')}.{path.stem}" for path in folder.glob("[!_]*.py"))
 
 
-_LIGHT = {"ds_keys", "read_named", "read_raw", "spelling"}
 _LATE = ("encodings.utf_8_sig", "encodings.ascii", "difflib", "json", "yaml", "string", "fractions", "decimal",
          "unicodedata", "inspect", "textwrap")  # fmt: skip
 _NEVER = """
@@ -153,7 +152,7 @@ def one(given: Input, watch: Watch) -> tuple[list[str], float, Sequence[Finding]
     try:
         cluster = hostfile.parse(given.hostfile, HOSTS) if given.hostfile is not None else None
         config = check.load(given.name, given.overrides)
-        found = engine.lint(config, given.world, cluster)
+        found = check.lint(config, given.world, cluster=cluster)
         sources = {**config.sources, **({HOSTS: given.hostfile} if given.hostfile is not None else {})}
         name = list(report_text.FORMATS)[given.seed % len(report_text.FORMATS)]
         shown = report_text.FORMATS[name](found, sources)
@@ -180,7 +179,7 @@ def repaired(given: Input, found: Sequence[Finding], path: str) -> list[str]:
         return []
 
     def relint(texts: Mapping[str, str]) -> list[Finding]:
-        return engine.lint(check.load(path, given.overrides, texts), given.world)
+        return check.lint(check.load(path, given.overrides, texts), given.world)
 
     before = fixes.text_of(given.data)
     after = fixes.repair(path, before, relint, {}).after

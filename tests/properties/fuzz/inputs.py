@@ -19,7 +19,7 @@ from random import Random
 from textwrap import dedent
 from typing import Any, NamedTuple
 
-from dslpar.linter.engine import RULES
+from dslpar.linter.registry import RULES
 from dslpar.schema.sections_reader import SECTIONS
 from tests.properties.oracle.sample import sample as sample_of_oracle
 from tests.support.paths import ROOT

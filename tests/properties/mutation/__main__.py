@@ -1,7 +1,7 @@
 """`python -m tests.properties.mutation.__main__`: which changes of the rules do the tests of the linter notice?
 
     python -m tests.properties.mutation.__main__                         every mutant; prints those that no test notices
-    python -m tests.properties.mutation.__main__ linter/zero.py          of some files
+    python -m tests.properties.mutation.__main__ linter/rules/zero.py    of some files
     python -m tests.properties.mutation.__main__ --sample 100 --seed 1   of a hundred
     python -m tests.properties.mutation.__main__ --disabled              each rule in turn says nothing: CODE, by its
     page, by others
@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import pytest
 from _pytest.runner import runtestprotocol
 
-from dslpar.linter import context, engine
 from dslpar.linter.context import Context
+from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
+from dslpar.schema.sections_reader import read
 from tests.properties.mutation.mutants import PACKAGE, Mutant, mutants
 
 ROOT = PACKAGE.parent
@@ -37,7 +38,8 @@ TESTS = ("tests/unit/linter", "tests/unit/layout/test_divisors.py", "tests/unit/
 LEFT_OUT = ("*mutation*", "*speed*", "*readme*", "*oracle*", "*fuzz*")
 """Tests that lint nothing that others do not, or far too much."""
 QUICK = tuple(
-    f"tests/unit/linter/test_{name}.py" for name in ("pages", "places", "said", "boundaries", "performance", "dead")
+    f"tests/unit/linter/test_{name}.py"
+    for name in ("rule_pages", "locations", "messages", "rule_boundaries", "performance", "dead_keys")
 )
 """Enough to see that a rule is missed."""
 SLOW_S = 1.0
@@ -51,7 +53,7 @@ class Call(NamedTuple):
     """Something that was linted, and the tests that did."""
 
     arguments: tuple[Any, ...]
-    reading: Any
+    """Of the Context: the config, its reading, and the world."""
     said: dict[str, object]
     """By the code of the rule."""
     tests: list[pytest.Item]
@@ -67,14 +69,14 @@ class Suite:
         for item in items:
             self._record(item)
         for call in self.calls.values():
-            call.said.update({rule.code: said(rule, call) for rule in engine.RULES})
+            call.said.update({rule.code: said(rule, call) for rule in RULES})
 
     def _record(self, item: pytest.Item) -> None:
         began, linted, remembered = time.process_time(), [], Context.__init__
 
-        def remember(self: Context, *arguments: Any) -> None:
-            remembered(self, *arguments)
-            linted.append((arguments, self.reading))
+        def remember(self: Context, *arguments: Any, of_any_world: bool = False) -> None:
+            remembered(self, *arguments, of_any_world=of_any_world)
+            linted.append(arguments)
 
         Context.__init__ = remember  # type: ignore[method-assign, assignment]
         passed = passes(item)
@@ -83,10 +85,10 @@ class Suite:
         if not passed:
             print(f"left out, since it fails as it is: {item.nodeid}", file=sys.stderr)
             return
-        if item.path.parent.name == "plan":
+        if item.path.parent.name == "layout":
             self.direct.append(item)
-        for arguments, reading in linted:
-            call = self.calls.setdefault(_key(arguments), Call(arguments, reading, {}, []))
+        for arguments in linted:
+            call = self.calls.setdefault(_key(arguments), Call(arguments, {}, []))
             call.tests.append(item)
 
     def tests_that_differ(self, rules: Sequence[Rule], read_anew: bool) -> Iterator[pytest.Item]:
@@ -106,23 +108,17 @@ class Suite:
 
 
 def _key(arguments: tuple[Any, ...]) -> object:
-    config, *rest = arguments
+    config, _, *rest = arguments
     return (config.path, tuple(config.sources.items()), repr(rest))
 
 
 def said(rule: Rule, call: Call, read_anew: bool = False) -> object:
     """What a rule says of something that was linted."""
-    if not read_anew:
-        context.read = lambda config, registered=None: call.reading  # type: ignore[assignment]
+    config, reading, *world = call.arguments
     try:
-        return list(rule.findings(Context(*call.arguments)))
+        return list(rule.findings(Context(config, read(config) if read_anew else reading, *world)))
     except Exception as error:  # noqa: BLE001 (a mutant may fail in any way)
         return repr(error)
-    finally:
-        context.read = READ
-
-
-READ = context.read
 
 
 def passes(item: pytest.Item) -> bool:
@@ -156,7 +152,7 @@ def verdict(suite: Suite, mutant: Mutant) -> int:
     """Whether a test notices the mutant; in a child process."""
     mutant.function.__code__ = mutant.code
     of_rules = mutant.file.startswith("linter/")
-    rules = [rule for rule in engine.RULES if not of_rules or _knows(rule, mutant)]
+    rules = [rule for rule in RULES if not of_rules or _knows(rule, mutant)]
     verdict = UNSEEN
     tests = suite.tests_that_differ(rules, read_anew=not of_rules)
     for _, item in zip(range(MOST_TRIED), tests, strict=False):
@@ -180,7 +176,7 @@ def disabled(suite: Suite, rule: Rule) -> int:
     by_page, by_others = 0, 0
     told = [item for call in suite.calls.values() if call.said[rule.code] for item in call.tests]
     for item in {item.nodeid: item for item in told}.values():
-        is_page = item.path.name == "test_pages.py"
+        is_page = item.path.name == "test_rule_pages.py"
         if (by_page if is_page else by_others) == 0 and not passes(item):
             by_page, by_others = by_page or is_page, by_others or not is_page
         if by_page and by_others:
@@ -197,8 +193,8 @@ def _nothing(cx: Context) -> Iterator[Any]:
 
 def files() -> list[str]:
     """The modules that hold rules, and the tables that rules read."""
-    of_rules = {rule.check.__module__.removeprefix("dslpar.").replace(".", "/") + ".py" for rule in engine.RULES}
-    return [*sorted(of_rules), "plan/divisors.py", "plan/listed.py"]
+    of_rules = {rule.check.__module__.removeprefix("dslpar.").replace(".", "/") + ".py" for rule in RULES}
+    return [*sorted(of_rules), "layout/divisors.py", "layout/listed_stages.py"]
 
 
 class Run:
@@ -210,13 +206,13 @@ class Run:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests."""
-        suite = Suite(sorted(session.items, key=lambda item: item.path.name != "test_pages.py"))
+        suite = Suite(sorted(session.items, key=lambda item: item.path.name != "test_rule_pages.py"))
         gc.freeze()
         self._disabled(suite) if self.arguments.disabled else self._mutants(suite)
         return True
 
     def _disabled(self, suite: Suite) -> None:
-        for rule in engine.RULES:
+        for rule in RULES:
             found = in_child(lambda rule=rule: disabled(suite, rule))  # type: ignore[misc]
             print(rule.code, int(found & 1 > 0), int(found & 2 > 0), flush=True)
 

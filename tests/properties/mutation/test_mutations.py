@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from dslpar.linter.engine import RULES
+from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
 from tests.properties.mutation.__main__ import QUICK
 from tests.properties.mutation.mutants import mutants, mutated
@@ -79,7 +79,7 @@ def test_the_changes(line: str, expected: list[str]) -> None:
 
 
 def test_each_mutant_is_another_code() -> None:
-    made = mutants("linter/zero.py")
+    made = mutants("linter/rules/zero.py")
     assert len(made) > 50
     for mutant in made:
         before = mutant.function.__code__

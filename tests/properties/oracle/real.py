@@ -102,7 +102,7 @@ def _built(task: tuple[Case, int, bool]) -> Built:
     with tempfile.TemporaryDirectory(prefix="dslpar_oracle_") as folder:
         os.chdir(folder)  # monitors write
         try:
-            job = forced_job(config_of(case), case.world) if forced else check.job_of(config_of(case), case.world)
+            job = forced_job(config_of(case), case.world) if forced else check.resolve(config_of(case), case.world)
         except Exception as error:
             return _refused("nobody could ask", error)
         try:

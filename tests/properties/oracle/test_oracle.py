@@ -109,7 +109,7 @@ def _features(case: Case) -> Iterator[str]:
     yield case.broken
     if has_errors(linter_check.lint(config, case.world)):
         return
-    job = linter_check.job_of(config, case.world)
+    job = linter_check.resolve(config, case.world)
     piped = "piped" if job.mesh.pipe > 1 else "whole"
     yield from (f"{piped} {job.mesh.tensor.mode}", f"{piped} zero {job.spec.zero.stage}", job.spec.precision.dtype)
     yield f"{piped} {type(job.spec.model).__name__} {job.mesh.order}"
@@ -144,7 +144,7 @@ def check_coverage(cases: Iterable[Case]) -> None:
         if has_errors(linter_check.lint(config, case.world)):
             continue
         keys |= set(sections_reader.read(config).written)
-        job = linter_check.job_of(config, case.world)
+        job = linter_check.resolve(config, case.world)
         sections = (job.spec.optimizer, job.spec.lr_scheduler)
         names |= {str(getattr(section, "target", getattr(section, "type", ""))) for section in sections}
         layouts.add((job.mesh.tensor.mode, job.spec.zero.stage, job.mesh.pipe > 1))
@@ -202,7 +202,7 @@ def test_a_false_pass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(0, MODEL + "parallel = dict(pipeline=2)\nzero = 2\n", 2, (1,), "")
     assert false_passes(judge([case])) == []
     monkeypatch.setattr(linter_check, "lint", lambda *_: [])
-    monkeypatch.setattr(linter_check, "job_of", forced_job)
+    monkeypatch.setattr(linter_check, "resolve", forced_job)
     (said,) = false_passes(judge([case]))
     assert "DeepSpeed: AssertionError" in said
 
@@ -233,7 +233,7 @@ FOUND = {
 @pytest.mark.parametrize("code", FOUND)
 def test_what_it_found_is_refused(code: str) -> None:
     with pytest.raises(DslparError, match=code):
-        linter_check.job_of(linter_check.load_text(FOUND[code], "cfg.py"), 2)
+        linter_check.resolve(linter_check.load_text(FOUND[code], "cfg.py"), 2)
 
 
 def test_betas_of_two_kinds_of_numbers_run() -> None:

@@ -115,13 +115,13 @@ def test_the_summary_of_a_job() -> None:
         "model = dict(type='GPT', num_layers=3, hidden_size=24, num_heads=12, ffn_hidden_size=48, vocab_size=256,"
         " max_seq_len=12)\nbatch = dict(micro_size=12)\nparallel = dict(tensor=dict(size=4, mode={}))\n"
     )
-    found = traffic.summary(check.job_of(check.load_text(text.format("'2d'"), "cfg.py"), 4))
+    found = traffic.summary(check.resolve(check.load_text(text.format("'2d'"), "cfg.py"), 4))
     assert found is not None
     assert found.tokens == M
     assert sum(found.layer.values()) == traffic.block(SQUARE, M, GPT).total
     assert found.break_even_tokens == break_even(SQUARE, GPT, M).needed
-    in_1d = traffic.summary(check.job_of(check.load_text(text.format("'1d'"), "cfg.py"), 4))
+    in_1d = traffic.summary(check.resolve(check.load_text(text.format("'1d'"), "cfg.py"), 4))
     assert in_1d is not None
     assert (in_1d.layer, in_1d.break_even_tokens) == ({"y": 6 * M * 24}, None)
     alone = text.format("'1d'").partition("parallel")[0]
-    assert traffic.summary(check.job_of(check.load_text(alone, "cfg.py"), 4)) is None
+    assert traffic.summary(check.resolve(check.load_text(alone, "cfg.py"), 4)) is None

@@ -151,7 +151,7 @@ def test_registered_names_are_known_where_they_are_registered() -> None:
     text = "model = dict(type='MyNet', layers_cfg=[dict(type='MyLayer')])\ngradient_handler = dict(type='MyHandler')\n"
     config = load_text(text, PATH)
     names = {"models": ["MyNet"], "layers": ["MyLayer"], "gradient_handlers": ["MyHandler"]}
-    job = check.job_of(config, 1, registered=names)
+    job = check.resolve(config, 1, registered=names)
     assert (job.spec.model, job.spec.gradient_handler) == (
         sections.OtherModel(target="MyNet", args={"layers_cfg": [{"type": "MyLayer"}]}),
         (sections.GradientHandler(target="MyHandler"),),

@@ -9,8 +9,7 @@ import pytest
 
 from dslpar.core.errors import has_errors
 from dslpar.layout.stages import libai
-from dslpar.linter.check import job_of, load_text
-from dslpar.linter.engine import lint
+from dslpar.linter.check import lint, load_text, resolve
 from dslpar.reporting.show import AXES, as_record
 from tests.support.lint import BATCH, MODEL, PATH, TOO_SMALL, findings
 from tests.support.paths import TABLES
@@ -36,7 +35,7 @@ def test_form_of_parallel(row: dict[str, Any]) -> None:
     assert has_errors(found) == (row["verdict"] == "error"), found
     if row["verdict"] == "ok":
         assert [finding.concise() for finding in found if finding.code not in TOO_SMALL] == []
-        shown: Any = as_record(job_of(config, row["world"]))["parallel"]
+        shown: Any = as_record(resolve(config, row["world"]))["parallel"]
         assert (shown["data"], shown["pipeline"]) == (row["data"], row["pipeline"])
         assert shown["tensor"] == {"size": row["tensor"], "mode": row["mode"], "shape": row["shape"]}
     for finding in found:
@@ -84,7 +83,7 @@ def test_custom_stage_ids(row: dict[str, Any], form: str) -> None:
     found = findings(model + BATCH + layout)
     assert {finding.severity for finding in found} == ({row["verdict"]} - {"ok"}), found
     if row["verdict"] == "ok":
-        stages: Any = as_record(job_of(config, 8))["stages"]
+        stages: Any = as_record(resolve(config, 8))["stages"]
         assert stages["counts"] == row["counts"]
         expected = [stage for stage, count in enumerate(row["counts"]) for _ in range(count)]
         assert stages["actual_pipeline_stage_id"] == expected
@@ -95,6 +94,6 @@ def test_custom_stage_ids(row: dict[str, Any], form: str) -> None:
 
 @pytest.mark.parametrize("row", GROUPS, ids=name_of)
 def test_rank_groups(row: dict[str, Any]) -> None:
-    shown: Any = as_record(job_of(load_text(config_of(row["parallel"]), PATH), row["world"]))
+    shown: Any = as_record(resolve(load_text(config_of(row["parallel"]), PATH), row["world"]))
     assert set(row["groups"]) == set(AXES)
     assert shown["groups"] == row["groups"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dslpar.linter.engine import codes
+from dslpar.linter.registry import codes
 
 EXPERTS = "no layer here has experts; their keys are unknown keys"
 KERNELS = "a kernel or flag of Megatron-LM's; its key is an unknown key"

@@ -16,7 +16,7 @@ import pytest
 
 from dslpar.cli.main import main
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
-from dslpar.linter.engine import RULES
+from dslpar.linter.registry import RULES
 from dslpar.linter.report import text as report_text
 from dslpar.linter.report.github import github
 from dslpar.linter.report.sarif import sarif

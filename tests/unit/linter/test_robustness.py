@@ -49,7 +49,7 @@ def test_a_huge_hostfile_is_read_at_once() -> None:
 def test_a_deep_model_is_cut_at_once() -> None:
     began = time.process_time()
     text = MODEL.replace("num_layers=8", "num_layers=10_000") + "parallel = dict(pipeline=1000)\n"
-    assert sum(check.job_of(check.load_text(text, PATH), 1000).stages.counts or ()) == 10_000
+    assert sum(check.resolve(check.load_text(text, PATH), 1000).stages.counts or ()) == 10_000
     assert time.process_time() - began < 1
 
 
@@ -63,7 +63,7 @@ def test_an_absolute_import_of_a_section_is_told() -> None:
 
 def test_overrides_of_a_loaded_config_are_not_ignored() -> None:
     config = check.load_text(MODEL, PATH)
-    for function in (check.lint, check.job_of):
+    for function in (check.lint, check.resolve):
         with pytest.raises(TypeError, match=r"overrides go to dslpar\.load"):
             function(config, 8, ["parallel.pipeline=3"])  # type: ignore[operator]
 
@@ -73,7 +73,7 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
     path.write_text(MODEL)
     assert check.load(path).path == os.fspath(path)
     assert check.lint(path, 8) == []
-    assert check.job_of(path, 8).mesh.data == 8
+    assert check.resolve(path, 8).mesh.data == 8
 
 
 @pytest.mark.parametrize("line", ["train = dict(save_interval=None)", "checkpoint = None", "schedule = None"])
@@ -82,10 +82,10 @@ def test_none_is_as_absent_for_keys_to_come(line: str) -> None:
 
 
 def test_a_run_goes_on_where_its_config_yaml_stands() -> None:
-    assert check.job_of(check.load_text(MODEL, "outputs/gpt/cfg.py"), 1).output_dir == "outputs/cfg"
+    assert check.resolve(check.load_text(MODEL, "outputs/gpt/cfg.py"), 1).output_dir == "outputs/cfg"
     text = '{"model": {"type": "GPT", "num_layers": 2, "hidden_size": 8, "num_heads": 2, "vocab_size": 256,'
     config = check.load_text(text + ' "max_seq_len": 8}}', "outputs/gpt/config.yaml")
-    assert check.job_of(config, 1).output_dir == "outputs/gpt"
+    assert check.resolve(config, 1).output_dir == "outputs/gpt"
 
 
 def test_the_excerpt_is_python_s_line() -> None:

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from dslpar.core.errors import Finding
-from dslpar.linter.engine import RULES, page_of, pages
+from dslpar.linter.registry import RULES, page_of, pages
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from tests.support.lint import MODEL, TOO_SMALL, findings

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.lint_many import LONG, MOST_MS, WORLDS, config, cost_s, costs_of_lengths, exponent
 from dslpar.core.errors import has_errors
-from dslpar.linter import check, engine
+from dslpar.linter import check
 
 FILES = 200
 
@@ -30,7 +30,7 @@ def test_a_file_takes_milliseconds() -> None:
 def test_the_files_are_of_all_kinds() -> None:
     """Else their time would say little."""
     rng = random.Random(1)
-    found = [engine.lint(check.load_text(config(rng), "cfg.py"), rng.choice(WORLDS)) for _ in range(FILES)]
+    found = [check.lint(check.load_text(config(rng), "cfg.py"), rng.choice(WORLDS)) for _ in range(FILES)]
     assert FILES / 4 < sum(map(has_errors, found)) < 3 * FILES / 4
     assert len({finding.code for findings in found for finding in findings}) > 20
 

@@ -110,9 +110,9 @@ def test_a_code_that_is_nearly_right_is_not_removed() -> None:
 @pytest.mark.parametrize(
     ("comment", "help_"),
     [
-        ("# dslpar: ignore[CFG]", "a comment names whole codes: CFG106"),
-        ("# dslpar: ignore[cfg1] why", "a comment names whole codes: CFG106"),
-        ("# dslpar: ignore[DEAD]", "a comment names whole codes: `dslpar explain DEAD` lists them"),
+        ("# dslpar: ignore[CFG]", "write whole codes: CFG106"),
+        ("# dslpar: ignore[cfg1] why", "write whole codes: CFG106"),
+        ("# dslpar: ignore[DEAD]", "write whole codes: `dslpar explain DEAD` lists them"),
     ],
 )
 def test_a_family_is_named_by_its_codes_and_never_removed(comment: str, help_: str) -> None:

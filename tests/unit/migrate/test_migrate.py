@@ -129,7 +129,7 @@ def fates(made: Import) -> dict[str, tuple[str, str, Any]]:
 
 
 def job_of(text: str, world: int, path: str = "made.py") -> Job:
-    return check.job_of(load_text(text, path), world)
+    return check.resolve(load_text(text, path), world)
 
 
 def errors_of(text: str, world: int | None = None) -> list[str]:
@@ -489,7 +489,7 @@ def test_a_layout_of_libai_gives_the_job_that_loading_gives(path: Path) -> None:
     assert not made.needs_you
     for world in (8, 16):
         if not has_errors(check.lint(loaded, world)):
-            assert check.job_of(imported, world) == check.job_of(loaded, world)
+            assert check.resolve(imported, world) == check.resolve(loaded, world)
 
 
 # DeepSpeed --------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_from_either_side_it_is_the_same(pair: tuple[str, str]) -> None:
 def test_what_differs_in_the_job_is_told(pair: tuple[str, str]) -> None:
     """Mesh, batch, stages and all of DeepSpeed's dict, computed apart from the values."""
     found = {each.key for each in of_what_runs(compare(*(Case(check.load(path), WORLDS[path]) for path in pair)))}
-    left, right = (check.job_of(path, WORLDS[path]) for path in pair)
+    left, right = (check.resolve(path, WORLDS[path]) for path in pair)
     one, other = (dict(flat(ds_config(job))) for job in (left, right))
     names = ("output_path", "job_name", "project")
     theirs = {

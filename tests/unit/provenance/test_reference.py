@@ -125,7 +125,7 @@ def test_the_index_shows_what_the_command_prints(capsys: pytest.CaptureFixture[s
 
 
 def test_explain_lists_all_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    from dslpar.linter.engine import codes
+    from dslpar.linter.registry import codes
 
     assert cli_main.main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()

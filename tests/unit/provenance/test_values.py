@@ -22,7 +22,7 @@ from dslpar.language.tree import Reference
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
-from dslpar.linter.engine import RULES
+from dslpar.linter.registry import RULES
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from dslpar.provenance import text as provenance_text
@@ -115,7 +115,7 @@ def test_a_place_is_where_the_value_stands(path: str) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_values_are_the_jobs(path: str) -> None:
-    job = check.job_of(path, world_of(path))
+    job = check.resolve(path, world_of(path))
     values = values_of(Case(check.load(path), world_of(path)))
     for key, number in numbers_of(job).items():
         if key in values and values[key].how != "unknown":
@@ -161,7 +161,7 @@ def test_numbers_in_sentences_come_out(path: str) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_all_of_deepspeeds_dict_is_explained(path: str) -> None:
-    job = check.job_of(path, world_of(path))
+    job = check.resolve(path, world_of(path))
     case = Case(check.load(path), world_of(path))
     values = values_of(case)
     found = deepspeed_values(case, values)
@@ -361,7 +361,7 @@ def test_yaml_is_a_config(path: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli_main.main(["config", path, "--world-size", str(world), "--format", "yaml"]) == 0
     text = capsys.readouterr().out
     (tmp_path / "again.yaml").write_text(text)
-    job, again = check.job_of(path, world), check.job_of(str(tmp_path / "again.yaml"), world)
+    job, again = check.resolve(path, world), check.resolve(str(tmp_path / "again.yaml"), world)
     assert (again.mesh, again.batch, again.stages) == (job.mesh, job.batch, job.stages)
     held, of_a_run = yaml.safe_load(text), yaml.safe_load(run_dir.config_yaml(job, check.load(path)))
     assert held["resolved"].pop("defaults")["data.eval_fraction"] == 0.05
@@ -371,7 +371,7 @@ def test_yaml_is_a_config(path: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_yaml_without_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.main(["config", "configs/gpt_3d.py", "--format", "yaml", "train.steps=7"]) == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
-    assert check.job_of(str(tmp_path / "again.yaml"), 8).spec.train.steps == 7
+    assert check.resolve(str(tmp_path / "again.yaml"), 8).spec.train.steps == 7
 
 
 def test_a_config_with_errors_explains_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:

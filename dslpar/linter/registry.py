@@ -1,0 +1,74 @@
+"""The registry of rules: every family in the order in which its rules run, and the pages of all codes.
+
+A new rule stands in the RULES tuple of its family's file; a new family is one more name here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dslpar.core.errors import Finding, Location
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import Rule
+from dslpar.linter.rules import (
+    batch,
+    comments,
+    dead,
+    deepspeed,
+    divisors,
+    hosts,
+    keys,
+    language,
+    offload,
+    parallel,
+    performance,
+    pipeline,
+    schedules,
+    tensor,
+    zero,
+)
+
+if TYPE_CHECKING:
+    from dslpar.core.catalog import Page
+
+RULES: tuple[Rule, ...] = (
+    *language.RULES,
+    *keys.RULES,
+    *parallel.RULES,
+    *tensor.RULES,
+    *divisors.RULES,
+    *pipeline.RULES,
+    *batch.RULES,
+    *zero.RULES,
+    *offload.RULES,
+    *schedules.RULES,
+    *deepspeed.RULES,
+    *hosts.RULES,
+    *performance.RULES,
+    *dead.RULES,
+    *comments.RULES,  # last: they look at what the others found
+)
+
+
+def page_of(code: str) -> Rule | Page | None:
+    """Return the page of a code or of a name, in any case."""
+    wanted = code.lower()
+    return next((page for page in pages() if wanted in (page.code.lower(), page.name)), None)
+
+
+def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:
+    """Make a rule's finding of what no config says: a model or an optimizer that a program gives."""
+    rule = next(rule for rule in RULES if rule.code == code)
+    return rule.finding(Problem(location, message, hint, key))
+
+
+def codes() -> list[str]:
+    """Return every code that has a page."""
+    return [page.code for page in pages()]
+
+
+def pages() -> list[Rule | Page]:
+    """Return the rules, and the pages of what only a run can find, which are imported here: lint needs none of them."""
+    from dslpar.core.catalog import read_pages
+
+    return [*RULES, *read_pages()]
