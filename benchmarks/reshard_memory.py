@@ -133,11 +133,10 @@ def main(folder: Path, num_layers: int, vocab_size: int) -> None:
 def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
     """A GPT whose token table is larger than any other of its weights."""
     from dslpar.layout import resolve as layout_resolve
+    from dslpar.models.gpt.section import GPT
     from dslpar.schema import sections as schema_sections
 
-    gpt = schema_sections.GPT(
-        num_layers=num_layers, hidden_size=256, num_heads=4, vocab_size=vocab_size, max_seq_len=64
-    )
+    gpt = GPT(num_layers=num_layers, hidden_size=256, num_heads=4, vocab_size=vocab_size, max_seq_len=64)
     return layout_resolve.resolve(
         schema_sections.Spec(model=gpt, batch=schema_sections.Batch(global_size=4), **sections), world, "cfg.py"
     )

@@ -48,6 +48,7 @@ from dslpar.forecast import traffic
 from dslpar.forecast.traffic import Passes, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.resolve import cuboid_of
+from dslpar.models.gpt import costs, section
 from dslpar.schema import sections
 from tests.support.traffic_counter import counting
 
@@ -56,9 +57,7 @@ TARGET = 0.58
 BATCH, SEQUENCE, HIDDEN, HEADS, FFN = 8, 16, 64, 8, 256
 TOKENS = BATCH * SEQUENCE
 KEEPS: tuple[mesh.Keep, ...] = ("x", "w", "both", "none")
-MODEL = sections.GPT(
-    num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1
-)
+MODEL = section.GPT(num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1)
 
 MODES: dict[int, tuple[dict[str, Any], ...]] = {
     4: (
@@ -103,7 +102,7 @@ LAYERS = {
     ),
     "block": Layer(
         lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
-        lambda tensor: traffic.block(tensor, TOKENS, MODEL),
+        lambda tensor: costs.layer_traffic(MODEL, tensor, TOKENS),
         ((HIDDEN, 3 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, FFN), (FFN, HIDDEN)),
     ),
 }
@@ -242,7 +241,7 @@ LAYERS_OF_STACK = 4
 def ratios() -> Iterator[Ratio]:
     """Ours over AutoTP, for the same stack on two ranks: counts, which have no spread."""
     ours, theirs = on_ranks(2, sent_by_our_stack), on_ranks(2, sent_by_autotp)
-    said = traffic.block(mesh.Tensor(y=2, mode="1d"), TOKENS, LLAMA).total * LAYERS_OF_STACK
+    said = costs.layer_traffic(LLAMA, mesh.Tensor(y=2, mode="1d"), TOKENS).total * LAYERS_OF_STACK
     assert ours == [said] * 2, f"ours sent {ours}, and the formula says {said}"
     assert theirs[0] == theirs[1] > 0, f"AutoTP's ranks sent {theirs}"
     found = float(ours[0] / theirs[0])

@@ -213,7 +213,9 @@ def initialize(
 def layer_stage_id(job: Job, layer_idx: int) -> int:
     """The stage of a layer, as the job's cut has it, or the ids or counts that the config gives."""
     pipeline = pipeline_of(job.spec)
-    ids = job.stages.actual_ids or (pipeline and (pipeline.stage_ids or ids_of(pipeline.counts or ())))
+    ids: tuple[int, ...] | dict[int, int] | None = job.stages.actual_ids
+    if not ids and pipeline is not None:
+        ids = pipeline.stage_ids or ids_of(pipeline.counts or ())
     if job.mesh.pipe == 1:
         num = job.stages.counts[0] if job.stages.counts else None
         ids = (0,) * num if num else {layer_idx: 0}

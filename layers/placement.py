@@ -26,58 +26,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
-
-Letters = tuple[str, ...]
-"""Axes of the cuboid, of d, q, y and z."""
-
-
-class Cuts(NamedTuple):
-    """Which axes cut each dim of an activation [batch, sequence, features], slowest first."""
-
-    batch: Letters
-    sequence: Letters
-    features: Letters
-
-    @property
-    def tokens(self) -> Letters:
-        """Return all axes that cut tokens: over these a vector's gradient comes in parts.
-
-        They are in the order in which they cut the one dim of [tokens, features]: d, q, then y or z.
-        """
-        return tuple(letter for letter in TENSOR_AXES if letter in self.batch + self.sequence)
-
-    def of(self, num_dims: int) -> tuple[Letters, ...]:
-        """Return what cuts each dim of [batch, sequence, features], or of [tokens, features]."""
-        return tuple(self) if num_dims == len(self) else (self.tokens, self.features)
-
-
-def residual_cuts(tensor: Tensor) -> Cuts:
-    """Return how the residual stream is cut, within a stage and across pipeline boundaries."""
-    over_y = {tensor.residual: ("y",)}
-    x = {tensor.split: ("d", "q")}
-    return Cuts(
-        batch=x.get("batch", ()) + over_y.get("batch", ()),
-        sequence=x.get("sequence", ()) + over_y.get("sequence", ()),
-        features=("z", *over_y.get("hidden", ())),
-    )
-
-
-def inner_cuts(tensor: Tensor) -> Cuts:
-    """Return how qkv, the MLP's hidden layer and the logits are cut."""
-    over_z = {tensor.inner: ("z",)}
-    x = {tensor.split: ("d", "q")}
-    return Cuts(
-        batch=x.get("batch", ()) + over_z.get("batch", ()),
-        sequence=x.get("sequence", ()),
-        features=("y", *over_z.get("heads", ())),
-    )
+from dslpar.layout.cuts import Cuts as Cuts
+from dslpar.layout.cuts import Letters as Letters
+from dslpar.layout.cuts import inner_cuts as inner_cuts
+from dslpar.layout.cuts import residual_cuts as residual_cuts
+from dslpar.layout.divisors import vocabulary
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
@@ -191,12 +150,6 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
     )
 
 
-def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
-    """Round `vocab_size` up to y pieces, each of which divides by q for the table, and by z for the logits."""
-    multiple = tensor.y * math.lcm(tensor.q, tensor.z if tensor.inner == "heads" else 1)
-    return -(-vocab_size // multiple) * multiple
-
-
 def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
     """Place the weight (F, H) of a linear from the residual to inner features, or to blocks of them."""
     length, blocks = _blocks(out_features)
@@ -210,7 +163,7 @@ def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Place
 
 def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
     """Place the token table or the head (V, H): an inward weight with padded rows."""
-    padded = padded_vocab(tensor, vocab_size)
+    padded = vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
     return Placement(tensor, (vocab_size, hidden_size), (("y", "q"), ("z",)), padded_rows=rows)
 
@@ -223,7 +176,7 @@ def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:
 
 def logit_vector(tensor: Tensor, vocab_size: int) -> Placement:
     """Place a vector (V,) that is added to the logits, with padding."""
-    cuts, padded = inner_cuts(tensor), padded_vocab(tensor, vocab_size)
+    cuts, padded = inner_cuts(tensor), vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
     return Placement(tensor, (vocab_size,), (cuts.features,), partial=cuts.tokens, padded_rows=rows)
 

@@ -123,7 +123,8 @@ def flat(config: Mapping[str, Any], above: str = "") -> Plain:
     return found
 
 
-_OWN = (*sections.MODELS.values(), *sections.OPTIMIZERS.values())
+_BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values())
+"""Sections that a config names by their class; one of another class has its `target`."""
 _OPEN = ("args", "extra")
 """Fields that hold further keys of their section, which stand beside its others."""
 _NOTHING: tuple[Any, ...] = (None, {}, [])
@@ -135,7 +136,7 @@ def _section(value: Any) -> Any:
         return [_section(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return yaml_io.portable(value)
-    written: Plain = {"type": type(value).__name__} if type(value) in _OWN else {}
+    written: Plain = {"type": type(value).__name__} if isinstance(value, _BY_TYPE) else {}
     for name, item in _fields(value).items():
         if name in _OPEN:
             written |= yaml_io.portable(item)

@@ -30,6 +30,7 @@ from dslpar.core.frozen import frozen
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]
 Keep = Literal["x", "w", "both", "none"]
+Impl = Literal["ring", "ulysses"]
 
 STANDARD_ORDER = ("pipe", "data", "tensor")
 LEGACY_ORDER = ("data", "pipe", "tensor")
@@ -61,7 +62,7 @@ class Tensor:
     """Which gathered panels live until the backward."""
     split: Literal["batch", "sequence"] = "batch"
     """What x splits."""
-    impl: Literal["ring", "ulysses"] = "ring"
+    impl: Impl = "ring"
     """Attention over a split sequence."""
 
     @property

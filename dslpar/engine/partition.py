@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -23,15 +21,12 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_module import parts_of
 from dslpar.layers.parameter import placement_of
-from dslpar.layout import stages as plan
 from dslpar.layout.resolve import Job, Stages, pipeline_of
-from dslpar.layout.stages import contiguous
+from dslpar.layout.stages import Counts, automatic, counts_of, group_layers, ids_of, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 from dslpar.models.build import Given
 
 log = logging.getLogger("dslpar")
-
-Counts = tuple[int, ...]
 
 
 def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
@@ -111,7 +106,8 @@ def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
 
 def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages:
     pipeline = pipeline_of(job.spec)
-    units = _units(layers)
+    assert pipeline is not None, "a mesh of several stages comes from a pipeline"
+    units = [[layers[position] for position in group] for group in group_layers([layer.layer_idx for layer in layers])]
     if len(units) < pipeline.size:
         message = f"{pipeline.size} stages, and the model has {len(units)} layers"
         raise_finding("PIP201", message, f"at most {len(units)} stages", job.path, "parallel.pipeline")
@@ -123,7 +119,7 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
         message = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
         hint = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
-    return Stages(plan.ids_of(auto), plan.ids_of(used), tuple(used))
+    return Stages(ids_of(auto), ids_of(used), tuple(used))
 
 
 def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
@@ -131,39 +127,26 @@ def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
         message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
         hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
-    return plan.counts_of(ids, job.mesh.pipe)
-
-
-def _units(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
-    """The layers of each index: one without goes with its neighbour, and -1 with the last."""
-    indices = [layer.layer_idx for layer in layers]
-    units: list[list[LayerSpec]] = [[] for _ in range(1 + max(index or 0 for index in indices))]
-    at = 0
-    for layer in layers:
-        at = at if layer.layer_idx is None else layer.layer_idx
-        units[at].append(layer)
-    return units
+    return counts_of(ids, job.mesh.pipe)
 
 
 def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
-    size = job.mesh.pipe
-    if len(units) == size:  # of a model that is split by hand, each rank has but its own
-        return (1,) * size
-    table: Mapping[str, Callable[[], Counts]] = {
-        "libai": partial(plan.libai, len(units), size),
-        "uniform": partial(plan.uniform, len(units), size),
-        "parameters": lambda: contiguous([_num_parameters(unit) for unit in units], size),
-        "cost": lambda: contiguous([_num_parameters(unit) for unit in units], size),
-    }
-    if method in table:
-        return table[method]()
-    pattern = method.removeprefix("type:")
-    weights = [sum(bool(re.search(pattern, name, re.IGNORECASE)) for name in _class_names(unit)) for unit in units]
-    if not any(weights):
-        names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
-        message = f"{method!r} matches no class of layers"
-        raise_finding("PIP202", message, f"the classes are {names}", job.path, "parallel.pipeline")
-    return contiguous(weights, size)
+    if len(units) == job.mesh.pipe:  # of a model that is split by hand, each rank has but its own
+        return (1,) * len(units)
+
+    def weights_by(method: str) -> list[int]:
+        if not method.startswith("type:"):  # 'cost' too: what a built layer computes is not known
+            return [_num_parameters(unit) for unit in units]
+        weights = [num_matches(method, _class_names(unit)) for unit in units]
+        if not any(weights):
+            names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
+            message = f"{method!r} matches no class of layers"
+            raise_finding("PIP202", message, f"the classes are {names}", job.path, "parallel.pipeline")
+        return weights
+
+    counts = automatic(method, len(units), job.mesh.pipe, weights_by)
+    assert counts is not None
+    return counts
 
 
 def _num_parameters(unit: Sequence[LayerSpec]) -> int:

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, by two conventions, and what devices can do at most: plain arithmetic, no torch.
+"""Floating-point operations of a token by two conventions, and what devices can do at most: plain arithmetic.
 
 Both count multiplications and additions of matrix products alone, two a weight and token, and the backward as twice the
 forward; neither counts what activation checkpointing computes again (the "model FLOPs" of PaLM, arXiv 2204.02311,
@@ -9,13 +9,6 @@ are projected once, and multiplied with each of them.
               are looked up. C = 6 N is Kaplan et al.'s (arXiv 2001.08361), with the head, which is a product too.
 `mfu_causal`  the same, and the products of attention: of the s * s scores of a head and sequence one half, as in
               FlashAttention (arXiv 2307.08691, section 4.1): what a causal mask leaves.
-
-    >>> from dslpar.schema.sections import GPT
-    >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
-    >>> num_multiplied_weights(gpt2)
-    123532032
-    >>> round(flops_per_token(gpt2, 1024).mfu_causal / flops_per_token(gpt2, 1024).mfu_6n, 3)
-    1.076
 """
 
 from __future__ import annotations
@@ -23,9 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
-
-from dslpar.layout.stages import block_weights
-from dslpar.schema import sections
 
 
 class Flops(NamedTuple):
@@ -35,16 +25,14 @@ class Flops(NamedTuple):
     mfu_6n: int
 
 
-def num_multiplied_weights(model: sections.GPT) -> int:
-    """Weights that each token is multiplied with: attention's, the MLP's, and the head, tied or not."""
-    return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size
+def per_token(multiplied_weights: int, score_products: int) -> Flops:
+    """Return the FLOPs of a token of a model that multiplies it with so many weights, and so often in attention.
 
-
-def flops_per_token(model: sections.GPT, seq_len: int) -> Flops:
-    """FLOPs of a token in a sequence of `seq_len`, averaged over it."""
-    products = 6 * num_multiplied_weights(model)
-    scores = 6 * 2 * model.num_layers * model.hidden_size * seq_len  # q with k, and the weights with v
-    return Flops(mfu_causal=products + scores // 2, mfu_6n=products)
+    `score_products` are multiplications of a token with all others of its sequence, without a mask: layers * 2 * hidden
+    size * sequence length, for q with k and the weights with v.
+    """
+    products = 6 * multiplied_weights
+    return Flops(mfu_causal=products + 6 * score_products // 2, mfu_6n=products)
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float | None:

@@ -25,21 +25,13 @@ each of them once, and what tensor and sequence parallelism make of it, is Korth
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.traffic import (
-    Letters,
-    Number,
-    Role,
-    inner_features,
-    inner_tokens,
-    residual_features,
-    residual_tokens,
-)
-from dslpar.schema import sections
+from dslpar.forecast.traffic import Number, Role
+from dslpar.layout.cuts import inner_cuts, residual_cuts
+from dslpar.layout.divisors import ranks
 
 
 @frozen
@@ -74,8 +66,8 @@ def linear(
     """A linear layer with its input; of several blocks of features `out_features` is the sum."""
     matrix = Fraction(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
-    features = inner_features if role == "inward" else residual_features
-    vector = Fraction(out_features, _ranks(tensor, features(tensor))) if bias else 0
+    cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
+    vector = Fraction(out_features, ranks(tensor, cuts.features)) if bias else 0
     saved = Saved(elements=_input(tensor, tokens, in_features, role) + panel)
     return Held(weights=matrix / tensor.q + vector, saved=saved)
 
@@ -86,8 +78,8 @@ def norm(tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layer
     Torch's own RMSNorm, for features that are whole, saves what it normalised as well where no kernel fuses it (CPU).
     """
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
-    rows = Fraction(tokens, _ranks(tensor, residual_tokens(tensor)))
-    pieces = _ranks(tensor, residual_features(tensor))
+    rows = Fraction(tokens, ranks(tensor, residual_cuts(tensor).tokens))
+    pieces = ranks(tensor, residual_cuts(tensor).features)
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
     return Held(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
@@ -125,18 +117,6 @@ def mlp(
     return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 
-def block(tensor: Tensor, tokens: Number, model: sections.GPT) -> Held:
-    """A transformer block without dropout and rotary positions: 16 s b h elements with gelu, where all is whole."""
-    h, bias = model.hidden_size, model.bias
-    norms = norm(tensor, tokens, h, kind=model.norm, bias=bias)
-    return (
-        norms
-        + norms
-        + attention(tensor, tokens, h, model.num_heads, kv_heads=model.kv_heads, bias=bias)
-        + mlp(tensor, tokens, h, model.ffn_size, activation=model.activation, bias=bias)
-    )
-
-
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fraction:
     """Of a linear: its panel, or as it is stored."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
@@ -148,13 +128,9 @@ def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fractio
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> Fraction:
     """Elements that a rank stores of the residual."""
-    return Fraction(tokens * features, _ranks(tensor, residual_tokens(tensor) + residual_features(tensor)))
+    return Fraction(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> Fraction:
     """Elements that a rank stores of an inner activation."""
-    return Fraction(tokens * features, _ranks(tensor, inner_tokens(tensor) + inner_features(tensor)))
-
-
-def _ranks(tensor: Tensor, letters: Letters) -> int:
-    return math.prod(getattr(tensor, letter) for letter in letters)
+    return Fraction(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))

@@ -25,22 +25,18 @@ more. In 1d that is Megatron-LM's four all-reduces a block (arXiv 1909.08053).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import TENSOR_AXES, Tensor
-from dslpar.schema import sections
-
-if TYPE_CHECKING:
-    from dslpar.layout.resolve import Job
+from dslpar.layout.cuts import Letters, inner_cuts, residual_cuts
+from dslpar.layout.divisors import ranks, vocabulary
 
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""
 Number = int | Fraction
-Letters = tuple[str, ...]
 
 
 class Traffic(Mapping[Key, Fraction]):
@@ -156,40 +152,7 @@ def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -
 def _axis(tensor: Tensor, letters: Letters) -> tuple[str, int]:
     """Name and size of the group over some letters."""
     present = [letter for letter in TENSOR_AXES if letter in letters and getattr(tensor, letter) > 1]
-    return " ".join(present), _ranks(tensor, letters)
-
-
-def _ranks(tensor: Tensor, letters: Letters) -> int:
-    return math.prod(getattr(tensor, letter) for letter in letters)
-
-
-# How activations are cut (placement.py has the same as pieces of real tensors) --------------------------------------
-
-
-def residual_tokens(tensor: Tensor) -> Letters:
-    """What cuts the tokens of the stored residual."""
-    return ("d", "q", "y") if tensor.residual in ("batch", "sequence") else ("d", "q")
-
-
-def residual_features(tensor: Tensor) -> Letters:
-    """What cuts the features of the stored residual."""
-    return ("z", "y") if tensor.residual == "hidden" else ("z",)
-
-
-def inner_tokens(tensor: Tensor) -> Letters:
-    """What cuts the tokens of inner activations."""
-    return ("d", "q", "z") if tensor.inner == "batch" else ("d", "q")
-
-
-def inner_features(tensor: Tensor) -> Letters:
-    """What cuts the features of inner activations."""
-    return ("y", "z") if tensor.inner == "heads" else ("y",)
-
-
-def padded_vocab(tensor: Tensor, vocab_size: int) -> int:
-    """Rows of the token table with those that make it divisible."""
-    multiple = tensor.y * math.lcm(tensor.q, tensor.z if tensor.inner == "heads" else 1)
-    return -(-vocab_size // multiple) * multiple
+    return " ".join(present), ranks(tensor, letters)
 
 
 # Layers -----------------------------------------------------------------------------------------------------------
@@ -259,11 +222,10 @@ def linear(
 
 def _joined(tensor: Tensor, tokens: Number, features: int, role: Role) -> Passes:
     """All features to every rank, over one axis after the other, the one that cuts last first; nothing backward."""
-    cut, rows = (inner_features, inner_tokens) if role == "inward" else (residual_features, residual_tokens)
-    letters, sent = cut(tensor), NOTHING
-    held = Fraction(tokens * features, _ranks(tensor, rows(tensor) + letters))
-    for letter in reversed(letters):
-        held *= _ranks(tensor, (letter,))
+    cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
+    sent, held = NOTHING, Fraction(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
+    for letter in reversed(cuts.features):
+        held *= ranks(tensor, (letter,))
         sent += all_gather(tensor, (letter,), held)
     return Passes(forward=sent)
 
@@ -274,28 +236,25 @@ def _over_depth(w: _Operand) -> Traffic:
 
 def residual_vectors(tensor: Tensor, elements: int) -> Passes:
     """Vectors that meet the residual, of so many elements in all: gradients are summed over what cuts its tokens."""
-    held = Fraction(elements, _ranks(tensor, residual_features(tensor)))
-    return Passes(backward=all_reduce(tensor, residual_tokens(tensor), held))
+    held = Fraction(elements, ranks(tensor, residual_cuts(tensor).features))
+    return Passes(backward=all_reduce(tensor, residual_cuts(tensor).tokens, held))
 
 
 def inner_vectors(tensor: Tensor, elements: int) -> Passes:
     """The same of vectors that meet inner activations."""
-    held = Fraction(elements, _ranks(tensor, inner_features(tensor)))
-    return Passes(backward=all_reduce(tensor, inner_tokens(tensor), held))
-
-
-NormKind = Literal["layernorm", "rmsnorm"]
+    held = Fraction(elements, ranks(tensor, inner_cuts(tensor).features))
+    return Passes(backward=all_reduce(tensor, inner_cuts(tensor).tokens, held))
 
 
 def norm(tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True) -> Passes:
     """A norm of the residual: two numbers a token, or one; nothing but its vectors where the hidden dim is whole."""
-    cut = residual_features(tensor)
-    rows = Fraction(tokens, _ranks(tensor, residual_tokens(tensor)))
+    cut = residual_cuts(tensor).features
+    rows = Fraction(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     if kind == "rmsnorm":
         sums = all_reduce(tensor, cut, rows)
         statistics = Passes(forward=sums, backward=sums)
     else:
-        gathered = all_gather(tensor, cut, 2 * rows * _ranks(tensor, cut))
+        gathered = all_gather(tensor, cut, 2 * rows * ranks(tensor, cut))
         statistics = Passes(forward=gathered, backward=all_reduce(tensor, cut, 2 * rows))
     num_vectors = 2 if bias and kind == "layernorm" else 1
     return statistics + residual_vectors(tensor, num_vectors * hidden_size)
@@ -316,7 +275,7 @@ def _heads(tensor: Tensor, tokens: Number, q_size: int, kv_size: int) -> Passes:
     if tensor.split != "sequence" or tensor.x == 1:
         return Passes()
     letters, n = ("d", "q"), tensor.x
-    held = n * _ranks(tensor, inner_features(tensor))
+    held = n * ranks(tensor, inner_cuts(tensor).features)
     if tensor.impl == "ulysses":
         exchanged = all_to_all(tensor, letters, Fraction(2 * tokens * (q_size + kv_size), held))
         return Passes(forward=exchanged, backward=exchanged)
@@ -333,19 +292,9 @@ def mlp(
     return up + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 
-def block(tensor: Tensor, tokens: Number, model: sections.GPT) -> Passes:
-    """A transformer block: two norms, attention, MLP."""
-    h, bias = model.hidden_size, model.bias
-    return (
-        norm(tensor, tokens, h, kind=model.norm, bias=bias) * 2
-        + attention(tensor, tokens, h, model.num_heads, kv_heads=model.kv_heads, bias=bias)
-        + mlp(tensor, tokens, h, model.ffn_size, activation=model.activation, bias=bias)
-    )
-
-
 def embedding(tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int) -> Passes:
     """The token table, looked up: an outward linear of a one-hot."""
-    w = _weight(tensor, padded_vocab(tensor, vocab_size) * hidden_size)
+    w = _weight(tensor, vocabulary(vocab_size, tensor).value * hidden_size)
     y = _residual(tensor, tokens, hidden_size)
     return Passes(forward=w.gather() + y.reduce(), backward=y.gather() + w.reduce() + _over_depth(w))
 
@@ -357,108 +306,11 @@ def position_embedding(tensor: Tensor, num_positions: int, hidden_size: int) -> 
 
 def head(tensor: Tensor, tokens: Number, hidden_size: int, vocab_size: int) -> Passes:
     """The token table as head, tied or not."""
-    return linear(tensor, tokens, hidden_size, padded_vocab(tensor, vocab_size), role="inward", bias=False)
+    return linear(tensor, tokens, hidden_size, vocabulary(vocab_size, tensor).value, role="inward", bias=False)
 
 
 def cross_entropy(tensor: Tensor, tokens: Number) -> Passes:
     """A maximum and two sums a token, and the loss itself, all forward."""
-    features, cut = inner_features(tensor), inner_tokens(tensor)
-    rows = Fraction(tokens, _ranks(tensor, cut))
+    features, cut = inner_cuts(tensor).features, inner_cuts(tensor).tokens
+    rows = Fraction(tokens, ranks(tensor, cut))
     return Passes(forward=all_reduce(tensor, features, 3 * rows) + all_reduce(tensor, cut, 1))
-
-
-def gpt(tensor: Tensor, tokens: Number, model: sections.GPT) -> Passes:
-    """The whole model and its loss: one micro-batch of `tokens`, all on one stage."""
-    h, vocab = model.hidden_size, model.vocab_size
-    learned = model.positions == "learned"
-    return _sum(
-        (
-            embedding(tensor, tokens, vocab, h),
-            position_embedding(tensor, model.max_seq_len, h) if learned else Passes(),
-            block(tensor, tokens, model) * model.num_layers,
-            norm(tensor, tokens, h, kind=model.norm, bias=model.bias),
-            head(tensor, tokens, h, vocab),
-            cross_entropy(tensor, tokens),
-        )
-    )
-
-
-def _sum(parts: Iterable[Passes]) -> Passes:
-    return sum(parts, Passes())
-
-
-# Against 1d -------------------------------------------------------------------------------------------------------
-
-
-class BreakEven(NamedTuple):
-    """What a block of one mode sends against one of 1d on as many ranks, forward and backward."""
-
-    tokens: int
-    """Of the micro-batch."""
-    sent: Fraction
-    """Elements a rank sends in this mode."""
-    sent_in_1d: Fraction
-    needed: int | None
-    """Tokens of the smallest micro-batch for which this mode sends less; None: it never does."""
-
-
-def break_even(tensor: Tensor, model: sections.GPT, tokens: int) -> BreakEven:
-    """What is sent is affine in the tokens: a part with the activations, and one with the weights that 1d never sends.
-
-    >>> gpt2 = spec.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
-    >>> break_even(Tensor(q=2, y=2, mode="2d", residual="hidden"), gpt2, 1024).needed
-    1732
-    """
-    line, reference = (_Line.of(each, model) for each in (tensor, Tensor(y=tensor.size, mode="1d")))
-    slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
-    needed = math.floor(fixed / slope) + 1 if slope > 0 else None
-    return BreakEven(tokens, line.at(tokens), reference.at(tokens), None if needed is None else max(needed, 1))
-
-
-class _Line(NamedTuple):
-    """Elements that a block sends, as a function of tokens."""
-
-    slope: Fraction
-    fixed: Fraction
-
-    @classmethod
-    def of(cls, tensor: Tensor, model: sections.GPT) -> _Line:
-        fixed = block(tensor, 0, model).total
-        return cls(block(tensor, 1, model).total - fixed, fixed)
-
-    def at(self, tokens: int) -> Fraction:
-        return self.slope * tokens + self.fixed
-
-
-class Summary(NamedTuple):
-    """What a tensor group sends for one micro-batch, forward and backward: elements a rank."""
-
-    tokens: int
-    """Of the micro-batch."""
-    layer: dict[str, int]
-    """By axis, one transformer layer."""
-    model: dict[str, int]
-    """By axis, all layers, embedding, head and loss."""
-    break_even_tokens: int | None
-    """From so many tokens on, a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
-
-
-def summary(job: Job) -> Summary | None:
-    """Of a job; None without tensor parallelism, or where the model's layers are not known.
-
-    Parts of elements, where a ring cannot cut a tensor evenly, are rounded up.
-    """
-    tensor, model = job.mesh.tensor, job.spec.model
-    if tensor.size == 1 or not isinstance(model, sections.GPT):
-        return None
-    tokens = job.batch.micro_size * job.seq_len
-    return Summary(
-        tokens=tokens,
-        layer=_rounded(block(tensor, tokens, model)),
-        model=_rounded(gpt(tensor, tokens, model)),
-        break_even_tokens=None if tensor.mode == "1d" else break_even(tensor, model, tokens).needed,
-    )
-
-
-def _rounded(passes: Passes) -> dict[str, int]:
-    return {axis: math.ceil(elements) for axis, elements in passes.both.by_axis().items()}

@@ -4,9 +4,9 @@ What DeepSpeed would default to without a word is written out where its default 
 (on, at 1.0), the type that gradients add up in (the model's), partitioned activations (right for replicated ones
 alone), three instead of two messages a ZeRO step. FACTS, sections 0 and 4, has the measurements.
 
-    >>> from dslpar import job, spec
-    >>> model = spec.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)
-    >>> ds_config(job.resolve(spec.Spec(model=model), world_size=4))["train_batch_size"]
+    >>> from dslpar.layout.resolve import resolve
+    >>> spec = schema_sections.Spec(model=schema_sections.OtherModel(target="Sequential"))
+    >>> ds_config(resolve(spec, world_size=4))["train_batch_size"]
     4
 """
 

@@ -1,23 +1,25 @@
 """From a Spec and a world size to a Job: every inferred value decided, nothing clamped.
 
-Each function here is plain arithmetic over the spec, used twice: by the linter, to say what is wrong, and by `resolve`,
-on a spec that the linter has passed. LiBai's `train.dist` and dslpar's `parallel` meet here: below this file there is
-one form.
+`resolve` is the story; each function below it decides one part. The linter uses the same functions to find what is
+wrong, and `resolve` runs on a spec that the linter has passed. LiBai's `train.dist` and dslpar's `parallel` meet here:
+above this package there is one form.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import cast
 
-from dslpar.core import mesh
 from dslpar.core.frozen import frozen
+from dslpar.core.mesh import STANDARD_ORDER, Impl, Inner, Keep, Mesh, Residual, Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout import listed_stages
-from dslpar.layout import stages as cut
+from dslpar.layout import listed_layers
 from dslpar.layout.divisors import least_micro_size
-from dslpar.schema import sections as spec
+from dslpar.layout.family import layout_of
+from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
+from dslpar.schema import sections
+from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
 
 
 class Batch(NamedTuple):
@@ -42,9 +44,9 @@ class Job:
 
     path: str
     """The config file."""
-    spec: spec.Spec
+    spec: Spec
     """What the config says."""
-    mesh: mesh.Mesh
+    mesh: Mesh
     """All ranks."""
     stages: Stages
     """Which layers stand on which stage."""
@@ -56,45 +58,44 @@ class Job:
     """Where the run writes."""
 
 
-def resolve(spec_: spec.Spec, world_size: int, path: str = "") -> Job:
+def resolve(spec: Spec, world_size: int, path: str = "") -> Job:
     """Decide everything; the spec has passed the linter for this world."""
-    pipeline, cuboid = pipeline_of(spec_), cuboid_of(tensor_of(spec_))
-    size = pipeline.size if pipeline else 1
-    data = world_size // (size * cuboid.size)
-    order = spec_.parallel.order or mesh.STANDARD_ORDER
-    whole = mesh.Mesh(pipe=size, data=data, tensor=cuboid, order=order)
-    assert whole.world_size == world_size, "a world that lint would have refused"
+    pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec))
+    num_stages = pipeline.size if pipeline else 1
+    data_size = world_size // (num_stages * cuboid.size)
+    mesh = Mesh(pipe=num_stages, data=data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
+    assert mesh.world_size == world_size, "a world that lint would have refused"
     return Job(
         path=path,
-        spec=spec_,
-        mesh=whole,
-        stages=stages_of(spec_, pipeline),
-        batch=batch_of(asked_batch(spec_), data, least_micro_size(cuboid)),
-        seq_len=seq_len_of(spec_),
-        output_dir=spec_.train.output_dir or default_output_dir(path),
+        spec=spec,
+        mesh=mesh,
+        stages=stages_of(spec, pipeline),
+        batch=batch_of(requested_batch(spec), data_size, least_micro_size(cuboid)),
+        seq_len=seq_len_of(spec),
+        output_dir=spec.train.output_dir or default_output_dir(path),
     )
 
 
 # Sizes, in either form --------------------------------------------------------------------------------------------
 
 
-def pipeline_of(spec_: Any) -> Any:
-    """The PipelineParallel of either form, or None."""
-    if spec_.parallel.pipeline is not None:
-        return spec_.parallel.pipeline
-    dist = spec_.train.dist
+def pipeline_of(spec: Spec) -> PipelineParallel | None:
+    """Return the PipelineParallel of either form, or None."""
+    if spec.parallel.pipeline is not None:
+        return spec.parallel.pipeline
+    dist = spec.train.dist
     size, ids = dist.pipeline_parallel_size or 1, dist.custom_pipeline_stage_id
     if size == 1 and ids is None:
         return None
-    return spec.PipelineParallel(size=size, stage_ids=ids, method=None if ids else "libai")
+    return PipelineParallel(size=size, stage_ids=ids, method=None if ids else "libai")
 
 
-def tensor_of(spec_: Any) -> Any:
-    """The TensorParallel of either form, or None."""
-    if spec_.parallel.tensor is not None:
-        return spec_.parallel.tensor
-    size = spec_.train.dist.tensor_parallel_size or 1
-    return spec.TensorParallel(size=size, mode="1d") if size > 1 else None
+def tensor_of(spec: Spec) -> TensorParallel | None:
+    """Return the TensorParallel of either form, or None."""
+    if spec.parallel.tensor is not None:
+        return spec.parallel.tensor
+    size = spec.train.dist.tensor_parallel_size or 1
+    return TensorParallel(size=size, mode="1d") if size > 1 else None
 
 
 # The cuboid -------------------------------------------------------------------------------------------------------
@@ -102,144 +103,147 @@ def tensor_of(spec_: Any) -> Any:
 Axes = tuple[int, int, int, int]
 
 
-def _square(tensor: Any) -> Axes | None:
+def _square(tensor: TensorParallel) -> Axes | None:
     side = math.isqrt(tensor.size)
     return (1, side, side, 1) if side * side == tensor.size else None
 
 
-def _tesseract(tensor: Any) -> Axes | None:
+def _tesseract(tensor: TensorParallel) -> Axes | None:
     depth = tensor.depth or 1
     side = math.isqrt(tensor.size // depth)
     return (depth, side, side, 1) if depth * side * side == tensor.size else None
 
 
-def _cube(tensor: Any) -> Axes | None:
+def _cube(tensor: TensorParallel) -> Axes | None:
     side = round(tensor.size ** (1 / 3))
     return (1, side, side, side) if side**3 == tensor.size else None
 
 
-def _shaped(tensor: Any) -> Axes | None:
+def _shaped(tensor: TensorParallel) -> Axes | None:
     shape = tensor.shape or ((1, 1, 1) if tensor.size == 1 else (0, 0, 0))
     return (1, *shape) if math.prod(shape) == tensor.size else None
 
 
-class ModeRow(NamedTuple):
-    """One row of the table of modes, DESIGN section 5."""
+class TensorMode(NamedTuple):
+    """One mode: the cuboid that its size makes, and how activations are kept on it."""
 
-    axes: Callable[[Any], Axes | None]
+    axes: Callable[[TensorParallel], Axes | None]
     """(d, q, y, z) of a TensorParallel, None where its size does not fit."""
-    residual: mesh.Residual
-    keep: mesh.Keep = "x"
-    inner: mesh.Inner = "heads"
+    residual: Residual
+    keep: Keep = "x"
+    inner: Inner = "heads"
     options: tuple[str, ...] = ()
     """Keys of parallel.tensor that mean something in this mode, besides size, mode and keep."""
 
 
-MODES: Mapping[str, ModeRow] = {
-    "1d": ModeRow(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence",)),
-    "2d": ModeRow(_square, "hidden"),
-    "2.5d": ModeRow(_tesseract, "hidden", options=("depth",)),
-    "3d": ModeRow(_cube, "batch", "none", "batch", options=("residual", "inner")),
-    "sequence": ModeRow(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
-    "cuboid": ModeRow(_shaped, "hidden", "none", options=("shape", "residual", "inner")),
+MODES: Mapping[str, TensorMode] = {
+    "1d": TensorMode(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence",)),
+    "2d": TensorMode(_square, "hidden"),
+    "2.5d": TensorMode(_tesseract, "hidden", options=("depth",)),
+    "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner")),
+    "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
+    "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner")),
 }
 
 
-def cuboid_of(tensor: Any) -> mesh.Tensor:
-    """The cuboid that a legal TensorParallel asks for; one rank for None, or for size 1 without a mode."""
+def cuboid_of(tensor: TensorParallel | None) -> Tensor:
+    """Return the cuboid that a legal TensorParallel requests; one rank for None, or for size 1 without a mode."""
     if tensor is None or tensor.mode is None:
-        return mesh.Tensor()
-    row = MODES[tensor.mode]
-    axes = row.axes(tensor)
+        return Tensor()
+    mode = MODES[tensor.mode]
+    axes = mode.axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
-    return mesh.Tensor(
+    return Tensor(
         d=d,
         q=q,
         y=y,
         z=z,
         mode=tensor.mode,
-        residual=tensor.residual or ("sequence" if tensor.sequence else row.residual),
-        inner=tensor.inner or row.inner,
-        keep=tensor.keep or row.keep,
+        residual=cast(Residual, tensor.residual or ("sequence" if tensor.sequence else mode.residual)),
+        inner=cast(Inner, tensor.inner or mode.inner),
+        keep=cast(Keep, tensor.keep or mode.keep),
         split="sequence" if tensor.mode == "sequence" else "batch",
-        impl=tensor.impl or "ring",
+        impl=cast(Impl, tensor.impl or "ring"),
     )
 
 
 # Batch ------------------------------------------------------------------------------------------------------------
 
 
-def asked_batch(spec_: Any) -> spec.Batch:
-    """The section `batch`; where it says no accumulation, schedule.num_microbatches is one."""
-    asked = spec_.batch
-    accumulation = asked.accumulation or (spec_.schedule.num_microbatches if spec_.schedule is not None else None)
-    return spec.Batch(global_size=asked.global_size, micro_size=asked.micro_size, accumulation=accumulation)
+def requested_batch(spec: Spec) -> sections.Batch:
+    """Return the section `batch`; where it gives no accumulation, schedule.num_microbatches is one."""
+    batch, schedule = spec.batch, spec.schedule
+    accumulation = batch.accumulation or (schedule.num_microbatches if schedule is not None else None)
+    return sections.Batch(global_size=batch.global_size, micro_size=batch.micro_size, accumulation=accumulation)
 
 
-def batch_of(asked: spec.Batch, data: int, least: int) -> Batch:
-    """The three sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
-    global_size, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
+def batch_of(requested: sections.Batch, data_size: int, least_micro: int) -> Batch:
+    """Return the three sizes of a step from those that were given; where they do not fit, the product tells (BAT101).
+
+    Neither global_size nor micro_size given: the least legal micro-batch.
+    """
+    global_size, micro, accumulation = requested.global_size, requested.micro_size, requested.accumulation
     if global_size is None:
-        micro, accumulation = micro or least, accumulation or 1
-        return Batch(micro * accumulation * data, micro, accumulation)
+        micro, accumulation = micro or least_micro, accumulation or 1
+        return Batch(micro * accumulation * data_size, micro, accumulation)
     if micro is None:
         accumulation = accumulation or 1
-        micro = global_size // (accumulation * data)
+        micro = global_size // (accumulation * data_size)
     elif accumulation is None:
-        accumulation = global_size // (micro * data)
+        accumulation = global_size // (micro * data_size)
     return Batch(global_size, micro, accumulation)
 
 
 # Pipeline ---------------------------------------------------------------------------------------------------------
 
 
-def auto_counts(model: spec.GPT | spec.OtherModel, method: str, size: int, seq_len: int) -> tuple[int, ...] | None:
-    """Layers on each stage by an automatic method; None where that is only known when the model is built."""
-    num_layers = model.num_layers
-    if num_layers is None:
-        return None
-    if method in ("libai", "uniform"):
-        return {"libai": cut.libai, "uniform": cut.uniform}[method](num_layers, size)
-    if isinstance(model, spec.OtherModel):
-        return listed_stages.counts(model, method, size)
-    if method.startswith("type:"):
-        return cut.by_type(method.removeprefix("type:"), model, size)
-    return cut.by_parameters(model, size) if method == "parameters" else cut.by_cost(model, size, seq_len)
+def auto_counts(model: Model | OtherModel, method: str, num_stages: int, seq_len: int) -> Counts | None:
+    """Return the layers on each stage by an automatic method; None where only the built model can tell."""
+
+    def weights_by(method: str) -> Weights | None:
+        if isinstance(model, OtherModel):
+            return listed_layers.weights(model, method)
+        return layout_of(model).pipeline_weights(model, method, seq_len)
+
+    return None if model.num_layers is None else automatic(method, model.num_layers, num_stages, weights_by)
 
 
-def stages_of(spec_: spec.Spec, pipeline: spec.PipelineParallel | None) -> Stages:
-    """The automatic cut and the one that is used; what only the built model can tell is None."""
-    model = spec_.model
+def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
+    """Return the automatic cut and the one that is used; what only the built model can tell is None."""
+    model = spec.model
     if model.num_layers is None:
         return Stages(None, None, None)
     if pipeline is None or pipeline.size == 1:
         return Stages(None, None, (model.num_layers,))
-    method = pipeline.method or ("libai" if spec_.parallel.pipeline is None else "cost")
-    auto = auto_counts(model, method, pipeline.size, seq_len_of(spec_))
-    used = pipeline.counts or auto
+    method = pipeline.method or ("libai" if spec.parallel.pipeline is None else "cost")
+    auto = auto_counts(model, method, pipeline.size, seq_len_of(spec))
+    counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
-        used = cut.counts_of(pipeline.stage_ids, pipeline.size)
-    return Stages(auto and cut.ids_of(auto), used and cut.ids_of(used), used and tuple(used))
+        counts = counts_of(pipeline.stage_ids, pipeline.size)
+    return Stages(auto and ids_of(auto), counts and ids_of(counts), counts and tuple(counts))
 
 
-def offloads(spec_: Any, what: str) -> bool:
+# What else is inferred --------------------------------------------------------------------------------------------
+
+
+def offloads(spec: Spec, what: str) -> bool:
     """Whether ZeRO keeps `what`, "optimizer" or "param", on the CPU."""
-    device: str | None = spec_.zero.extra.get(f"offload_{what}", {}).get("device")
+    device: str | None = spec.zero.extra.get(f"offload_{what}", {}).get("device")
     return device not in (None, "none")
 
 
-def seq_len_of(spec_: Any) -> int:
-    """Tokens of a sample; 0 where neither the data nor the model says."""
-    return int(spec_.data.seq_len or getattr(spec_.model, "max_seq_len", 0))
+def seq_len_of(spec: Spec) -> int:
+    """Return the tokens of a sample; 0 where neither the data nor the model tells."""
+    return spec.data.seq_len or (spec.model.max_seq_len if isinstance(spec.model, Model) else 0)
 
 
 def run_name(path: str) -> str:
-    """The config's name: what a run is called where it has no name of its own."""
+    """Return the config's name: what a run is called where it has no name of its own."""
     return default_output_dir(path).rpartition("/")[2]
 
 
 def default_output_dir(path: str) -> str:
-    """outputs/<config name>, below where the run starts; of the config.yaml of a run, that run's own folder."""
+    """Return outputs/<config name>, below where the run starts; of a run's config.yaml, that run's own folder."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
     return folder if folder and name == "config.yaml" else "outputs/" + name.rpartition(".")[0]

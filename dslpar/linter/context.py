@@ -15,7 +15,7 @@ from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.language.load import Config
 from dslpar.layout.divisors import least_micro_size
-from dslpar.layout.resolve import MODES, Batch, asked_batch, batch_of, cuboid_of, pipeline_of, tensor_of
+from dslpar.layout.resolve import MODES, Batch, batch_of, cuboid_of, pipeline_of, requested_batch, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.sections_reader import Reading
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
 Section = TypeVar("Section")
+Family = TypeVar("Family", bound=sections.Model)
 
 
 class Guarded:
@@ -167,11 +168,10 @@ class Context:
 
     # Sections of which there are several classes -------------------------------------------------------------
 
-    @property
-    def gpt(self) -> sections.GPT:
-        """The model, if it is one whose layers dslpar knows."""
+    def model_of(self, family: type[Family]) -> Family:
+        """Return the model, if it is of that family; for `sections.Model`, of any."""
         model = self.spec.model
-        if not isinstance(model, sections.GPT):
+        if not isinstance(model, family):
             raise UnknownValueError("model")
         return model
 
@@ -213,7 +213,7 @@ class Context:
         if "model.layers_cfg" in self.reading.invalid:
             raise UnknownValueError("model.layers_cfg")
         model = self.spec.model
-        return "" if isinstance(model, sections.GPT) or model.num_layers is not None else model.target
+        return "" if isinstance(model, sections.Model) or model.num_layers is not None else model.target
 
     @property
     def num_layers(self) -> int:
@@ -228,14 +228,12 @@ class Context:
     @property
     def pipeline(self) -> sections.PipelineParallel | None:
         """The PipelineParallel of either form, or None."""
-        pipeline: sections.PipelineParallel | None = pipeline_of(self.spec)
-        return pipeline
+        return pipeline_of(self.spec)
 
     @property
     def tensor(self) -> sections.TensorParallel | None:
         """The TensorParallel of either form, or None."""
-        tensor: sections.TensorParallel | None = tensor_of(self.spec)
-        return tensor
+        return tensor_of(self.spec)
 
     @property
     def multi_stage_pipeline(self) -> sections.PipelineParallel:
@@ -298,4 +296,4 @@ class Context:
     @property
     def requested_batch(self) -> sections.Batch:
         """The sizes of the batch that the config gives."""
-        return asked_batch(self.spec)
+        return requested_batch(self.spec)

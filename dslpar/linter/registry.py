@@ -1,10 +1,12 @@
 """The registry of rules: every family in the order in which its rules run, and the pages of all codes.
 
-A new rule stands in the RULES tuple of its family's file; a new family is one more name here.
+A new rule stands in the RULES tuple of its family's file; a new family is one more name here. Rules of a model's own
+keys stand in the folder of the model's family (`dslpar.schema.families`).
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Finding, Location
@@ -15,7 +17,6 @@ from dslpar.linter.rules import (
     comments,
     dead,
     deepspeed,
-    divisors,
     hosts,
     keys,
     language,
@@ -27,6 +28,7 @@ from dslpar.linter.rules import (
     tensor,
     zero,
 )
+from dslpar.schema.families import FAMILIES
 
 if TYPE_CHECKING:
     from dslpar.core.catalog import Page
@@ -36,7 +38,6 @@ RULES: tuple[Rule, ...] = (
     *keys.RULES,
     *parallel.RULES,
     *tensor.RULES,
-    *divisors.RULES,
     *pipeline.RULES,
     *batch.RULES,
     *zero.RULES,
@@ -45,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     *deepspeed.RULES,
     *hosts.RULES,
     *performance.RULES,
+    *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
     *dead.RULES,
     *comments.RULES,  # last: they look at what the others found
 )

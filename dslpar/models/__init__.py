@@ -1,10 +1,37 @@
-"""Models over dslpar.layers, as lists of layers; and other people's."""
+"""Models over dslpar.layers, as lists of layers; and other people's.
 
-from dslpar.models.gpt import GPT
-from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec, build_layer, build_module, module_of
-from dslpar.models.sequential import Layers, ModelFromConfig, Sequential, Stage, Whole
+A folder a family (`gpt`) holds all that dslpar knows of it; its name stands in dslpar.schema.families. Names are
+imported when they are used, since a family's section, layout, costs and rules need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from dslpar.schema.families import FAMILIES, class_of
+
+if TYPE_CHECKING:
+    from dslpar.models.gpt.model import GPT
+    from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec, build_layer, build_module, module_of
+    from dslpar.models.sequential import Layers, ModelFromConfig, Sequential, Stage, Whole
+
+_NAMES = {
+    "layered": ("LayerSpec", "LayeredModel", "LayeredModule", "build_layer", "build_module", "module_of"),
+    "sequential": ("Layers", "ModelFromConfig", "Sequential", "Stage", "Whole"),
+}
+"""Public names by their module; families' models have theirs from FAMILIES."""
 
 __all__ = [
     "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "ModelFromConfig", "Sequential", "Stage", "Whole",
     "build_layer", "build_module", "module_of",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name in FAMILIES:
+        return class_of(name, "model")
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"dslpar.models.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,11 +20,11 @@ from dslpar.core.errors import Location
 from dslpar.distributed.groups import Groups
 from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.resolve import Job
-from dslpar.models import GPT, LayeredModel, Layers, LayerSpec, Sequential, Whole
-from dslpar.models.layered import Loss
-from dslpar.models.sequential import bind, is_chain
-from dslpar.schema import sections
+from dslpar.models.layered import LayeredModel, LayerSpec, Loss
+from dslpar.models.sequential import Layers, Sequential, Whole, bind, is_chain
+from dslpar.schema import families
 from dslpar.schema.registry import MODELS
+from dslpar.schema.sections import Model
 
 LAYERS_CFG = "layers_cfg"
 
@@ -32,8 +32,8 @@ LAYERS_CFG = "layers_cfg"
 def model_of(job: Job) -> LayeredModel:
     """The Job's model, not built yet. Raises DslparError where the class is not there, or is no model."""
     model = job.spec.model
-    if isinstance(model, sections.GPT):
-        return GPT(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    if isinstance(model, Model):
+        return _family_model(type(model).__name__, vars(model))
     made = _class(model.target, job.path)
     if not issubclass(made, LayeredModel | nn.Sequential):
         _refuse_copies(job, model.target)
@@ -46,9 +46,14 @@ def model_from_cfg(cfg: Mapping[str, Any], path: str = "<program>") -> LayeredMo
     """The model that dict(type=..., ...) describes, as in a config; an nn.Sequential draws its weights now."""
     given = {str(name): value for name, value in cfg.items() if name != "type"}
     name = str(cfg.get("type", ""))
-    if name in sections.MODELS:
-        return GPT(**given)
+    if name in families.FAMILIES:
+        return _family_model(name, given)
     return layered(_class(name, path), given, path)
+
+
+def _family_model(name: str, arguments: Mapping[str, Any]) -> LayeredModel:
+    model: LayeredModel = families.class_of(name, "model")(**arguments)
+    return model
 
 
 def layered(made: type, args: Mapping[str, Any], path: str) -> LayeredModel:

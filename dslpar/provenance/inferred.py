@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.layout import divisors
+from dslpar.layout.family import layout_of
 from dslpar.layout.resolve import MODES, Stages, default_output_dir, pipeline_of, run_name, seq_len_of, stages_of
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Case
@@ -118,7 +119,7 @@ def _cut(case: Case) -> tuple[str, tuple[str, ...]]:
 
 
 def _layers_key(case: Case) -> tuple[str, ...]:
-    return ("model.num_layers",) if isinstance(case.reading.spec.model, sections.GPT) else ("model.layers_cfg",)
+    return ("model.num_layers",) if isinstance(case.reading.spec.model, sections.Model) else ("model.layers_cfg",)
 
 
 def _default_method(case: Case) -> str:
@@ -218,13 +219,14 @@ def _num_microbatches(case: Case) -> Inferred | None:
 # Model, data, run -------------------------------------------------------------------------------------------------
 
 
-def _kv_heads(case: Case) -> Inferred:
-    return Inferred(case.cx.gpt.num_heads, "left out: each head has keys and values of its own", ("model.num_heads",))
-
-
-def _ffn(case: Case) -> Inferred:
-    hidden = case.cx.gpt.hidden_size
-    return Inferred(4 * hidden, f"4 * hidden_size {hidden}", ("model.hidden_size",))
+def of_model(case: Case, key: str) -> Inferred | None:
+    """A field of the model that follows from its others, as its family tells."""
+    section, _, field = key.rpartition(".")
+    if section != "model" or not isinstance(case.reading.spec.model, sections.Model):
+        return None
+    model = case.cx.model_of(sections.Model)
+    found = layout_of(model).inferred(model, field)
+    return found and Inferred(found.value, found.why, tuple(f"model.{name}" for name in found.sources))
 
 
 def _seq_len(case: Case) -> Inferred | None:
@@ -263,8 +265,6 @@ INFERRED: Mapping[str, Callable[[Case], Inferred | None]] = {
     "batch.micro_size": _micro_size,
     "batch.accumulation": _accumulation,
     "schedule.num_microbatches": _num_microbatches,
-    "model.num_kv_heads": _kv_heads,
-    "model.ffn_hidden_size": _ffn,
     "data.seq_len": _seq_len,
     "train.output_dir": _output_dir,
     **{f"monitor.{section}.output_path": _monitor(section, "output_path") for section in ("csv", "tensorboard")},
@@ -285,11 +285,11 @@ OF_THE_NAME = ("train.output_dir", "monitor.")
 
 def notes(case: Case, key: str) -> tuple[str, ...]:
     """What becomes of the value where it runs."""
-    if key == "model.vocab_size":
-        rows = divisors.vocabulary(case.cx.gpt.vocab_size, case.cx.cuboid)
-        if rows.value != case.cx.gpt.vocab_size:
-            message = rows.why.partition(";")[0]
-            return (f"the vocabulary is padded to {rows.value}, a multiple of {message}",)
+    if key.startswith("model.") and isinstance(model := case.cx.spec.model, sections.Model):
+        for size in layout_of(model).padding(model, case.cx.cuboid):
+            if key == f"model.{size.key}" and size.value != getattr(model, size.key):
+                message = size.why.partition(";")[0]
+                return (f"padded to {size.value}, a multiple of {message}",)
     if key == "parallel.tensor.size" and case.cx.cuboid.mode in MODES and math.prod(case.cx.cuboid.shape) > 1:
         x, y, z = case.cx.cuboid.shape
         return (f"mode {case.cx.cuboid.mode!r}: x {x} * y {y} * z {z}",)

@@ -12,12 +12,14 @@ docs/config.md are this list.
 from __future__ import annotations
 
 import ast
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
-from dslpar.schema import deepspeed_policy, sections
+from dslpar.schema import deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
 from dslpar.schema.types import TYPES
@@ -41,16 +43,15 @@ class Row(NamedTuple):
 
 
 NAMES: Mapping[type, str] = {
-    cls: name for table in (sections.MODELS, sections.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
+    cls: name for table in (families.sections(), sections.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
 }
 """The type by which a class of the spec goes."""
 
 
 @cache
-def helps() -> Mapping[str, Mapping[str, str]]:
-    """Class of the spec -> field -> the text beneath it; the class's own docstring goes by the empty name."""
-    with open(sections.__file__, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
+def helps(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Class of a module -> field -> the text beneath it; the class's own docstring goes by the empty name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: dict(_texts(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
@@ -64,7 +65,7 @@ def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def help_of(cls: type, name: str) -> str:
     """The help of a field, which a parent may have; of a class, for the empty name."""
-    found = (helps().get(each.__name__, {}).get(name) for each in cls.__mro__)
+    found = (helps(each.__module__).get(each.__name__, {}).get(name) for each in cls.__mro__ if each is not object)
     return next((text for text in found if text), "")
 
 

@@ -18,7 +18,7 @@ from dslpar.language.load import Config
 from dslpar.language.tree import Node
 from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.inferred import INFERRED, RECOMPUTED, Inferred, notes
+from dslpar.provenance.inferred import INFERRED, RECOMPUTED, Inferred, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
 from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Case
@@ -152,7 +152,7 @@ def _leaf(case: Case, key: str, value: Any, hint: str) -> Value:
 def _unwritten(case: Case, key: str, value: Any, hint: str) -> Value:
     infer = RECOMPUTED.get(key) or INFERRED.get(key)
     try:
-        found = infer(case) if infer is not None else None
+        found = infer(case) if infer is not None else of_model(case, key)
     except UnknownValueError:
         return Value(key, None, "unknown", _unknown(case), help=hint)
     if found is None:

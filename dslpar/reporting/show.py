@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dslpar.forecast import traffic
-from dslpar.layout import divisors
+from dslpar.forecast import comparison
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
+from dslpar.layout.family import conditions, layout_of
 from dslpar.layout.resolve import Job
-from dslpar.schema import sections
+from dslpar.schema.sections import Model
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 _SHOWN_GROUPS = 8
@@ -37,7 +37,7 @@ def as_record(job: Job) -> dict[str, object]:
         "batch": job.batch._asdict(),
         "deepspeed": ds_config(job),
         "divisors": [{"key": each.key, "value": each.value, "by": each.by, "why": each.why} for each in _divisors(job)],
-        "traffic": sent._asdict() if (sent := traffic.summary(job)) else None,
+        "traffic": sent._asdict() if (sent := comparison.summary(job)) else None,
     }
 
 
@@ -85,9 +85,9 @@ def _stage_lines(job: Job) -> list[str]:
 def _divisors(job: Job) -> list[Condition]:
     """What must divide, under whole keys; of the vocabulary, what it is padded to."""
     model, cuboid = job.spec.model, job.mesh.tensor
-    found = divisors.conditions(model, cuboid, job.seq_len, job.batch.micro_size)
-    if isinstance(model, sections.GPT) and (rows := divisors.vocabulary(model.vocab_size, cuboid)).by > 1:
-        found.append(rows)
+    found = conditions(model, cuboid, job.seq_len, job.batch.micro_size)
+    if isinstance(model, Model):
+        found += [each for each in layout_of(model).padding(model, cuboid) if each.by > 1]
     return [each._replace(key=each.key if "." in each.key else f"model.{each.key}") for each in found]
 
 
@@ -101,7 +101,7 @@ def _divisor_lines(job: Job) -> Iterator[str]:
 
 
 def _traffic_lines(job: Job) -> Iterator[str]:
-    sent = traffic.summary(job)
+    sent = comparison.summary(job)
     if sent is None:
         return
     yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"

@@ -14,7 +14,7 @@ from typing import Any
 from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
-from dslpar.schema import sections
+from dslpar.schema import families, sections
 from dslpar.schema.reader import Entry, Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
 
@@ -114,8 +114,8 @@ def model(reader: Reader, node: Node, registered: Registered) -> Any:
     typed = reader.typed(node, "model", "dslpar.models.")
     if typed.name is None:
         return reader.no_type("model", node.location, MODEL_HELP)
-    if typed.name in sections.MODELS:
-        return reader.fields(sections.MODELS[typed.name], typed.entries, node, "model", "model")
+    if typed.name in families.FAMILIES:
+        return reader.fields(families.class_of(typed.name, "section"), typed.entries, node, "model", "model")
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
     if name == "Sequential":
         for entry in typed.entries:
@@ -124,7 +124,7 @@ def model(reader: Reader, node: Node, registered: Registered) -> Any:
         _demand(reader, "model", ("layers_cfg",), typed, node)
     elif "." not in name and name not in registered.get("models", ()):
         more = _OWN_NAME.format("MyModel", _REGISTERED)
-        reader.bad_type("model", name, typed.place, (*sections.MODELS, "Sequential"), more)
+        reader.bad_type("model", name, typed.place, (*families.FAMILIES, "Sequential"), more)
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)

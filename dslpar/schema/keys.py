@@ -1,6 +1,7 @@
 """Every key that the sections declare, and what follows from the facts they were declared with.
 
-Nothing here names a key: whoever adds one to a section of `dslpar.schema.sections` finds it in all of these.
+Nothing here names a key: whoever adds one to a section of `dslpar.schema.sections`, or of a model family, finds it in
+all of these.
 
     >>> shorthands()["parallel.pipeline"], other_forms()["batch.accumulation"]
     ('size', 'schedule.num_microbatches')
@@ -17,7 +18,7 @@ from dataclasses import Field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
-from dslpar.schema import sections
+from dslpar.schema import families, sections
 from dslpar.schema.fields import KeyFacts, Resume, facts_of
 from dslpar.schema.types import TYPES, ValueType, one_of
 
@@ -51,10 +52,15 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
 
 
 def classes_of(field: Field[Any]) -> tuple[type, ...]:
-    """The section classes that a field's annotation names: `AdamW | SGD | None` names two."""
+    """The section classes that a field's annotation names: `AdamW | SGD | None` names two, `Model` every family's."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
-    found = (vars(sections).get(name) for name in names)
-    return tuple(cls for cls in found if isinstance(cls, type) and hasattr(cls, "__dataclass_fields__"))
+    classes: list[type] = []
+    for name in names:
+        if name == sections.Model.__name__:
+            classes += families.sections().values()
+        elif isinstance(found := vars(sections).get(name), type) and hasattr(found, "__dataclass_fields__"):
+            classes.append(found)
+    return tuple(classes)
 
 
 def type_of(field: Field[Any]) -> ValueType:

@@ -116,69 +116,16 @@ class Parallel:
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
 
-@section
-class GPT:
-    """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
+class Model:
+    """Base of the sections of model families (see dslpar.schema.families), whose layers dslpar knows.
 
-    INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
+    Every family has these two fields; as plain annotations here, they keep their place among the family's own.
+    """
 
-    num_layers: LayerCount = key(
-        resume="refused", aliases="hidden_layers", synonyms="n_layer n_layers num_hidden_layers"
-    )
-    """Transformer blocks."""
-    hidden_size: PositiveInt = key(resume="refused", synonyms="n_embd d_model embed_dim")
-    """Features of the residual stream."""
-    num_heads: PositiveInt = key(
-        resume="refused", aliases="num_attention_heads", synonyms="n_head n_heads num_attention_heads"
-    )
-    """Attention heads; hidden_size must be a multiple."""
-    vocab_size: PositiveInt = key(resume="refused", synonyms="padded_vocab_size")
-    """Tokens of the vocabulary, before padding."""
-    max_seq_len: PositiveInt = key(
-        resume="refused", aliases="max_seq_length", synonyms="max_position_embeddings n_positions n_ctx block_size"
-    )
-    """The longest sequence, in tokens; learned positions have a table of so many rows."""
-    num_kv_heads: PositiveInt | None = key(
-        default=None, resume="refused", synonyms="n_kv_heads num_query_groups num_key_value_heads"
-    )
-    """Heads of keys and values, each shared by num_heads / num_kv_heads queries' heads; left out: num_heads."""
-    ffn_hidden_size: PositiveInt | None = key(
-        default=None, resume="refused", synonyms="intermediate_size mlp_ratio ffn_dim"
-    )
-    """Features of the MLP's hidden layer; left out: 4 * hidden_size."""
-    dropout: Fraction = key(default=0.0, resume="reported")
-    """Probability of dropping an activation."""
-    tie_embeddings: bool = key(default=True, resume="refused")
-    """Whether the head uses the token table's weight."""
-    norm: Choice = key(default="layernorm", resume="refused", choices=("layernorm", "rmsnorm"))
-    """'layernorm', or 'rmsnorm' (no mean, no bias)."""
-    activation: Choice = key(default="gelu", resume="refused", choices=("gelu", "swiglu"))
-    """Of the MLP: 'gelu', or 'swiglu' (silu(gate) * up: three weights)."""
-    positions: Choice = key(default="learned", resume="refused", choices=("learned", "rotary"))
-    """'learned': a table added to the tokens; 'rotary': queries and keys are rotated by their position."""
-    rope_theta: PositiveFloat = key(default=10000.0, resume="refused", synonyms="rotary_base rotary_emb_base")
-    """Rotary positions: the longest wavelength is 2 pi times this, in tokens."""
-    bias: bool = key(default=True, resume="refused")
-    """Whether linear layers and LayerNorm have a bias."""
-    layernorm_eps: PositiveFloat = key(
-        default=1e-5,
-        resume="refused",
-        aliases="layernorm_epsilon",
-        synonyms="layer_norm_epsilon norm_epsilon layer_norm_eps rms_norm_eps",
-    )
-    """Added to the variance (RMSNorm: to the mean square) before its root."""
-    init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
-    """Standard deviation of initial weights."""
-
-    @property
-    def ffn_size(self) -> int:
-        """Features of the MLP's hidden layer."""
-        return self.ffn_hidden_size or 4 * self.hidden_size
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.num_kv_heads or self.num_heads
+    num_layers: LayerCount
+    """Layers that a pipeline cuts."""
+    max_seq_len: PositiveInt
+    """The longest sequence, in tokens."""
 
 
 @section
@@ -514,7 +461,7 @@ class PipelineSchedule:
 class Spec:
     """Everything that a config says, defaults filled in, nothing inferred yet."""
 
-    model: GPT | OtherModel = key(resume="refused")
+    model: Model | OtherModel = key(resume="refused")
     """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
     """How ranks are divided among data, pipeline and tensor parallelism."""
@@ -567,6 +514,5 @@ class Spec:
     """Keys of DeepSpeed's own that no other section has, merged last."""
 
 
-MODELS: Mapping[str, type] = {"GPT": GPT}
 DATASETS: Mapping[str, type] = {"text": TextData}
 OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

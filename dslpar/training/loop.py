@@ -25,6 +25,7 @@ from dslpar.distributed import collectives
 from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
 from dslpar.forecast import flops
+from dslpar.forecast.family import costs_of
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.reporting import logging, monitors
@@ -286,9 +287,9 @@ def max_skipped(job: Job) -> int:
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
     """`tflops_per_s` of each device by the count of `mfu_causal`, and the MFUs; what is not known is left out."""
     model = job.spec.model
-    if not isinstance(model, sections.GPT):
+    if not isinstance(model, sections.Model):
         return {}
-    counted = flops.flops_per_token(model, job.seq_len)
+    counted = costs_of(model).flops_per_token(model, job.seq_len)
     per_device = {name: count * tokens_per_s / job.mesh.world_size for name, count in counted._asdict().items()}
     peak = flops.peak_flops_per_s(device, job.spec.precision.dtype)
     mfus = {name: rate / peak for name, rate in per_device.items()} if peak else {}

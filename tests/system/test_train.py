@@ -19,9 +19,9 @@ from typing import IO, Any
 import pytest
 
 from dslpar.distributed import bootstrap
-from dslpar.forecast import flops
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
+from dslpar.models.gpt import costs, section
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
 from dslpar.training.loop import throughput
@@ -235,7 +235,7 @@ def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> None:
-    model = sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
+    model = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
     made = sections.Spec(model=model, zero=sections.Zero(stage=zero))
     (((whole, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
     assert whole == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
@@ -246,11 +246,11 @@ def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> Non
         assert everywhere == whole, "tied copies and vectors on both ranks are one"
         assert whole // 2 < here < whole
         assert each == {"tflops_per_s": pytest.approx(one["tflops_per_s"] / 2)}, "of each device; a CPU has no peak"
-    assert one["tflops_per_s"] == pytest.approx(flops.flops_per_token(model, 8).mfu_causal * 1e-9)
+    assert one["tflops_per_s"] == pytest.approx(costs.flops_per_token(model, 8).mfu_causal * 1e-9)
 
 
 def test_mfu_is_the_share_of_the_device_s_peak() -> None:
-    model = sections.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+    model = section.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
     job = resolve(sections.Spec(model=model, precision=sections.Precision(dtype="bf16")), 8)
     found = throughput(job, "NVIDIA A100-SXM4-40GB", tokens_per_s=8 * 178_000)  # nanoGPT's order of magnitude
     assert found["mfu_6n"] == pytest.approx(6 * 123_532_032 * 178_000 / 312e12)

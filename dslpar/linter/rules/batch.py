@@ -110,32 +110,10 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=128)
         data = dict(seq_len=128)
     """
-    length, longest = cx.spec.data.seq_len, cx.gpt.max_seq_len
+    length, longest = cx.spec.data.seq_len, cx.model_of(sections.Model).max_seq_len
     if length is not None and length > longest:
         message = f"samples of {length} tokens, and max_seq_len is {longest}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or a longer max_seq_len")
-
-
-@rule("BAT104", "vocabulary-too-small")
-def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
-    """The model's vocabulary does not hold the data's tokens.
-
-    What it does:
-        Checks that vocab_size is at least 256 for byte-level text.
-
-    Why:
-        A token past the vocabulary has no embedding.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-    """
-    vocabulary = cx.gpt.vocab_size
-    if vocabulary < 256:
-        message = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
-        yield cx.problem("model.vocab_size", message, "vocab_size=256 or more")
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
@@ -302,7 +280,6 @@ RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
     sequence_too_long,
-    vocabulary_too_small,
     warm_up_longer_than_the_run,
     min_lr_above_lr,
     nesterov_without_momentum,

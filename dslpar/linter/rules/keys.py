@@ -251,29 +251,6 @@ def key_of_another_framework(cx: Context) -> Iterator[Problem]:
     yield from cx.misreads("CFG121")
 
 
-@rule("DEAD108", "wavelength-without-rotary", "warning")
-def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
-    """rope_theta is said, and positions are not rotary.
-
-    What it does:
-        Finds model.rope_theta where positions is 'learned', which is the default.
-
-    Why:
-        A table of positions has no wavelength; probably positions='rotary' is missing.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     rope_theta=500000.0)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     rope_theta=500000.0, positions='rotary')
-    """
-    if cx.given("model.rope_theta") and cx.gpt.positions != "rotary":
-        message = f"rope_theta has no effect with positions={cx.gpt.positions!r}"
-        yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
-
-
 RULES = (
     unknown_key,
     wrong_type,
@@ -287,5 +264,4 @@ RULES = (
     unknown_model,
     no_world_size,
     key_of_another_framework,
-    wavelength_without_rotary,
 )

@@ -14,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dslpar.layout.divisors import conditions, divisors, least_micro_size, vocabulary
+from dslpar.core.mesh import Tensor
+from dslpar.layout.divisors import divisors, least_micro_size
+from dslpar.layout.family import conditions, layout_of
 from dslpar.layout.resolve import seq_len_of
+from dslpar.layout.stages import EvenWeights, balanced, imbalance
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 from dslpar.linter.rules.dead import takes_bf16_optimizer
 from dslpar.linter.rules.pipeline import cut_of
+from dslpar.schema.sections import Model
 
 if TYPE_CHECKING:
-    from dslpar.forecast.traffic import BreakEven
+    from dslpar.forecast.comparison import BreakEven
 
 
 @rule("PERF103", "below-break-even", "warning")
@@ -48,17 +52,17 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='2d'))
         batch = dict(micro_size=4)
     """
-    cuboid, model = cx.cuboid, cx.gpt
+    cuboid, model = cx.cuboid, cx.model_of(Model)
     if cuboid.x == cuboid.z == 1:
         return  # it is 1d, by whatever name
     seq_len = seq_len_of(cx.spec)
     if cx.batch.micro_size < 1:
         return  # BAT101 has the word
-    if not all(each.holds for each in conditions(cx.reading.spec.model, cuboid, seq_len, cx.batch.micro_size)):
+    if not all(each.holds for each in conditions(model, cuboid, seq_len, cx.batch.micro_size)):
         return  # what is not legal is not slow
-    from dslpar.forecast.traffic import break_even  # here: most configs need none of it
+    from dslpar.forecast.comparison import break_even  # here: most configs need none of it
 
-    found = break_even(cuboid, model, cx.batch.micro_size * seq_len)
+    found = break_even(model, cuboid, cx.batch.micro_size * seq_len)
     fixes = list(_fixes(cx, found, seq_len))
     if found.sent > found.sent_in_1d and fixes:
         message = (
@@ -73,7 +77,8 @@ def _fixes(cx: Context, found: BreakEven, seq_len: int) -> Iterator[str]:
         least = least_micro_size(cx.cuboid)
         samples = -(-found.needed // seq_len)
         yield f"batch.micro_size at least {-(-samples // least) * least}"
-    if _fits_1d(cx.gpt, cx.cuboid.size):
+    in_1d = Tensor(y=cx.cuboid.size, mode="1d")
+    if all(each.holds for each in conditions(cx.model_of(Model), in_1d, seq_len)):
         yield "mode '1d'"
 
 
@@ -81,10 +86,6 @@ def _words(found: BreakEven) -> str:
     if found.needed is None:
         return "it never sends less"
     return f"it sends less from {found.needed} tokens on"
-
-
-def _fits_1d(model: Any, size: int) -> bool:
-    return not any(count % size for count in (model.num_heads, model.kv_heads, model.hidden_size, model.ffn_size))
 
 
 def _rounded(elements: Any) -> str:
@@ -218,42 +219,40 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=2, counts=[4, 4]))
         batch = dict(accumulation=4)
     """
-    counts, model = cut_of(cx), cx.gpt
+    counts, model = cut_of(cx), cx.model_of(Model)
     fits = cx.world_size is None or cx.data_size > 0  # unknown where it does not: what is not legal is not slow
     if counts is None or len(counts) == 1 or not fits:
         return
     if (cx.multi_stage_pipeline.method or "").startswith(("parameters", "type:")):
         return
-    from dslpar.layout.stages import costs, imbalance
-
-    seq_len = seq_len_of(cx.spec)
-    loads = costs(model, counts, seq_len)
+    weights = layout_of(model).pipeline_weights(model, "cost", seq_len_of(cx.spec))
+    loads = weights.loads(counts)
     share = imbalance(loads)
     if share > _UNEVEN:
-        layer, busiest = costs(model, (1, 0), seq_len)[0], loads.index(max(loads))
-        worth = ", ".join(f"{load / layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
+        busiest = loads.index(max(loads))
+        worth = ", ".join(f"{load / weights.layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
         message = f"stage {busiest} computes {_percent(share)} more than the mean: stages are worth {worth} layers"
         cuts = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
-        yield cx.problem(cuts, message, _evener(cx, share, seq_len))
+        yield cx.problem(cuts, message, _evener(cx, share, weights))
 
 
 _UNEVEN = 0.15
 
 
-def _evener(cx: Context, share: float, seq_len: int) -> str:
-    from dslpar.layout.stages import by_cost, costs, imbalance
+def _evener(cx: Context, share: float, weights: EvenWeights) -> str:
+    num_layers = cx.num_layers
 
     def best(stages: int) -> tuple[tuple[int, ...], float]:
-        counts = by_cost(cx.gpt, stages, seq_len)
-        return counts, imbalance(costs(cx.gpt, counts, seq_len))
+        counts = balanced(weights, num_layers, stages)
+        return counts, imbalance(weights.loads(counts))
 
     counts, least = best(cx.stages)
     if least < share - 1e-9:
         return f"{_cut(cx, counts)}: {_percent(least)}"
     for stages in reversed(divisors(cx.stages)[1:-1]):
         if best(stages)[1] <= _UNEVEN:
-            return f"no cut of {cx.gpt.num_layers} layers is evener; {stages} stages: {_percent(best(stages)[1])}"
-    return f"no cut of {cx.gpt.num_layers} layers is evener: more layers, or fewer stages"
+            return f"no cut of {num_layers} layers is evener; {stages} stages: {_percent(best(stages)[1])}"
+    return f"no cut of {num_layers} layers is evener: more layers, or fewer stages"
 
 
 def _cut(cx: Context, counts: tuple[int, ...]) -> str:
@@ -263,39 +262,6 @@ def _cut(cx: Context, counts: tuple[int, ...]) -> str:
 
 
 # What is sent or computed for nothing ------------------------------------------------------------------------------
-
-
-@rule("PERF107", "padded-vocabulary", "warning")
-def padded_vocabulary(cx: Context) -> Iterator[Problem]:
-    """More than 5 % of the vocabulary's rows are padding.
-
-    What it does:
-        Pads vocab_size to what the tensor layout cuts it by (y * lcm(q, z) where inner activations are kept by heads,
-        else y * q), and counts the rows that no token has.
-
-    Why:
-        Those rows are stored, multiplied and summed like the others. Of a large vocabulary they are next to nothing.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=257, max_seq_len=64)
-        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
-    """
-    rows, by = cx.gpt.vocab_size, vocabulary(cx.gpt.vocab_size, cx.cuboid).by
-    padded = -(-rows // by) * by
-    if (padded - rows) / padded > _PADDING:
-        message = (
-            f"vocab_size {rows} is padded to {padded}: {_percent((padded - rows) / padded)} of the rows are no token"
-        )
-        legal = [str(size) for size in (padded - by, padded) if size >= 256]
-        fix = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
-        yield cx.problem("model.vocab_size", message, fix)
-
-
-_PADDING = 0.05
 
 
 @rule("PERF108", "all-reduce-of-gradients", "warning")
@@ -364,7 +330,6 @@ RULES = (
     bubble,
     too_few_micro_batches,
     uneven_stages,
-    padded_vocabulary,
     all_reduce_of_gradients,
     gradients_sent_many_times,
 )

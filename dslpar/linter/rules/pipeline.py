@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dslpar.core.suggest import did_you_mean
-from dslpar.layout import listed_stages
+from dslpar.layout import listed_layers
+from dslpar.layout.family import layout_of
 from dslpar.layout.resolve import stages_of
-from dslpar.layout.stages import PATTERN, layer_classes
+from dslpar.layout.stages import contiguous, is_pattern, num_matches
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -258,12 +258,12 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
         return
     pattern = method.removeprefix("type:")
-    if re.fullmatch(PATTERN, pattern, re.ASCII) is None:
+    if not is_pattern(pattern):
         message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
         yield cx.problem("parallel.pipeline.method", message, "such as 'type:Block' or 'type:^Embedding|Head$'")
         return
     names = _class_names(cx)
-    if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
+    if not num_matches(method, names):
         message = f"{method!r} matches no class of layers"
         yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
 
@@ -366,17 +366,17 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     model = cx.reading.spec.model
     if not isinstance(model, sections.OtherModel) or cx.unlisted:
         return
-    if listed_stages.without_parameters(model, (cx.num_layers,)):
+    if listed_layers.without_parameters(model, (cx.num_layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
         yield cx.problem(("model.layers_cfg",), message, "add a layer that has some, such as 'Linear'")
         return
     counts = cut_of(cx) if cx.stages != 1 else None
-    empty = listed_stages.without_parameters(model, counts) if counts is not None else []
+    empty = listed_layers.without_parameters(model, counts) if counts is not None else []
     if empty:
         message = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
         keys = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
-        best = listed_stages.counts(model, "cost", cx.stages) or ()
-        good = not listed_stages.without_parameters(model, best)
+        best = contiguous(listed_layers.weights(model, "cost") or (), cx.stages)
+        good = not listed_layers.without_parameters(model, best)
         yield cx.problem(keys, message, f"counts={list(best)}" if good else "fewer stages")
 
 
@@ -401,9 +401,11 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
     method = (pipeline.method if pipeline is not None else None) or ""
     if not method.startswith("type:") or not is_method(method):
         return
-    pattern, names = method.removeprefix("type:"), _class_names(cx)
-    times = {"Block": cx.num_layers} if isinstance(model, sections.GPT) else {}
-    matched = sum(times.get(name, 1) for name in names if re.search(pattern, name, re.IGNORECASE))
+    names = _class_names(cx)
+    if isinstance(model, sections.OtherModel):
+        matched = num_matches(method, names)
+    else:
+        matched = sum(layout_of(model).pipeline_weights(model, method, 0).loads((cx.num_layers,)))
     if 0 < matched < cx.stages <= cx.num_layers:
         message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
         yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
@@ -411,9 +413,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
 
 def is_method(method: str) -> bool:
     """Whether it is an automatic cut; what follows 'type:' is looked at, for a pattern may take for ever to match."""
-    return method in sections.METHODS or (
-        method.startswith("type:") and re.fullmatch(PATTERN, method.removeprefix("type:"), re.ASCII) is not None
-    )
+    return method in sections.METHODS or (method.startswith("type:") and is_pattern(method.removeprefix("type:")))
 
 
 def cut_of(cx: Context) -> tuple[int, ...] | None:
@@ -429,7 +429,8 @@ def cut_of(cx: Context) -> tuple[int, ...] | None:
     method = pipeline.method if pipeline is not None else None
     if wrong or stages > layers or (method is not None and not is_method(method)):
         raise UnknownValueError("cut")
-    counts = stages_of(cx.spec if isinstance(cx.reading.spec.model, sections.GPT) else cx.reading.spec, pipeline).counts
+    # Guarded, so that a family's size that could not be read ends the rule; of other models nothing else is asked.
+    counts = stages_of(cx.reading.spec if isinstance(cx.spec.model, sections.OtherModel) else cx.spec, pipeline).counts
     if counts is not None and (len(counts) != stages or sum(counts) != layers or not all(counts)):
         raise UnknownValueError("cut")
     return counts
@@ -440,7 +441,9 @@ def _class_names(cx: Context) -> Sequence[str]:
     if cx.unlisted:
         raise UnknownValueError("layers")
     model = cx.reading.spec.model
-    return listed_stages.class_names(model) if isinstance(model, sections.OtherModel) else layer_classes(model)
+    if isinstance(model, sections.OtherModel):
+        return listed_layers.class_names(model)
+    return layout_of(model).class_names(model)
 
 
 def _ids(cx: Context) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from dslpar.core import mesh
 from dslpar.core.suggest import did_you_mean
+from dslpar.layout import divisors
+from dslpar.layout.nearest import multiples
 from dslpar.layout.resolve import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
@@ -270,6 +272,37 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
             return
 
 
+@rule("TEN204", "sequence-does-not-divide")
+def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
+    """The sequence does not divide over the ranks that split it.
+
+    What it does:
+        Checks the tokens of a sample against y where the residual is kept by sequence, and against x in mode
+        'sequence'.
+
+    Why:
+        Every rank holds the same number of tokens.
+
+    Example:
+        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
+        data = dict(seq_len=30)
+
+    Use instead:
+        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
+        data = dict(seq_len=32)
+    """
+    longest = cx.model_of(sections.Model).max_seq_len
+    length = cx.spec.data.seq_len or longest
+    for condition in divisors.sequence(length, cx.cuboid):
+        if condition.holds:
+            continue
+        by = condition.by
+        legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
+        fix = " or ".join(legal) or f"seq_len={by} with max_seq_len={by}"
+        message = f"sequences of {length} tokens do not divide over {by} ranks"
+        yield cx.problem(("data.seq_len", "model.max_seq_len"), message, f"nearest legal: {fix}")
+
+
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
     """The panels that a linear gathers: "x", of activations, and "w", of weights."""
     x = cuboid.z > 1 or (cuboid.y > 1 and cuboid.residual != "replicated")
@@ -307,4 +340,5 @@ RULES = (
     option_of_another_mode,
     keep_without_effect,
     layers_not_parallel,
+    sequence_does_not_divide,
 )

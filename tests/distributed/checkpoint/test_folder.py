@@ -23,10 +23,11 @@ from dslpar.checkpoint.index import load_index
 from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from tests.support.ranks import on_ranks
 
-GPT = schema_sections.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
+GPT = section.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
 
 
 def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> Job:

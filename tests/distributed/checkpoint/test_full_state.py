@@ -18,6 +18,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models import GPT, build_module
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.layouts import CUBOIDS, LAYOUTS
 from tests.support.ranks import on_ranks
@@ -94,7 +95,7 @@ def job(world: int, zero: int = 0, dtype: str = "fp32", offload: bool = False, *
     extra |= {"offload_optimizer": {"device": "cpu"}} if offload else {}
     return resolve(
         sections.Spec(
-            model=sections.GPT(**SIZES, init_std=0.2),
+            model=section.GPT(**SIZES, init_std=0.2),
             parallel=sections.Parallel(**parallel),
             optimizer=sections.SGD(lr=0.1),
             zero=sections.Zero(stage=zero, extra=extra),

@@ -22,6 +22,7 @@ from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import LEGACY_ORDER
 from dslpar.layout.resolve import Job
+from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from tests.distributed.checkpoint import test_resume
 from tests.distributed.checkpoint.test_resume import PIPED, _held, parallel, run, zero
@@ -29,7 +30,7 @@ from tests.support import checkpoint_page
 from tests.support.ranks import on_ranks
 
 STEPS = 2
-GPT = schema_sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=257, max_seq_len=8, dropout=0.1)
+GPT = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=257, max_seq_len=8, dropout=0.1)
 NUM_ELEMENTS = 10_832
 TARGETS: dict[str, tuple[int, dict[str, Any]]] = {
     "2d 4, ZeRO 1": (4, {"parallel": parallel(size=4, mode="2d"), "batch": PIPED, "zero": zero(1)}),

@@ -15,6 +15,7 @@ from dslpar import checkpoint
 from dslpar.core.errors import DslparError
 from dslpar.layout.lr_scheduler import learning_rate
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.torch_optimizers import OPTIMIZERS as KNOWN
 from dslpar.schema.torch_optimizers import KnownOptimizer
@@ -26,9 +27,7 @@ VOCAB, LENGTH, SAMPLES = 61, 8, 20
 
 
 def job_of(folder: Path, world: int, **sections: Any) -> Job:
-    gpt = schema_sections.GPT(
-        num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.1
-    )
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.1)
     train = schema_sections.Train(steps=10, output_dir=str(folder), clip_grad_norm=0.5)
     plain: dict[str, Any] = {
         "model": gpt,
@@ -303,8 +302,8 @@ def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _each_optimizer(folder: Path) -> None:
-    for number, (name, section) in enumerate(OPTIMIZERS.items()):
-        job = job_of(folder / str(number), 2, optimizer=section)
+    for number, (name, optimizer) in enumerate(OPTIMIZERS.items()):
+        job = job_of(folder / str(number), 2, optimizer=optimizer)
         engine = engine_of(job)
         for _ in range(3):
             step(engine)
@@ -318,7 +317,7 @@ def _each_optimizer(folder: Path) -> None:
         if name == "Adafactor":
             assert any(key.endswith("row_var") for key in before)
             continue  # ZeRO cannot shard it
-        other = loaded(job_of(folder / str(number), 2, optimizer=section, zero=zero(1 + number % 3)))
+        other = loaded(job_of(folder / str(number), 2, optimizer=optimizer, zero=zero(1 + number % 3)))
         assert unequal(before, whole_tensors(other, folder / f"{number} after")) == [], name
         assert [step(other) for _ in range(2)] == [pytest.approx(line, rel=1e-5) for line in undisturbed], name
 

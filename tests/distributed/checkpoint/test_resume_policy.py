@@ -18,11 +18,12 @@ from dslpar.checkpoint.resume_policy import FREE, REFUSED, REPORTED, resume_clas
 from dslpar.core.errors import DslparError
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.keys import declared
 from tests.support.paths import ROOT
 
-GPT = schema_sections.GPT(num_layers=4, hidden_size=8, num_heads=4, vocab_size=16, max_seq_len=4)
+GPT = section.GPT(num_layers=4, hidden_size=8, num_heads=4, vocab_size=16, max_seq_len=4)
 
 
 def job_of(world: int = 1, **sections: Any) -> Job:

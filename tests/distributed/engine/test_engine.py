@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from tests.support.ranks import on_ranks
 
@@ -20,7 +21,7 @@ VOCAB, LENGTH = 30, 8
 
 
 def job(world: int, model: Any = None, batch: schema_sections.Batch | None = None, **sections: Any) -> Job:
-    gpt = schema_sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH)
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH)
     made = schema_sections.Spec(model=model or gpt, batch=batch or schema_sections.Batch(global_size=4), **sections)
     return resolve(made, world, "cfg.py")
 
@@ -180,9 +181,7 @@ def _dropout_losses(made: Job) -> list[float]:
 
 
 def test_dropout_gives_the_same_run_again() -> None:
-    gpt = schema_sections.GPT(
-        num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.2
-    )
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.2)
     made = job(2, model=gpt, parallel=PIPE)
     runs = [on_ranks(2, _dropout_losses, made, init="deepspeed")[0] for _ in range(2)]
     assert runs[0] == runs[1]

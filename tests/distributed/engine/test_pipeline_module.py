@@ -9,12 +9,13 @@ import pytest
 from dslpar.core.mesh import LEGACY_ORDER, STANDARD_ORDER, Mesh
 from dslpar.core.mesh import Tensor as Cuboid
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.ranks import on_ranks
 
 
 def job(world: int, **parallel: Any) -> Job:
-    model = sections.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=30, max_seq_len=8)
+    model = section.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=30, max_seq_len=8)
     return resolve(sections.Spec(model=model, parallel=sections.Parallel(**parallel)), world, "cfg.py")
 
 
@@ -132,7 +133,7 @@ def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> N
     off: it would cut copies once more, and take pieces for copies.
     """
     section, shape = BOUNDARIES[name]
-    model = sections.GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=30, max_seq_len=12)
+    model = section.GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=30, max_seq_len=12)
     parallel = sections.Parallel(pipeline=sections.PipelineParallel(size=2), tensor=sections.TensorParallel(**section))
     batch = sections.Batch(micro_size=4, accumulation=2)
     world = 2 * section["size"]

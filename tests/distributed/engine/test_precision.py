@@ -12,6 +12,7 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed import deepspeed_patches as workarounds
 from dslpar.distributed.collectives import all_gather
 from dslpar.layout.resolve import Job
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import on_ranks
@@ -241,7 +242,7 @@ def _masks(made: Job) -> list[torch.Tensor]:
 @pytest.mark.parametrize("sequence", [False, True])
 def test_dropout_is_equal_on_replicas_different_on_shards_and_repeats(sequence: bool) -> None:
     """1d keeps equal copies of the residual on its ranks, with `sequence` a piece each; samples differ over data."""
-    gpt = sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.5)
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH, dropout=0.5)
     parallel = sections.Parallel(tensor=sections.TensorParallel(size=2, mode="1d", sequence=sequence))
     made = job(4, model=gpt, parallel=parallel)
     ranks = on_ranks(4, _masks, made, init="deepspeed")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.layout.resolve import Job
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import LENGTH, batches, engine_of, job
 from tests.support.ranks import on_ranks
@@ -77,7 +78,7 @@ def _a_step(made: Job) -> tuple[Sent, int, int]:
 
 
 def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **zero: Any) -> Job:
-    gpt = sections.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=32, max_seq_len=LENGTH)
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=32, max_seq_len=LENGTH)
     return job(
         world,
         model=gpt,

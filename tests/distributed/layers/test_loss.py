@@ -24,6 +24,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import IGNORE_INDEX, Placement, accuracy, cross_entropy, gather, placement
 from dslpar.layers.loss import Reduction
+from dslpar.layout import divisors
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.traffic_counter import counting
@@ -115,7 +116,7 @@ def _accuracy(groups: Groups, case: Case) -> float:
 def _stored(groups: Groups, full: Tensor) -> tuple[Tensor, Placement]:
     """This rank's piece, and where it lies; the columns of padding are the largest of all."""
     vocab = full.shape[-1]
-    padding = full.new_full((*full.shape[:-1], placement.padded_vocab(groups.tensor, vocab) - vocab), 2000.0)
+    padding = full.new_full((*full.shape[:-1], divisors.vocabulary(vocab, groups.tensor).value - vocab), 2000.0)
     padded = torch.cat([full, padding], -1)
     at = placement.inner(groups.tensor, *padded.shape)
     return at.cut(padded, groups.coord), at

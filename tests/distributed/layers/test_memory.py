@@ -20,13 +20,13 @@ from dslpar.distributed.groups import Groups
 from dslpar.forecast import memory
 from dslpar.forecast.memory import Held
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
-from dslpar.schema import sections
+from dslpar.models.gpt import costs, section
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS
 
 TOKENS = BATCH * SEQUENCE
-GPT2 = sections.GPT(num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1)
+GPT2 = section.GPT(num_layers=1, hidden_size=HIDDEN, num_heads=HEADS, ffn_hidden_size=FFN, vocab_size=1, max_seq_len=1)
 LLAMA = replace(GPT2, norm="rmsnorm", activation="swiglu", bias=False)
 
 
@@ -83,7 +83,7 @@ CASES: Mapping[str, Case] = {
     ),
     "block": Case(
         lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
-        lambda tensor: memory.block(tensor, TOKENS, GPT2),
+        lambda tensor: costs.layer_memory(GPT2, tensor, TOKENS),
     ),
     "block of Llama": Case(
         lambda groups: Block(
@@ -93,7 +93,7 @@ CASES: Mapping[str, Case] = {
             ffn_hidden_size=FFN,
             form=Form(norm="rmsnorm", activation="swiglu", bias=False),
         ),
-        lambda tensor: memory.block(tensor, TOKENS, LLAMA),
+        lambda tensor: costs.layer_memory(LLAMA, tensor, TOKENS),
     ),
 }
 
@@ -183,6 +183,6 @@ def test_a_block_by_what_is_kept(name: str) -> None:
     for keep, times in zip(("both", "x", "w", "none"), TABLE[name], strict=True):
         tensor = replace(LAYOUTS[name], keep=keep)  # type: ignore[arg-type]
         tokens = 12 * model.hidden_size
-        saved = memory.block(tensor, tokens, model).saved
+        saved = costs.layer_memory(model, tensor, tokens).saved
         assert saved.elements * tensor.size == times * tokens * model.hidden_size
         assert saved.wide * tensor.size < tokens * model.hidden_size

@@ -34,6 +34,7 @@ from dslpar.layers import (
     placement,
 )
 from dslpar.models import GPT, build_module
+from dslpar.models.gpt import costs
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE, VOCAB, tokens
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import KEEPS, LAYOUTS, everything
@@ -158,7 +159,7 @@ CASES: Mapping[str, Case] = {
     "block": Case(
         lambda groups: Block(groups, HIDDEN, HEADS, ffn_hidden_size=FFN),
         residual,
-        lambda tensor: traffic.block(tensor, TOKENS, model()),
+        lambda tensor: costs.layer_traffic(model(), tensor, TOKENS),
     ),
     "embedding": Case(
         lambda groups: Embedding(groups, VOCAB, HIDDEN),
@@ -175,16 +176,16 @@ CASES: Mapping[str, Case] = {
         residual,
         lambda tensor: traffic.head(tensor, TOKENS, HIDDEN, VOCAB) + traffic.cross_entropy(tensor, TOKENS),
     ),
-    "gpt": Case(gpt, ids, lambda tensor: traffic.gpt(tensor, TOKENS, model())),
+    "gpt": Case(gpt, ids, lambda tensor: costs.model_traffic(model(), tensor, TOKENS)),
     "gpt, untied": Case(
         lambda groups: gpt(groups, tie_embeddings=False),
         ids,
-        lambda tensor: traffic.gpt(tensor, TOKENS, model(tie_embeddings=False)),
+        lambda tensor: costs.model_traffic(model(tie_embeddings=False), tensor, TOKENS),
     ),
     "llama": Case(
         lambda groups: gpt(groups, **llama(groups.tensor)),
         ids,
-        lambda tensor: traffic.gpt(tensor, TOKENS, model(**llama(tensor))),
+        lambda tensor: costs.model_traffic(model(**llama(tensor)), tensor, TOKENS),
     ),
 }
 

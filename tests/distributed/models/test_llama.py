@@ -15,11 +15,12 @@ from torch import Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, placement_of
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.ranks import on_ranks
 
 VOCAB, LENGTH = 30, 12
-MODEL = sections.GPT(
+MODEL = section.GPT(
     num_layers=2,
     hidden_size=24,
     num_heads=4,

@@ -15,6 +15,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models import GPT, build_module
+from dslpar.models.gpt import section
 from dslpar.models.recompute import Step, groups_of, run_layers
 from dslpar.schema import sections
 from tests.support.layouts import LAYOUTS
@@ -23,9 +24,9 @@ from tests.support.ranks import on_ranks
 VOCAB, LENGTH, LAYERS = 30, 12, 4
 
 
-def gpt(**more: Any) -> sections.GPT:
+def gpt(**more: Any) -> section.GPT:
     sizes = {"num_layers": LAYERS, "hidden_size": 24, "num_heads": 4, "vocab_size": VOCAB, "max_seq_len": LENGTH}
-    return sections.GPT(**(sizes | more))
+    return section.GPT(**(sizes | more))
 
 
 def ids(samples: int = 4, step: int = 0) -> Tensor:

@@ -279,7 +279,7 @@ def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
     """Against every cut there is."""
     from itertools import combinations
 
-    from dslpar.engine.partition import contiguous
+    from dslpar.layout.stages import contiguous
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):

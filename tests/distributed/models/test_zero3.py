@@ -17,6 +17,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.layers import gather
 from dslpar.models import GPT, build_module
+from dslpar.models.gpt import section
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
@@ -108,7 +109,7 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
     from dslpar.layout.resolve import resolve
     from dslpar.schema import sections
 
-    model = sections.GPT(num_layers=6, hidden_size=24, num_heads=4, vocab_size=17, max_seq_len=8)
+    model = section.GPT(num_layers=6, hidden_size=24, num_heads=4, vocab_size=17, max_seq_len=8)
     made = resolve(
         sections.Spec(model=model, zero=sections.Zero(stage=3), batch=sections.Batch(global_size=2)), 2, "cfg.py"
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 
 GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
@@ -84,7 +85,7 @@ class Layout(NamedTuple):
 
     def _model(self) -> Any:
         model = MODELS[self.model](self.tied)
-        return replace(model, num_layers=self.num_layers) if isinstance(model, sections.GPT) else model
+        return replace(model, num_layers=self.num_layers) if isinstance(model, section.GPT) else model
 
 
 class Problem(NamedTuple):
@@ -98,13 +99,13 @@ class Problem(NamedTuple):
     num_layers: int
 
 
-def _gpt(tied: bool) -> sections.GPT:
-    return sections.GPT(**GPT, tie_embeddings=tied)
+def _gpt(tied: bool) -> section.GPT:
+    return section.GPT(**GPT, tie_embeddings=tied)
 
 
-def _llama(tied: bool) -> sections.GPT:
+def _llama(tied: bool) -> section.GPT:
     """Grouped queries, rotary positions, RMSNorm, swiglu, no bias."""
-    return sections.GPT(**LLAMA, positions="rotary", tie_embeddings=tied)
+    return section.GPT(**LLAMA, positions="rotary", tie_embeddings=tied)
 
 
 def _layers_cfg(tied: bool) -> sections.OtherModel:
@@ -189,11 +190,11 @@ LIMITS = {1: ((0, 3), (1, 3), (3, 0), (3, 1)), 2: ((0, 1), (1, 0))}
 def grid() -> dict[str, Layout]:
     """Every mode with and without a pipeline and replicas; ZeRO, clipping, accumulation, ties and `keep` take turns."""
     rows = {}
-    for (number, (words, section)), pipes in product(enumerate(MODES.items()), (1, 2)):
+    for (number, (words, tensor_of)), pipes in product(enumerate(MODES.items()), (1, 2)):
         for data in (1, 2):
             at = 2 * (pipes - 1) + data - 1
             zero, keep = LIMITS[pipes][number % len(LIMITS[pipes])][data - 1], KEEPS[(number + at) % 4]
-            parallel = section(keep) | (pipe(2) if pipes > 1 else {})
+            parallel = tensor_of(keep) | (pipe(2) if pipes > 1 else {})
             clip, tied = (number // 4 + at) % 2 == 0, (number // 2 + at // 2) % 2 == 0
             accumulation = (1, 2, 4)[(number + at) % 3]
             layout = Layout(

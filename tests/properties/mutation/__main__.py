@@ -34,7 +34,7 @@ from dslpar.schema.sections_reader import read
 from tests.properties.mutation.mutants import PACKAGE, Mutant, mutants
 
 ROOT = PACKAGE.parent
-TESTS = ("tests/unit/linter", "tests/unit/layout/test_divisors.py", "tests/unit/layout/test_listed_stages.py")
+TESTS = ("tests/unit/linter", "tests/unit/layout/test_divisors.py", "tests/unit/layout/test_listed_layers.py")
 LEFT_OUT = ("*mutation*", "*speed*", "*readme*", "*oracle*", "*fuzz*")
 """Tests that lint nothing that others do not, or far too much."""
 QUICK = tuple(
@@ -151,7 +151,7 @@ def in_child(judge: Callable[[], int]) -> int:
 def verdict(suite: Suite, mutant: Mutant) -> int:
     """Whether a test notices the mutant; in a child process."""
     mutant.function.__code__ = mutant.code
-    of_rules = mutant.file.startswith("linter/")
+    of_rules = mutant.file.startswith("linter/") or mutant.file.endswith("/rules.py")  # a family has its own
     rules = [rule for rule in RULES if not of_rules or _knows(rule, mutant)]
     verdict = UNSEEN
     tests = suite.tests_that_differ(rules, read_anew=not of_rules)
@@ -194,7 +194,7 @@ def _nothing(cx: Context) -> Iterator[Any]:
 def files() -> list[str]:
     """The modules that hold rules, and the tables that rules read."""
     of_rules = {rule.check.__module__.removeprefix("dslpar.").replace(".", "/") + ".py" for rule in RULES}
-    return [*sorted(of_rules), "layout/divisors.py", "layout/listed_stages.py"]
+    return [*sorted(of_rules), "layout/divisors.py", "layout/listed_layers.py"]
 
 
 class Run:

@@ -30,8 +30,8 @@ from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
+from dslpar.models.gpt import section
 from dslpar.reporting import logging, monitors
-from dslpar.schema import sections as schema_sections
 from dslpar.schema import sections_reader
 from tests.properties.oracle.sample import Case
 from tests.support.fake_world import LostError, fake_world, in_forks
@@ -138,7 +138,7 @@ def _step(engine: Engine) -> bool:
     """One step on tokens, where nothing has to come from a neighbour; whether there was one."""
     job = engine.job
     alone = job.mesh.pipe == 1 and not (job.spec.zero.stage == 3 and engine.groups.rank)  # ZeRO 3 asks rank 0
-    if not alone or not isinstance(job.spec.model, schema_sections.GPT):
+    if not alone or not isinstance(job.spec.model, section.GPT):
         return False
     ids = torch.zeros(job.batch.micro_size, job.seq_len, dtype=torch.int64)
     engine.train_batch([(ids, ids)] * job.batch.accumulation)

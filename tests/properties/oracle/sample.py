@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 
 from dslpar.core.mesh import ORDERS
 from dslpar.layout import divisors
+from dslpar.layout.family import conditions
+from dslpar.layout.nearest import nearest_attention
 from dslpar.layout.resolve import cuboid_of
+from dslpar.models.gpt import section
+from dslpar.models.gpt.layout import attention_sizes
 from dslpar.schema import deepspeed_policy
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.fields import facts_of
@@ -255,21 +259,21 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
     }
     if rng.random() < 0.25:
         made["num_kv_heads"] = heads // 2
-    options = _fields(rng, schema_sections.GPT, 5, without=tuple(_GPT))
-    fit = _fitted(schema_sections.GPT(**made, **options), cuboid)
+    options = _fields(rng, section.GPT, 5, without=tuple(_GPT))
+    fit = _fitted(section.GPT(**made, **options), cuboid)
     made |= fit
     if rng.random() < 0.25:
         made["ffn_hidden_size"] = made["hidden_size"] * rng.choice((1, 2))
-        by = divisors.common(divisors.ffn(schema_sections.GPT(**made, **options), cuboid))
+        by = divisors.common(divisors.ffn(made["ffn_hidden_size"], cuboid))
         made["ffn_hidden_size"] = -(-made["ffn_hidden_size"] // by) * by
     return {"type": rng.choice(("GPT", "GPT", "dslpar.models.GPT"))} | _renamed(rng, made | options)
 
 
-def _fitted(model: schema_sections.GPT, cuboid: Any) -> Sections:
+def _fitted(model: section.GPT, cuboid: Any) -> Sections:
     """Heads and features that this cuboid divides, near those of the model."""
-    if all(each.holds for each in divisors.conditions(model, cuboid)):
+    if all(each.holds for each in conditions(model, cuboid)):
         return {}
-    choices = divisors.nearest(model, cuboid)
+    choices = nearest_attention(attention_sizes(model), cuboid)
     return dict(choices[-1]) if choices else {}
 
 
@@ -277,7 +281,7 @@ def _renamed(rng: Random, made: Sections) -> Sections:
     """By our names, or by LiBai's, under cfg or not."""
     if rng.random() < 0.75:
         return made
-    theirs = {ours: alias for alias, ours in aliases_of(schema_sections.GPT).items()}
+    theirs = {ours: alias for alias, ours in aliases_of(section.GPT).items()}
     renamed = {theirs.get(name, name) if rng.random() < 0.8 else name: value for name, value in made.items()}
     return {"cfg": renamed} if rng.random() < 0.6 else renamed
 

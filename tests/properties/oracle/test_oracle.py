@@ -17,6 +17,7 @@ import pytest
 
 from dslpar.core.errors import DslparError, has_errors
 from dslpar.linter import check as linter_check
+from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy, sections_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.torch_optimizers import OPTIMIZERS
@@ -120,7 +121,7 @@ def keys_of_spec() -> set[str]:
     sections = {
         "parallel": (spec.Parallel,), "parallel.data": (spec.DataParallel,),
         "parallel.pipeline": (spec.PipelineParallel,),
-        "parallel.tensor": (spec.TensorParallel,), "model": (spec.GPT,), "data": (spec.TextData,),
+        "parallel.tensor": (spec.TensorParallel,), "model": (section.GPT,), "data": (spec.TextData,),
         "optimizer": (spec.AdamW, spec.SGD), "lr_scheduler": (spec.LRScheduler,), "batch": (spec.Batch,),
         "train": (spec.Train,), "train.dist": (spec.Dist,), "activation_checkpoint": (spec.ActivationCheckpoint,),
         "checkpoint": (spec.Checkpoint,), "monitor": (spec.Monitor,), "monitor.csv": (spec.FileMonitor,),

@@ -17,6 +17,7 @@ import torch
 
 from dslpar.checkpoint import folder
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support import runs
 from tests.support.ranks import on_ranks
@@ -40,7 +41,7 @@ class Spoiled(NamedTuple):
 
 
 def job_of(output_dir: Path) -> Job:
-    gpt = sections.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=17, max_seq_len=4)
+    gpt = section.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=17, max_seq_len=4)
     parallel = sections.Parallel(
         pipeline=sections.PipelineParallel(size=2), tensor=sections.TensorParallel(size=2, mode="1d")
     )

@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 import pytest
 
 from dslpar.core.mesh import Mesh, Tensor
-from dslpar.schema.sections import GPT, Adam, AdamW
+from dslpar.models.gpt.section import GPT
+from dslpar.schema.sections import Adam, AdamW
 
 
 def test_fields_defaults_and_inheritance() -> None:

@@ -10,12 +10,13 @@ import pytest
 from dslpar.core.errors import DslparError
 from dslpar.data.corpus import Corpus, File, corpus_of, read, split
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import sections
 
 
 def job(folder: Path | str = "", train: sections.Train | None = None, max_seq_len: int = 16, **data: Any) -> Job:
     made = sections.Spec(
-        model=sections.GPT(num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=max_seq_len),
+        model=section.GPT(num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=max_seq_len),
         data=sections.TextData(**data),
         train=train or sections.Train(),
     )

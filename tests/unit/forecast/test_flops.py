@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.flops import flops_per_token, num_multiplied_weights, peak_flops_per_s
+from dslpar.forecast.flops import peak_flops_per_s
 from dslpar.models import GPT, build_module
+from dslpar.models.gpt.costs import flops_per_token, num_multiplied_weights
 
 TIED = GPT(num_layers=3, hidden_size=24, num_heads=4, vocab_size=50, max_seq_len=16)
 LLAMA = replace(

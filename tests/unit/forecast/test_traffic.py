@@ -12,14 +12,15 @@ from fractions import Fraction
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import memory, traffic
-from dslpar.forecast.traffic import Traffic, break_even
+from dslpar.forecast import comparison, memory, traffic
+from dslpar.forecast.comparison import break_even
+from dslpar.forecast.traffic import Traffic
 from dslpar.linter import check
-from dslpar.schema import sections
+from dslpar.models.gpt import costs, section
 from tests.support.layouts import LAYOUTS
 
 H, F, M = 24, 48, 144
-GPT = sections.GPT(num_layers=3, hidden_size=H, num_heads=12, ffn_hidden_size=F, vocab_size=17, max_seq_len=12)
+GPT = section.GPT(num_layers=3, hidden_size=H, num_heads=12, ffn_hidden_size=F, vocab_size=17, max_seq_len=12)
 SQUARE = LAYOUTS["2d-4"]
 
 
@@ -34,7 +35,7 @@ def test_doctests(module: object) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_a_block_in_1d_sends_megatron_s_four_all_reduces(size: int) -> None:
-    sent = traffic.block(Tensor(y=size, mode="1d"), M, GPT)
+    sent = costs.layer_traffic(GPT, Tensor(y=size, mode="1d"), M)
     assert sent.both == {("all_reduce", "y"): 8 * f(size) * M * H}
     assert sent.forward == sent.backward
 
@@ -72,8 +73,8 @@ def test_what_is_not_differentiated_is_not_sent() -> None:
 def test_a_model_is_the_sum_of_its_layers() -> None:
     one = replace(GPT, num_layers=1)
     for tensor in LAYOUTS.values():
-        more = traffic.gpt(tensor, M, GPT).both - traffic.gpt(tensor, M, one).both
-        assert more == traffic.block(tensor, M, GPT).both * 2
+        more = costs.model_traffic(GPT, tensor, M).both - costs.model_traffic(one, tensor, M).both
+        assert more == costs.layer_traffic(GPT, tensor, M).both * 2
 
 
 @pytest.mark.parametrize("name", ["2d-4", "2.5d-8-depth-2", "3d-8", "ring-4", "ulysses-4", "cuboid-2-3-2"])
@@ -82,9 +83,9 @@ def test_the_break_even_is_where_the_smaller_of_two_changes(name: str) -> None:
     reference = Tensor(y=tensor.size, mode="1d")
 
     def sends_less(tokens: int) -> bool:
-        return traffic.block(tensor, tokens, GPT).total < traffic.block(reference, tokens, GPT).total
+        return costs.layer_traffic(GPT, tensor, tokens).total < costs.layer_traffic(GPT, reference, tokens).total
 
-    needed = break_even(tensor, GPT, M).needed
+    needed = break_even(GPT, tensor, M).needed
     if needed is None:
         assert not any(map(sends_less, (1, 10**3, 10**9)))
     else:
@@ -95,7 +96,7 @@ def test_the_break_even_is_where_the_smaller_of_two_changes(name: str) -> None:
 def test_a_break_even_that_is_never() -> None:
     """One column of ranks with the residual cut sends what 1d does, and statistics of norms besides."""
     tensor = Tensor(y=4, mode="cuboid", residual="hidden", keep="both")
-    found = break_even(tensor, GPT, M)
+    found = break_even(GPT, tensor, M)
     assert found.needed is None
     assert found.sent > found.sent_in_1d == 8 * f(4) * M * H
 
@@ -115,13 +116,13 @@ def test_the_summary_of_a_job() -> None:
         "model = dict(type='GPT', num_layers=3, hidden_size=24, num_heads=12, ffn_hidden_size=48, vocab_size=256,"
         " max_seq_len=12)\nbatch = dict(micro_size=12)\nparallel = dict(tensor=dict(size=4, mode={}))\n"
     )
-    found = traffic.summary(check.resolve(check.load_text(text.format("'2d'"), "cfg.py"), 4))
+    found = comparison.summary(check.resolve(check.load_text(text.format("'2d'"), "cfg.py"), 4))
     assert found is not None
     assert found.tokens == M
-    assert sum(found.layer.values()) == traffic.block(SQUARE, M, GPT).total
-    assert found.break_even_tokens == break_even(SQUARE, GPT, M).needed
-    in_1d = traffic.summary(check.resolve(check.load_text(text.format("'1d'"), "cfg.py"), 4))
+    assert sum(found.layer.values()) == costs.layer_traffic(GPT, SQUARE, M).total
+    assert found.break_even_tokens == break_even(GPT, SQUARE, M).needed
+    in_1d = comparison.summary(check.resolve(check.load_text(text.format("'1d'"), "cfg.py"), 4))
     assert in_1d is not None
     assert (in_1d.layer, in_1d.break_even_tokens) == ({"y": 6 * M * 24}, None)
     alone = text.format("'1d'").partition("parallel")[0]
-    assert traffic.summary(check.resolve(check.load_text(alone, "cfg.py"), 4)) is None
+    assert comparison.summary(check.resolve(check.load_text(alone, "cfg.py"), 4)) is None

@@ -12,6 +12,7 @@ import torch
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.layers import placement
 from dslpar.layers.placement import Placement
+from dslpar.layout import divisors
 from tests.support.layouts import LAYOUTS
 from tests.support.paths import ROOT
 
@@ -108,7 +109,7 @@ def test_one_dim_of_tokens_takes_all_their_cuts() -> None:
     ],
 )
 def test_vocabulary_is_padded_to_what_cuts_it(tensor: Tensor, padded: int) -> None:
-    assert placement.padded_vocab(tensor, 17) == padded
+    assert divisors.vocabulary(17, tensor).value == padded
 
 
 def test_padding_is_zero_rows_that_never_come_back() -> None:

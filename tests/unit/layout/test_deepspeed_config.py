@@ -11,11 +11,12 @@ import pytest
 
 from dslpar.layout.deepspeed_config import ds_config, merged
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy
 from dslpar.schema import sections as schema_sections
 
 CPU = {"device": "cpu"}
-MODEL = schema_sections.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)
+MODEL = section.GPT(num_layers=4, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=16)
 
 
 def job(world: int = 1, **sections: Any) -> Job:

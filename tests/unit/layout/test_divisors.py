@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from dslpar.core.mesh import Tensor
-from dslpar.forecast import traffic
 from dslpar.layers import placement
 from dslpar.layout import divisors
+from dslpar.layout.family import conditions
+from dslpar.layout.nearest import nearest_attention, neighbours
 from dslpar.layout.resolve import cuboid_of
 from dslpar.linter.rules.tensor import gathered_panels
-from dslpar.schema.sections import GPT, TensorParallel
+from dslpar.models.gpt import costs
+from dslpar.models.gpt.layout import attention_sizes
+from dslpar.models.gpt.section import GPT
+from dslpar.schema.sections import TensorParallel
 from tests.support.lint import wrong
 
 AXES = [axes for axes in product((1, 2, 3, 4), repeat=3) if axes[0] * axes[1] * axes[2] <= 12]
@@ -91,13 +95,13 @@ def test_heads_and_hidden_divide_where_the_placements_can_be_made(heads: tuple[i
         model = gpt(heads, hidden)
         whole = hidden % model.num_heads == model.num_heads % model.kv_heads == 0
         expected = whole and fits(*attention(tensor, model))
-        assert holds([*divisors.heads(model, tensor), *divisors.hidden(model, tensor)]) == expected, (tensor, model)
+        assert holds(divisors.attention(attention_sizes(model), tensor)) == expected, (tensor, model)
         seen.add(expected)
     assert seen == ({False} if heads == (6, 4) else {True, False})
 
 
 def legal(model: GPT, tensor: Tensor) -> bool:
-    return holds([*divisors.heads(model, tensor), *divisors.hidden(model, tensor)])
+    return holds(divisors.attention(attention_sizes(model), tensor))
 
 
 def legal_sizes(key: str, model: GPT, tensor: Tensor) -> list[int]:
@@ -117,7 +121,7 @@ def test_the_nearest_sizes_are_the_nearest(heads: tuple[int, int | None], positi
             continue
         keys = ["num_heads", "hidden_size"] + (["num_kv_heads"] if heads[1] else [])
         alone = {key: legal_sizes(key, model, tensor) for key in keys}
-        choices = divisors.nearest(model, tensor)
+        choices = nearest_attention(attention_sizes(model), tensor)
         assert choices
         assert all(legal(replace(model, **choice), tensor) for choice in choices)  # type: ignore[arg-type]
         (changed,) = {tuple(choice) for choice in choices}
@@ -125,7 +129,7 @@ def test_the_nearest_sizes_are_the_nearest(heads: tuple[int, int | None], positi
         if len(changed) == 1:
             (key,) = changed
             sizes = [size for choice in choices for size in choice.values()]
-            assert sizes == divisors.neighbours(getattr(model, key), alone[key]), (model, tensor)
+            assert sizes == neighbours(getattr(model, key), alone[key]), (model, tensor)
         else:
             assert not any(alone.values()), (model, tensor, choices)
     assert 1 in seen
@@ -136,7 +140,7 @@ def test_the_mlp_divides_where_its_placements_can_be_made() -> None:
     for tensor, ffn in product(CUBOIDS, FFN):
         hidden = 12 * 12 * 4  # divides by all
         expected = fits(*mlp(tensor, hidden, ffn))
-        assert holds(divisors.ffn(gpt((1, None), hidden, ffn_hidden_size=ffn), tensor)) == expected, (tensor, ffn)
+        assert holds(divisors.ffn(ffn, tensor)) == expected, (tensor, ffn)
         seen.add(expected)
     assert seen == {True, False}
 
@@ -158,7 +162,7 @@ def test_the_vocabulary_is_padded_as_the_table_is() -> None:
     for tensor in CUBOIDS:
         found = divisors.vocabulary(50, tensor)
         assert found.holds
-        assert found.value == placement.padded_vocab(tensor, 50) == traffic.padded_vocab(tensor, 50)
+        assert found.value == placement.table(tensor, 50, 12).padded[0]
         assert fits(placement.table(tensor, 50, 12 * 12 * 4))
     assert divisors.vocabulary(50, Tensor(y=4)).why == "y * q = 4; 50 padded to 52"
     assert divisors.vocabulary(52, Tensor(y=2, z=2)).why == "y * lcm(q, z) = 4; no padding"
@@ -169,7 +173,7 @@ def test_keep_has_an_effect_where_the_traffic_says_so() -> None:
     model = gpt((24, 12), 12 * 12 * 4)
     for tensor in CUBOIDS:
         sent = {
-            keep: traffic.block(replace(tensor, keep=keep), 24, model).total
+            keep: costs.layer_traffic(model, replace(tensor, keep=keep), 24).total
             for keep in ("x", "w", "none")  # type: ignore[arg-type]
         }
         assert gathered_panels(tensor) == {panel for panel in ("x", "w") if sent[panel] < sent["none"]}, tensor
@@ -205,13 +209,13 @@ def test_lint_says_what_the_table_says(mode: TensorParallel) -> None:
             f"parallel = dict(tensor=dict({written(mode)}))\n"
             f"batch = dict(micro_size={samples})\ndata = dict(seq_len={tokens})\n"
         )
-        broken = {each.code for each in divisors.conditions(model, tensor, tokens, samples) if not each.holds}
+        broken = {each.code for each in conditions(model, tensor, tokens, samples) if not each.holds}
         expected = {code for code in broken if not waits.get(code, set()) & broken}
         found = {finding.code for finding in wrong(text.replace("vocab_size=50", "vocab_size=256"), world)}
         assert found == expected, (text, found, expected)
 
 
 def test_a_table_that_forgets_a_cut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divisors, "_inner_cuts", lambda cuboid: {"y": cuboid.y})
+    monkeypatch.setattr(divisors, "_inner_axes", lambda cuboid: [("y",)])
     with pytest.raises(AssertionError):
         test_heads_and_hidden_divide_where_the_placements_can_be_made((2, None))

@@ -13,7 +13,16 @@ from dslpar import models
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layout import stages
-from dslpar.schema.sections import GPT
+from dslpar.layout.resolve import auto_counts
+from dslpar.models.gpt import layout
+from dslpar.models.gpt.section import GPT
+
+
+def cut(model: GPT, method: str, size: int) -> tuple[int, ...]:
+    counts = auto_counts(model, method, size, model.max_seq_len)
+    assert counts is not None
+    return counts
+
 
 LAYERS_AND_STAGES = st.integers(1, 9).flatmap(lambda layers: st.tuples(st.just(layers), st.integers(1, layers)))
 
@@ -35,7 +44,7 @@ def best(weights: list[int], size: int) -> tuple[int, int]:
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_balanced_is_the_best_cut(sizes: tuple[int, int], first: int, layer: int, last: int) -> None:
     layers, size = sizes
-    counts = stages.balanced(first, layer, last, layers, size)
+    counts = stages.balanced(stages.EvenWeights(first, layer, last), layers, size)
     assert (len(counts), sum(counts), min(counts) >= 1) == (size, layers, True)
     weights = [layer] * layers
     weights[0] += first
@@ -51,9 +60,9 @@ def test_every_method_fills_every_stage(sizes: tuple[int, int]) -> None:
     cuts = [
         stages.libai(layers, size),
         stages.uniform(layers, size),
-        stages.by_cost(model, size, 32),
-        stages.by_parameters(model, size),
-        stages.by_type("block|head", model, size),
+        cut(model, "cost", size),
+        cut(model, "parameters", size),
+        cut(model, "type:block|head", size),
     ]
     for counts in cuts:
         assert (len(counts), sum(counts), min(counts) >= 1) == (size, layers, True)
@@ -61,7 +70,7 @@ def test_every_method_fills_every_stage(sizes: tuple[int, int]) -> None:
 
 def test_a_large_head_lightens_the_last_stage() -> None:
     model = GPT(num_layers=24, hidden_size=256, num_heads=4, vocab_size=50000, max_seq_len=128)
-    assert stages.by_cost(model, 4, 128) == (7, 8, 8, 1)
+    assert cut(model, "cost", 4) == (7, 8, 8, 1)
     assert stages.uniform(24, 4) == (6, 6, 6, 6)
 
 
@@ -78,21 +87,16 @@ FORMS = [
 
 
 @pytest.mark.parametrize("model", FORMS, ids=lambda model: f"{model.norm}-{model.activation}-{model.positions}")
-def test_parameters_and_classes_are_the_module_s(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each layer weighs: seen where the cut is made, against the layers built on one rank."""
-    seen: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(
-        stages, "balanced", lambda first, layer, last, num_layers, size: seen.append((first, layer, last))
-    )
-    stages.by_parameters(model, 2)
+def test_parameters_and_classes_are_the_module_s(model: GPT) -> None:
+    """What each layer weighs, against the layers built on one rank."""
+    weights = layout.pipeline_weights(model, "parameters", 0)
     groups = Groups(Mesh())
     built = [spec.build() for spec in models.GPT(**asdict(model)).layers(groups)]
     token, positions, block, other_block, norm, head = (sum(p.numel() for p in layer.parameters()) for layer in built)
-    assert seen == [(token + positions, block, norm + head)]
+    assert weights == (token + positions, block, norm + head)
     assert other_block == block
-    weights = sum(p.numel() for p in built[2].parameters() if p.dim() == 2)
-    assert stages.block_weights(model) == weights
-    *classes, _ = stages.layer_classes(model)
+    assert layout.block_weights(model) == sum(p.numel() for p in built[2].parameters() if p.dim() == 2)
+    *classes, _ = layout.class_names(model)
     for layer, name in zip([built[0], built[1], built[2], built[4]], classes, strict=True):
         assert name in [cls.__name__ for cls in type(layer).__mro__]
 
@@ -100,9 +104,9 @@ def test_parameters_and_classes_are_the_module_s(model: GPT, monkeypatch: pytest
 def test_a_table_of_positions_moves_the_cut() -> None:
     """With a long table of positions the first stage has fewer blocks; rotary positions have none."""
     model = GPT(num_layers=8, hidden_size=64, num_heads=8, vocab_size=1000, max_seq_len=32, ffn_hidden_size=64)
-    assert stages.by_parameters(model, 2) == (4, 4)
-    assert stages.by_parameters(replace(model, positions="rotary", max_seq_len=1000), 2) == (4, 4)
-    assert stages.by_parameters(replace(model, max_seq_len=1000), 2) == (3, 5)
+    assert cut(model, "parameters", 2) == (4, 4)
+    assert cut(replace(model, positions="rotary", max_seq_len=1000), "parameters", 2) == (4, 4)
+    assert cut(replace(model, max_seq_len=1000), "parameters", 2) == (3, 5)
 
 
 def test_ids_and_counts() -> None:
@@ -112,4 +116,4 @@ def test_ids_and_counts() -> None:
 
 def test_a_deep_model_is_cut_at_once() -> None:
     model = GPT(num_layers=1000, hidden_size=64, num_heads=4, vocab_size=5000, max_seq_len=32)
-    assert sum(stages.by_cost(model, 128, 32)) == 1000
+    assert sum(cut(model, "cost", 128)) == 1000

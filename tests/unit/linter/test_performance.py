@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dslpar.layout.stages import balanced, by_cost, costs, imbalance
-from dslpar.schema.sections import GPT
+from dslpar.layout.stages import EvenWeights, balanced, imbalance
+from dslpar.models.gpt.layout import pipeline_weights
+from dslpar.models.gpt.section import GPT
 from tests.support.lint import MODEL, findings
 
 WIDE = MODEL.replace("hidden_size=96", "hidden_size=192")
@@ -185,10 +186,12 @@ def test_where_no_cut_is_even_fewer_stages_are_offered() -> None:
 def test_no_cut_is_evener_than_the_one_that_is_offered(stages: int, more: int, vocab_size: int) -> None:
     layers = stages + more
     model = GPT(num_layers=layers, hidden_size=8, num_heads=1, vocab_size=vocab_size, max_seq_len=8)
-    best = imbalance(costs(model, by_cost(model, stages, 8), 8))
-    assert sum(costs(model, by_cost(model, stages, 8), 8)) == sum(costs(model, (layers,), 8))
-    for other in (balanced(0, 1, 0, layers, stages), balanced(1, 1, 2, layers, stages)):
-        assert best <= imbalance(costs(model, other, 8)) + 1e-12
+    weights = pipeline_weights(model, "cost", 8)
+    loads = weights.loads(balanced(weights, layers, stages))
+    best = imbalance(loads)
+    assert sum(loads) == sum(weights.loads((layers,)))
+    for other in (EvenWeights(0, 1, 0), EvenWeights(1, 1, 2)):
+        assert best <= imbalance(weights.loads(balanced(other, layers, stages))) + 1e-12
 
 
 # What is sent or computed for nothing -------------------------------------------------------------------------------

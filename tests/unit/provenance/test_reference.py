@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli import main as cli_main
+from dslpar.models.gpt import section
 from dslpar.provenance.reference import below, help_of, rows
-from dslpar.schema import deepspeed_policy, sections
+from dslpar.schema import deepspeed_policy, families, sections
 from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import SCHEDULES
 from tests.support.paths import ROOT
 
 CLASSES = [cls for cls in vars(sections).values() if isinstance(cls, type) and is_dataclass(cls)]
+CLASSES += families.sections().values()
 
 
 def test_every_field_of_the_spec_is_listed_with_its_help() -> None:
@@ -51,7 +53,7 @@ def test_every_key_of_the_tables_is_listed() -> None:
 
 
 def test_aliases_are_those_of_the_spec() -> None:
-    for alias, name in aliases_of(sections.GPT).items():
+    for alias, name in aliases_of(section.GPT).items():
         assert [row.key for row in below(f"model.{alias}")] == [f"model.{name}"]
     assert [row.key for row in below("train.dist.tensor_parallel_size")] == ["parallel.tensor.size"]
 

@@ -278,7 +278,7 @@ def test_why(case: str) -> None:
 
 def test_the_vocabulary_says_what_it_is_padded_to() -> None:
     value = answer(MODEL + "parallel = dict(tensor=dict(size=4, mode='1d'))\n", "model.vocab_size")
-    assert value.notes == ("the vocabulary is padded to 260, a multiple of y * q = 4",)
+    assert value.notes == ("padded to 260, a multiple of y * q = 4",)
     assert answer(MODEL, "model.vocab_size").notes == ()
 
 

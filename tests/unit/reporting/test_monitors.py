@@ -16,13 +16,14 @@ import pytest
 from dslpar.core.errors import DslparError
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt import section
 from dslpar.reporting import monitors
 from dslpar.reporting import run_dir as record
 from dslpar.schema import sections
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, metrics, start, write_config
 
-GPT = sections.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
+GPT = section.GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=4)
 WATCHED = "monitor = dict(csv=True, tensorboard=True, wandb=dict(offline=True, project='demo'))\n"
 installed = pytest.mark.skipif(
     not (importlib.util.find_spec("tensorboard") and importlib.util.find_spec("wandb")),

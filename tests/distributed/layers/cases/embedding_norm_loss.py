@@ -24,6 +24,7 @@ from dslpar.layers import (
     to_residual,
 )
 from dslpar.layers.loss import Reduction
+from dslpar.layout import divisors
 from tests.distributed.layers import dense
 from tests.distributed.layers.compare_dense import (
     BATCH,
@@ -234,11 +235,11 @@ def _residual_of_tokens(groups: Groups) -> Placement:
 
 
 def _logits(groups: Groups) -> Placement:
-    return inner(groups, placement.padded_vocab(groups.tensor, VOCAB))
+    return inner(groups, divisors.vocabulary(VOCAB, groups.tensor).value)
 
 
 def _logits_of_tokens(groups: Groups) -> Placement:
-    return placement.inner(groups.tensor, BATCH * SEQUENCE, placement.padded_vocab(groups.tensor, VOCAB))
+    return placement.inner(groups.tensor, BATCH * SEQUENCE, divisors.vocabulary(VOCAB, groups.tensor).value)
 
 
 CASES = (

@@ -1,4 +1,7 @@
-"""TEN201 and on: the model's sizes against what the cuboid cuts them by; `dslpar.layout.divisors` is the table."""
+"""Lint rules of GPT's fields: sizes against what the cuboid cuts them by, the vocabulary, positions.
+
+`dslpar.layout.divisors` is the table of what must divide by what.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,20 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
-from dslpar.layout.divisors import Condition, multiples
+from dslpar.layout.divisors import Condition
+from dslpar.layout.nearest import multiples, nearest_attention
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
+from dslpar.models.gpt.layout import attention_sizes, kv_features
+from dslpar.models.gpt.section import GPT
+
+_PADDING = 0.05
+"""The share of padded rows that goes without a warning."""
+
+
+def _gpt(cx: Context) -> GPT:
+    return cx.model_of(GPT)
 
 
 @rule("TEN201", "heads-do-not-divide")
@@ -31,7 +44,7 @@ def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    yield from _of_gpt(cx, "TEN201", "num_heads")
+    yield from _attention(cx, "TEN201", "num_heads")
 
 
 @rule("TEN202", "hidden-does-not-divide")
@@ -55,7 +68,7 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=8, mode='3d'))
         batch = dict(micro_size=4)
     """
-    yield from _of_gpt(cx, "TEN202", "hidden_size")
+    yield from _attention(cx, "TEN202", "hidden_size")
 
 
 @rule("TEN203", "ffn-does-not-divide")
@@ -78,41 +91,11 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
                      ffn_hidden_size=96)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    ffn, found = cx.gpt.ffn_hidden_size, list(divisors.ffn(cx.gpt, cx.cuboid))
+    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.ffn(_gpt(cx).ffn_size, cx.cuboid))
     wrong = _wrong(found, "TEN203")
     if ffn is not None and wrong:
         fix = "nearest legal: " + _either(multiples(ffn, divisors.common(found)))
-        yield cx.problem("model.ffn_hidden_size", _said(cx, "model.ffn_hidden_size", wrong), fix)
-
-
-@rule("TEN204", "sequence-does-not-divide")
-def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The sequence does not divide over the ranks that split it.
-
-    What it does:
-        Checks the tokens of a sample against y where the residual is kept by sequence, and against x in mode
-        'sequence'.
-
-    Why:
-        Every rank holds the same number of tokens.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
-        data = dict(seq_len=30)
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
-        data = dict(seq_len=32)
-    """
-    length, longest = cx.spec.data.seq_len or cx.gpt.max_seq_len, cx.gpt.max_seq_len
-    found = list(divisors.sequence(length, cx.cuboid))
-    if not _wrong(found, "TEN204"):
-        return
-    by = divisors.common(found)
-    legal = [size for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
-    fix = "nearest legal: " + _either(legal) if legal else f"nearest legal: seq_len={by} with max_seq_len={by}"
-    message = f"sequences of {length} tokens do not divide over {by} ranks"
-    yield cx.problem(("data.seq_len", "model.max_seq_len"), message, fix)
+        yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", wrong), fix)
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
@@ -131,7 +114,7 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
     Use instead:
         model = dict(type='GPT', num_layers=2, hidden_size=52, num_heads=4, vocab_size=256, max_seq_len=64)
     """
-    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
+    hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if hidden % heads:
         yield cx.problem("model.hidden_size", f"hidden_size {hidden} is not a multiple of num_heads {heads}", _fix(cx))
 
@@ -157,7 +140,7 @@ def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
                      num_kv_heads=4)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    yield from _of_gpt(cx, "TEN206", "num_kv_heads")
+    yield from _attention(cx, "TEN206", "num_kv_heads")
 
 
 @rule("TEN207", "kv-heads-do-not-divide-heads")
@@ -178,7 +161,7 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
                      num_kv_heads=4)
     """
-    heads, kv_heads = cx.gpt.num_heads, cx.gpt.num_kv_heads
+    heads, kv_heads = _gpt(cx).num_heads, _gpt(cx).num_kv_heads
     if kv_heads is not None and heads % kv_heads:
         message = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
         yield cx.problem("model.num_kv_heads", message, _fix(cx))
@@ -207,11 +190,12 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=8, mode='cuboid', shape=(4, 2, 1)))
         batch = dict(micro_size=4)
     """
-    if any(not each.holds for each in divisors.heads(cx.gpt, cx.cuboid)) or cx.gpt.hidden_size % cx.gpt.num_heads:
-        return
-    if _wrong(divisors.hidden(cx.gpt, cx.cuboid), "TEN208"):
-        cut, features = cx.cuboid.y * cx.cuboid.q, cx.gpt.kv_heads * (cx.gpt.hidden_size // cx.gpt.num_heads)
-        message = f"num_kv_heads {cx.gpt.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
+    sizes = attention_sizes(_gpt(cx))
+    if not all(each.holds for each in divisors.heads(sizes, cx.cuboid)) or sizes.hidden_size % sizes.num_heads:
+        return  # without whole heads there are no features of theirs; other rules report that
+    if _wrong(divisors.hidden(sizes, cx.cuboid), "TEN208"):
+        cut, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
+        message = f"num_kv_heads {sizes.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
         yield cx.problem("model.num_kv_heads", f"{message} of mode {cx.cuboid.mode!r}", _fix(cx))
 
 
@@ -233,31 +217,35 @@ def odd_head(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=4, vocab_size=256, max_seq_len=64,
                      positions='rotary')
     """
-    hidden, heads = cx.gpt.hidden_size, cx.gpt.num_heads
-    if cx.gpt.positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
+    hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
+    if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions turn pairs of them"
         yield cx.problem("model.hidden_size", message, _fix(cx))
 
 
-def _of_gpt(cx: Context, code: str, field: str) -> Iterator[Problem]:
+def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
     """What the table says under `code`."""
-    wrong = _wrong((*divisors.heads(cx.gpt, cx.cuboid), *divisors.hidden(cx.gpt, cx.cuboid)), code)
+    wrong = _wrong(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
     if wrong:
-        yield cx.problem(f"model.{field}", _said(cx, f"model.{field}", wrong), _fix(cx))
+        yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", wrong), _fix(cx))
 
 
-def _wrong(found: Iterable[Condition], code: str) -> list[Condition]:
-    return [each for each in found if each.code == code and not each.holds]
+def _wrong(conditions: Iterable[Condition], code: str) -> list[Condition]:
+    return [each for each in conditions if each.code == code and not each.holds]
 
 
-def _said(cx: Context, key: str, wrong: list[Condition]) -> str:
-    words = " and by ".join(each.why for each in wrong)
-    return f"{_name(cx, key)} {wrong[0].value} does not divide by {words} of mode {cx.cuboid.mode!r}"
+def _message(cx: Context, key: str, wrong: list[Condition]) -> str:
+    reasons = " and by ".join(each.why for each in wrong)
+    return f"{_name(cx, key)} {wrong[0].value} does not divide by {reasons} of mode {cx.cuboid.mode!r}"
 
 
 def _fix(cx: Context) -> str:
     """Sizes that are legal together: all rules about heads and hidden_size name the same."""
-    choices = divisors.nearest(cx.gpt, _cuboid_or_one(cx))
+    try:
+        cuboid = cx.cuboid
+    except UnknownValueError:  # another rule reports it; one rank has the fewest conditions
+        cuboid = Tensor()
+    choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
     if not choices:
         return "a smaller tensor size"
     names = {key: _name(cx, f"model.{key}") for key in choices[0]}
@@ -265,14 +253,6 @@ def _fix(cx: Context) -> str:
         ((key, name),) = names.items()
         return f"nearest legal: {name}=" + _either([choice[key] for choice in choices])
     return "nearest legal: " + " with ".join(f"{name}={choices[0][key]}" for key, name in names.items())
-
-
-def _cuboid_or_one(cx: Context) -> Tensor:
-    """The cuboid; where another rule has to say that it is none, one rank."""
-    try:
-        return cx.cuboid
-    except UnknownValueError:
-        return Tensor()
 
 
 def _name(cx: Context, key: str) -> str:
@@ -283,14 +263,94 @@ def _either(sizes: Iterable[int]) -> str:
     return " or ".join(map(str, sizes))
 
 
+# Vocabulary and positions ------------------------------------------------------------------------------------------
+
+
+@rule("BAT104", "vocabulary-too-small")
+def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
+    """The model's vocabulary does not hold the data's tokens.
+
+    What it does:
+        Checks that vocab_size is at least 256 for byte-level text.
+
+    Why:
+        A token past the vocabulary has no embedding.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
+    """
+    vocabulary = _gpt(cx).vocab_size
+    if vocabulary < 256:
+        message = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
+        yield cx.problem("model.vocab_size", message, "vocab_size=256 or more")
+
+
+@rule("PERF107", "padded-vocabulary", "warning")
+def padded_vocabulary(cx: Context) -> Iterator[Problem]:
+    """More than 5 % of the vocabulary's rows are padding.
+
+    What it does:
+        Pads vocab_size to what the tensor layout cuts it by (y * lcm(q, z) where inner activations are kept by heads,
+        else y * q), and counts the rows that no token has.
+
+    Why:
+        Those rows are stored, multiplied and summed like the others. Of a large vocabulary they are next to nothing.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=257, max_seq_len=64)
+        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=256, max_seq_len=64)
+        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
+    """
+    rows = _gpt(cx).vocab_size
+    _, padded, by, *_ = divisors.vocabulary(rows, cx.cuboid)
+    share = (padded - rows) / padded
+    if share > _PADDING:
+        percent = f"{100 * share:.1f}".removesuffix(".0")
+        message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows are no token"
+        legal = [str(size) for size in (padded - by, padded) if size >= 256]
+        fix = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
+        yield cx.problem("model.vocab_size", message, fix)
+
+
+@rule("DEAD108", "wavelength-without-rotary", "warning")
+def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
+    """rope_theta is said, and positions are not rotary.
+
+    What it does:
+        Finds model.rope_theta where positions is 'learned', which is the default.
+
+    Why:
+        A table of positions has no wavelength; probably positions='rotary' is missing.
+
+    Example:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
+                     rope_theta=500000.0)
+
+    Use instead:
+        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
+                     rope_theta=500000.0, positions='rotary')
+    """
+    if cx.given("model.rope_theta") and _gpt(cx).positions != "rotary":
+        message = f"rope_theta has no effect with positions={_gpt(cx).positions!r}"
+        yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
+
+
 RULES = (
     heads_do_not_divide,
     hidden_does_not_divide,
     ffn_does_not_divide,
-    sequence_does_not_divide,
     heads_do_not_divide_hidden,
     kv_heads_do_not_divide,
     kv_heads_do_not_divide_heads,
     kv_features_do_not_divide,
     odd_head,
+    vocabulary_too_small,
+    padded_vocabulary,
+    wavelength_without_rotary,
 )

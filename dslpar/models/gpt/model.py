@@ -22,12 +22,12 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Dropout, Embedding, Form, Head, PositionEmbedding, Rotary, cross_entropy, normal
 from dslpar.layers.block import Activation, Norm
 from dslpar.layers.parameter import Shared
+from dslpar.models.gpt import section
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
-from dslpar.schema import sections
 
 
-class GPT(sections.GPT, LayeredModel):
-    """A decoder-only transformer; its fields are `dslpar.schema.sections.GPT`'s."""
+class GPT(section.GPT, LayeredModel):
+    """A decoder-only transformer; its fields are `dslpar.models.gpt.section.GPT`'s."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head."""
@@ -91,7 +91,7 @@ class GPT(sections.GPT, LayeredModel):
 class _Positions(PositionEmbedding):
     """The position table, and the dropout after the two embeddings."""
 
-    def __init__(self, groups: Groups, model: sections.GPT) -> None:
+    def __init__(self, groups: Groups, model: section.GPT) -> None:
         super().__init__(groups, model.max_seq_len, model.hidden_size, init=normal(model.init_std))
         self.dropout = Dropout(groups, model.dropout)
 

@@ -1,0 +1,89 @@
+"""What a layout sends, beside what 1d on as many ranks would: for `dslpar show` and the linter.
+
+>>> from dslpar.models.gpt.section import GPT
+>>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+>>> break_even(gpt2, Tensor(q=2, y=2, mode="2d", residual="hidden"), tokens=1024).needed
+1732
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+from dslpar.core.mesh import Tensor
+from dslpar.forecast.family import costs_of
+from dslpar.forecast.traffic import Passes
+from dslpar.layout.resolve import Job
+from dslpar.schema.sections import Model
+
+
+class BreakEven(NamedTuple):
+    """What a layer of one mode sends against one of 1d on as many ranks, forward and backward."""
+
+    tokens: int
+    """Tokens of the micro-batch."""
+    sent: Fraction
+    """Elements a rank sends in this mode."""
+    sent_in_1d: Fraction
+    needed: int | None
+    """Tokens of the smallest micro-batch for which this mode sends less; None: it never does."""
+
+
+def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
+    """Compare with 1d. What is sent is affine in the tokens: activations, and the weights that 1d never sends."""
+    line, reference = (_Line.of(model, each) for each in (tensor, Tensor(y=tensor.size, mode="1d")))
+    slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
+    needed = math.floor(fixed / slope) + 1 if slope > 0 else None
+    return BreakEven(tokens, line.at(tokens), reference.at(tokens), None if needed is None else max(needed, 1))
+
+
+class _Line(NamedTuple):
+    """Elements that a layer sends, as a function of tokens."""
+
+    slope: Fraction
+    fixed: Fraction
+
+    @classmethod
+    def of(cls, model: Model, tensor: Tensor) -> _Line:
+        costs = costs_of(model)
+        fixed = costs.layer_traffic(model, tensor, 0).total
+        return cls(costs.layer_traffic(model, tensor, 1).total - fixed, fixed)
+
+    def at(self, tokens: int) -> Fraction:
+        return self.slope * tokens + self.fixed
+
+
+class Summary(NamedTuple):
+    """What a tensor group sends for one micro-batch, forward and backward: elements a rank."""
+
+    tokens: int
+    """Tokens of the micro-batch."""
+    layer: dict[str, int]
+    """By axis, one transformer layer."""
+    model: dict[str, int]
+    """By axis, all layers, embedding, head and loss."""
+    break_even_tokens: int | None
+    """From so many tokens on, a layer sends less than in 1d on as many ranks; None in 1d, or if it never does."""
+
+
+def summary(job: Job) -> Summary | None:
+    """Summarize a job; None without tensor parallelism, or where the model's layers are not known.
+
+    Parts of elements, where a ring cannot cut a tensor evenly, are rounded up.
+    """
+    tensor, model = job.mesh.tensor, job.spec.model
+    if tensor.size == 1 or not isinstance(model, Model):
+        return None
+    tokens, costs = job.batch.micro_size * job.seq_len, costs_of(model)
+    return Summary(
+        tokens=tokens,
+        layer=_rounded(costs.layer_traffic(model, tensor, tokens)),
+        model=_rounded(costs.model_traffic(model, tensor, tokens)),
+        break_even_tokens=None if tensor.mode == "1d" else break_even(model, tensor, tokens).needed,
+    )
+
+
+def _rounded(passes: Passes) -> dict[str, int]:
+    return {axis: math.ceil(elements) for axis, elements in passes.both.by_axis().items()}

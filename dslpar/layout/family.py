@@ -1,0 +1,59 @@
+"""What the arithmetic of sizes asks of a model family: the module `layout` in the family's package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.divisors import Condition, batch
+from dslpar.layout.stages import EvenWeights
+from dslpar.schema import families
+from dslpar.schema.sections import Model, OtherModel
+
+
+class Inferred(NamedTuple):
+    """The value of a field that nobody wrote, and why it is that."""
+
+    value: Any
+    why: str
+    sources: tuple[str, ...]
+    """The fields that it follows from."""
+
+
+class FamilyLayout(Protocol):
+    """Sizes, cuts and inferred fields of one family; `model` is its section."""
+
+    def conditions(self, model: Any, cuboid: Tensor, seq_len: int) -> Sequence[Condition]:
+        """What must divide by what; `seq_len` 0: not known."""
+        ...
+
+    def padding(self, model: Any, cuboid: Tensor) -> Sequence[Condition]:
+        """Sizes that are padded instead, with their padding."""
+        ...
+
+    def pipeline_weights(self, model: Any, method: str, seq_len: int) -> EvenWeights:
+        """What layers weigh by 'cost', 'parameters' or 'type:REGEX'."""
+        ...
+
+    def class_names(self, model: Any) -> Sequence[str]:
+        """The classes of its layers, each once, in order: what 'type:REGEX' is matched with."""
+        ...
+
+    def inferred(self, model: Any, field: str) -> Inferred | None:
+        """What a field is that was left out; None where no other field tells."""
+        ...
+
+
+def layout_of(model: Model) -> FamilyLayout:
+    """Return the layout module of the family of `model`."""
+    return cast(FamilyLayout, families.module_of(model, "layout"))
+
+
+def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:
+    """Return all that must divide in a job, without what divides by 1; sizes of 0 are not known."""
+    found = [*batch(micro_size, cuboid)]
+    if isinstance(model, Model):
+        found += layout_of(model).conditions(model, cuboid, seq_len)
+    return [each for each in found if each.by > 1]

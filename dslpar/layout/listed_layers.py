@@ -1,0 +1,52 @@
+"""Weights of layers that a config lists (`layers_cfg`): by what their types tell, since nothing of them is built yet.
+
+>>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU") * 2]})
+>>> weights(model, "cost"), weights(model, "type:relu"), weights(model, "parameters")
+([1, 0, 1, 0], [0, 1, 0, 1], None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from dslpar.layout.stages import group_layers, num_matches
+from dslpar.schema.sections import OtherModel
+
+
+def weights(model: OtherModel, method: str) -> list[int] | None:
+    """Return what the layers at each index of the cut weigh.
+
+    By 'cost' those with parameters weigh the same, by 'type:REGEX' those that match; 'parameters' needs the built
+    layers: None.
+    """
+    layers, names = model.layers or (), class_names(model)
+    if method == "parameters":
+        return None
+    weigh = _num_with_parameters if method == "cost" else lambda names: num_matches(method, names)
+    return [
+        weigh([names[position] for position in group])
+        for group in group_layers([layer.get("layer_idx") for layer in layers])
+    ]
+
+
+def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
+    """Return the stages of a cut none of whose layers has parameters; an author's own classes count as having some.
+
+    >>> model = OtherModel(target="Sequential", args={"layers_cfg": [dict(type=t) for t in ("Linear", "ReLU")]})
+    >>> without_parameters(model, (1, 1))
+    [1]
+    """
+    weighed, ends = weights(model, "cost") or [], list(accumulate(counts))
+    return [stage for stage, end in enumerate(ends) if not any(weighed[end - counts[stage] : end])]
+
+
+def class_names(model: OtherModel) -> list[str]:
+    """Return the name of each layer's class, without its module."""
+    return [str(layer.get("type", layer.get("_target_"))).rpartition(".")[2] for layer in model.layers or ()]
+
+
+def _num_with_parameters(names: Sequence[str]) -> int:
+    from dslpar.schema.torch_layers import LAYERS  # here: most configs list no layers
+
+    return sum(name not in LAYERS or LAYERS[name].parameters for name in names)

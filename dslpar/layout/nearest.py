@@ -1,0 +1,139 @@
+"""The nearest sizes that are legal: of one size the multiples next to it, of attention's sizes all together.
+
+>>> nearest_attention(Attention(hidden_size=50, num_heads=6), Tensor(y=4, mode="1d"))
+[{'num_heads': 4, 'hidden_size': 48}]
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, hidden_axes, ranks
+
+LARGEST = 2**31 - 1
+"""No size may be larger."""
+_MOST_TRIED = 64
+_KEYS = ("num_heads", "num_kv_heads", "hidden_size")
+_OF_KV_HEADS = dict.fromkeys(("TEN207", "TEN208"), "num_kv_heads")
+"""Rules about two sizes, by the one that is rather changed."""
+
+
+def neighbours(value: int, legal: Sequence[int]) -> list[int]:
+    """Return the legal sizes next to `value`, below and above; `legal` is in order."""
+    at = bisect_left(legal, value)
+    return list(legal[max(0, at - 1) : at + 1])
+
+
+def multiples(value: int, by: int) -> list[int]:
+    """Return the multiples of `by` next to `value`, at least `by` and none too large."""
+    return [size for size in neighbours(value, range(by, value + by + 1, by)) if size <= LARGEST]
+
+
+def nearest_attention(sizes: Attention, cuboid: Tensor) -> list[dict[str, int]]:
+    """Return choices of num_heads, num_kv_heads and hidden_size that are legal together; each names what it changes.
+
+    As few of them change as can be, where there is a choice those that are wrong. One that changes alone has up to two
+    choices, below and above; several have one: the nearest heads first, then kv heads, then hidden_size. Empty: no
+    sizes are legal.
+    """
+    own_kv = sizes.num_kv_heads is not None
+    requested = _Sizes(sizes.num_heads, sizes.num_kv_heads or sizes.num_heads, sizes.hidden_size)
+    search = _Search(requested, _demand(sizes, cuboid), own_kv)
+    wrong = {_OF_KV_HEADS.get(each.code, each.key) for each in attention(sizes, cuboid) if not each.holds}
+    keys = [key for key in _KEYS if own_kv or key != "num_kv_heads"]
+    free_sets = [free for count in range(1, len(keys) + 1) for free in combinations(keys, count)]
+    for free in sorted(free_sets, key=lambda free: (len(free), len(set(free) - wrong))):
+        if found := search.choices(free):
+            return [{key: getattr(choice, key) for key in free} for choice in found]
+    return []
+
+
+class _Sizes(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+
+
+class _Demand(NamedTuple):
+    """What A, G and H must divide by."""
+
+    heads_by: int
+    hidden_by: int
+    kv_features_by: int
+    head_dim_by: int
+
+    def head_dim(self, num_heads: int, num_kv_heads: int) -> int:
+        """Return what a head's features must be a multiple of."""
+        parts = (self.hidden_by, num_heads), (self.kv_features_by, num_kv_heads)
+        return math.lcm(self.head_dim_by, *(by // math.gcd(by, count) for by, count in parts))
+
+    def met(self, sizes: _Sizes) -> bool:
+        """Whether all divide."""
+        num_heads, num_kv_heads, hidden_size = sizes
+        return (
+            num_heads % self.heads_by == num_kv_heads % self.heads_by == num_heads % num_kv_heads == 0
+            and hidden_size % (num_heads * self.head_dim(num_heads, num_kv_heads)) == 0
+        )
+
+
+def _demand(sizes: Attention, cuboid: Tensor) -> _Demand:
+    return _Demand(
+        heads_by=head_ranks(cuboid),
+        hidden_by=math.lcm(*(ranks(cuboid, axes) for axes in hidden_axes(cuboid))),
+        kv_features_by=cuboid.y * cuboid.q,
+        head_dim_by=2 if sizes.rotary else 1,
+    )
+
+
+class _Search(NamedTuple):
+    """Legal sizes near the requested ones; `free` are those that may change."""
+
+    requested: _Sizes
+    demand: _Demand
+    own_kv: bool
+    """Whether num_kv_heads is a size of its own, and not num_heads."""
+
+    def choices(self, free: tuple[str, ...]) -> list[_Sizes]:
+        """Return legal sizes that differ in `free` alone."""
+        legal = (sizes for sizes in self.candidates(free) if self.demand.met(sizes))
+        if len(free) > 1:
+            first = next(legal, None)
+            return [] if first is None else [first]
+        (key,) = free
+        by_value = {getattr(sizes, key): sizes for sizes in legal}
+        return [by_value[value] for value in neighbours(getattr(self.requested, key), sorted(by_value))]
+
+    def candidates(self, free: tuple[str, ...]) -> Iterator[_Sizes]:
+        """Yield sizes that may do, the nearest heads first."""
+        hidden_size = self.requested.hidden_size
+        for num_heads in _nearest_first(self.requested.num_heads, self._heads(free)):
+            for num_kv_heads in _nearest_first(self.requested.num_kv_heads, self._kv_heads(num_heads, free)):
+                sizes = [hidden_size]
+                if "hidden_size" in free:
+                    sizes = multiples(hidden_size, num_heads * self.demand.head_dim(num_heads, num_kv_heads))
+                for size in _nearest_first(hidden_size, sizes):
+                    yield _Sizes(num_heads, num_kv_heads, size)
+
+    def _heads(self, free: tuple[str, ...]) -> list[int]:
+        requested, heads_by = self.requested, self.demand.heads_by
+        if "num_heads" not in free:
+            return [requested.num_heads]
+        if "hidden_size" not in free:
+            return [size for size in divisors(requested.hidden_size) if size % heads_by == 0]
+        fixed_kv = requested.num_kv_heads if self.own_kv and "num_kv_heads" not in free else 1
+        return multiples(requested.num_heads, math.lcm(heads_by, fixed_kv))
+
+    def _kv_heads(self, num_heads: int, free: tuple[str, ...]) -> list[int]:
+        if not self.own_kv:
+            return [num_heads]
+        return divisors(num_heads) if "num_kv_heads" in free else [self.requested.num_kv_heads]
+
+
+def _nearest_first(value: int, sizes: Iterable[int]) -> list[int]:
+    """Return the nearest so many; where sizes are that many, one of these does, or hidden_size changes too."""
+    return sorted(sizes, key=lambda size: abs(size - value))[:_MOST_TRIED]

@@ -1,0 +1,66 @@
+"""What a GPT sends, holds and computes: the closed forms of its layers, added up.
+
+>>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
+>>> num_multiplied_weights(gpt2)
+123532032
+>>> round(flops_per_token(gpt2, 1024).mfu_causal / flops_per_token(gpt2, 1024).mfu_6n, 3)
+1.076
+"""
+
+from __future__ import annotations
+
+from dslpar.core.mesh import Tensor
+from dslpar.forecast import flops, memory, traffic
+from dslpar.forecast.flops import Flops
+from dslpar.forecast.memory import Held
+from dslpar.forecast.traffic import Number, Passes
+from dslpar.models.gpt.layout import block_weights
+from dslpar.models.gpt.section import GPT
+
+
+def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
+    """Return what a rank sends for a transformer block: two norms, attention, MLP."""
+    hidden, bias = model.hidden_size, model.bias
+    return (
+        traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias) * 2
+        + traffic.attention(cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, bias=bias)
+        + traffic.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
+    )
+
+
+def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
+    """Return what a rank sends for the whole model and its loss: one micro-batch of `tokens`, all on one stage."""
+    hidden, vocab = model.hidden_size, model.vocab_size
+    learned = model.positions == "learned"
+    return (
+        traffic.embedding(cuboid, tokens, vocab, hidden)
+        + (traffic.position_embedding(cuboid, model.max_seq_len, hidden) if learned else Passes())
+        + layer_traffic(model, cuboid, tokens) * model.num_layers
+        + traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
+        + traffic.head(cuboid, tokens, hidden, vocab)
+        + traffic.cross_entropy(cuboid, tokens)
+    )
+
+
+def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> Held:
+    """Return what a rank holds of a block without dropout and rotary positions.
+
+    With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).
+    """
+    hidden, bias = model.hidden_size, model.bias
+    norm = memory.norm(cuboid, tokens, hidden, kind=model.norm, bias=bias)
+    attention = memory.attention(cuboid, tokens, hidden, model.num_heads, kv_heads=model.kv_heads, bias=bias)
+    mlp = memory.mlp(cuboid, tokens, hidden, model.ffn_size, activation=model.activation, bias=bias)
+    return norm + norm + attention + mlp
+
+
+def flops_per_token(model: GPT, seq_len: int) -> Flops:
+    """Return the FLOPs of a token in a sequence of `seq_len`, averaged over it."""
+    # The products of attention: q with k, and the weights with v.
+    score_products = 2 * model.num_layers * model.hidden_size * seq_len
+    return flops.per_token(num_multiplied_weights(model), score_products)
+
+
+def num_multiplied_weights(model: GPT) -> int:
+    """Return the weights that each token is multiplied with: attention's, the MLP's, and the head, tied or not."""
+    return model.num_layers * block_weights(model) + model.hidden_size * model.vocab_size
