@@ -30,7 +30,7 @@ from benchmarks.sides import on_ranks
 from dslpar import checkpoint
 from dslpar.checkpoint import save_load
 from dslpar.distributed.groups import Groups
-from dslpar.engine.build import build
+from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.linter import check
 
@@ -78,7 +78,7 @@ def trained(output_dir: Path, world: int, tensor: int) -> Engine:
     start_deepspeed()
     text = CONFIG.format(sequence=SEQUENCE, tensor=tensor, output_dir=str(output_dir))
     job = check.resolve(check.load_text(text, "checkpoint_cost.py"), world)
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     ids = torch.zeros(job.batch.micro_size, SEQUENCE, dtype=torch.int64)
     engine.train_batch([(ids, ids)])
     return engine

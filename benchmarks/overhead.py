@@ -18,7 +18,7 @@ from benchmarks.measure import Ratio, in_turns, ratio
 from benchmarks.sides import FORK, Step, side
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.engine.build import build
+from dslpar.engine.build import build_engine
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.models import GPT, build_module
@@ -60,7 +60,7 @@ def step_of_dslpar(world: int) -> Step:
     """Builds dslpar's engine."""
     start_deepspeed()
     job = job_for(world)
-    return partial(build(job, Groups(job.mesh), all_counted=True).train_batch, batches_of_step())
+    return partial(build_engine(job, Groups(job.mesh), all_counted=True).train_batch, batches_of_step())
 
 
 def step_by_hand(world: int) -> Step:

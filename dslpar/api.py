@@ -34,9 +34,9 @@ from dslpar.data.order import Samples
 from dslpar.data.text import Text
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
-from dslpar.engine.build import build
+from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
-from dslpar.engine.user_optimizer import MakesOptimizer
+from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import ids_of
@@ -160,7 +160,7 @@ def initialize(
     *,
     model: nn.Module | LayeredModel | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
-    optimizer: MakesOptimizer | None = None,
+    optimizer: OptimizerOrFactory | None = None,
     train_data: Iterable[Any] | None = None,
     eval_data: Iterable[Any] | None = None,
     lr_scheduler: Any = None,
@@ -200,7 +200,7 @@ def initialize(
     _check_equal_numbers(samples, groups)
     all_counted = criterion is not None or isinstance(samples[0], Text)
     with logging.set_aside(None):
-        engine = build(
+        engine = build_engine(
             job, groups, model=layered, optimizer=optimizer, lr_scheduler=lr_scheduler, all_counted=all_counted
         )
     train, held_out = (
@@ -250,17 +250,17 @@ def _place() -> tuple[int, int]:
     """(rank, world size), of torch.distributed where it runs already."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    place = bootstrap.find(os.environ)
+    place = bootstrap.read_distributed_env(os.environ)
     return place.rank, place.world_size
 
 
 def _meet() -> None:
     """torch.distributed and DeepSpeed upon it, where the program has not started them itself."""
     if not dist.is_initialized():
-        place, monitor = bootstrap.find(os.environ), None
+        place, monitor = bootstrap.read_distributed_env(os.environ), None
         if sys.excepthook is sys.__excepthook__:  # else the program has its own way with errors
             monitor = bootstrap.monitor_rank(place, os.environ)
-        bootstrap.start(place, os.environ, monitor)
+        bootstrap.setup_distributed(place, os.environ, monitor)
         atexit.register(_stop)
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
@@ -269,7 +269,7 @@ def _meet() -> None:
 def _stop() -> None:
     """Not together: a rank that ends early must not wait for the others."""
     if dist.is_initialized():
-        bootstrap.stop(together=False)
+        bootstrap.teardown_distributed(together=False)
 
 
 def _job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:

@@ -38,7 +38,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.suggest import did_you_mean
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
-from dslpar.engine.pipeline_module import parts_of
+from dslpar.engine.pipeline_module import stage_parts
 from dslpar.language import yaml_io
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
@@ -182,13 +182,13 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
     """
     if job.mesh.pipe == 1 and job.mesh.tensor.size == 1:
         return job, [{name: Whole(entry.shape, None) for name, entry in index.parameters.items()}]
-    groups = Groups.picture(job.mesh)
+    groups = Groups.without_processes(job.mesh)
     with torch.device("meta"):
         job, layers = partition.decided(job, model_of(job), groups)
         parts = [0, len(layers)]
         if job.mesh.pipe > 1:
             assert job.stages.counts is not None, "cut.decided has said"
-            parts = parts_of([layer.layer_idx for layer in layers], job.stages.counts)
+            parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
         owners = [layers[begin:end] for begin, end in pairwise(parts)]
         return job, [dict(_held(stage)) for stage in owners]
 

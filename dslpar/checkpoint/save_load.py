@@ -55,7 +55,7 @@ def save(engine: Engine, data: str = "") -> Path:
     """
     job, step, world = engine.job, engine.steps_done, world_of(engine)
     root = Path(job.output_dir, CHECKPOINTS)
-    made = by_rank_0(lambda: folder.begin(root, step), world, job, engine.place)
+    made = by_rank_0(lambda: folder.begin(root, step), world, job, engine.rank_description)
     told = collectives.gather_objects(_write(engine, folder.part_path(root, step)), world)
     demand_seen([(part.host, part.sees) for part in told], str(made), job)
     failed = [part.failed for part in told if part.failed]
@@ -68,7 +68,7 @@ def save(engine: Engine, data: str = "") -> Path:
             raise
 
     if not failed:
-        return by_rank_0(publish, world, job, engine.place)
+        return by_rank_0(publish, world, job, engine.rank_description)
     if world.index == 0:
         folder.remove(made)  # all have told that they write no more: a full disk has its room again
     raise not_written("; ".join(failed[:SHOWN]), job)
@@ -122,7 +122,7 @@ def _write(engine: Engine, part: Path) -> Told:
     try:
         written = write(names[0], tensors), folder.write(names[1], [_saved(rank_state.values_of(engine))])
     except OSError as error:
-        return Told(host, True, f"{engine.place}: {error}")
+        return Told(host, True, f"{engine.rank_description}: {error}")
     files = {path.relative_to(part).as_posix(): file for path, file in zip(names, written, strict=True)}
     return Told(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
 

@@ -49,7 +49,7 @@ class PipelineSchedule:
         self._check(engine)
         micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
         run = engine.forward if forward_only else engine.forward_backward
-        return _given(engine, run(micro_batches, keep=return_output_label), return_loss)
+        return _given(engine, run(micro_batches, keep_outputs=return_output_label), return_loss)
 
     def _check(self, engine: Engine) -> None:
         wanted = engine.job.batch.accumulation

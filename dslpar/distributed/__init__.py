@@ -1,6 +1,6 @@
-"""Processes that work together: where a rank stands, its process groups, and the collectives that it calls.
+"""Processes that work together: a rank's place in its job, its process groups, and the collectives that it calls.
 
-In: the environment of a launcher, and a `Mesh`. Out: `Place`, started process groups as `Groups` of `Axis` handles,
-and collectives in pairs with their backward. Also the one file that mends DeepSpeed, which must be in force before
-anything of DeepSpeed's runs.
+In: the environment of a launcher, and a `Mesh`. Out: a `DistributedEnv`, initialized process groups as `Groups` of
+`Axis` handles, and collectives in differentiable pairs. Also the one file that mends DeepSpeed, whose functions must
+run before what they mend does.
 """

@@ -53,7 +53,7 @@ class Axis:
     """The group made real; None only where one process trains by itself."""
 
     def __deepcopy__(self, memo: object) -> Axis:
-        """Itself: a copy of a layer talks to the same ranks."""
+        """Return itself: a copy of a layer communicates with the same ranks."""
         return self
 
 

@@ -1,9 +1,30 @@
-"""Where DeepSpeed 0.19 is wrong for us, and what keeps DESIGN's promise 1 all the same: all in this one file.
+"""Where DeepSpeed 0.19 does other than a layout-independent run needs, and how we mend it: all of it in this file.
 
-Each function says what it mends and where that is written down (FACTS, section 7, by number; the upstream issue where
-one is known; from B14 on, the text here is all there is). For each there is a test that fails when DeepSpeed no longer
-needs it: in tests/distributed/engine/test_engine.py, tests/distributed/engine/test_precision.py,
-tests/distributed/engine/test_optimizers.py and tests/distributed/checkpoint/test_resume.py.
+Each mend has a number. Without it happens what stands under "symptom"; its test fails as soon as DeepSpeed no longer
+does that, and the mend can then go (M9: when its test passes without the mend).
+
+===  ==============================  =================================================  =========================
+M    function                        symptom                                            test
+===  ==============================  =================================================  =========================
+1    `skip_shm_op`                   on a CPU, 30 s of compiling an op that ignores its  engine/test_engine.py
+                                     group; issue #7625 asks for a way around it
+2    `ignore_deprecated_names`       a FutureWarning a rank: collectives by old names   engine/test_engine.py
+3    `allow_fp16_on_cpus`            fp16 is refused on CPUs where torch computes it    engine/test_precision.py
+4    `disown_tied_copies`            without ZeRO, norms count tied weights twice       engine/test_engine.py
+5    `tied_gradients`                ZeRO 1 in half precision: tied weights go apart    engine/test_precision.py
+6    `shard_gradients_of_bf16`       ZeRO 1 in bf16 all-reduces whole gradients, and    engine/test_precision.py
+                                     raises on a rank that owns no parameter
+7    `reduce_norms_of_all_groups`    ZeRO 1 hangs where a stage has fewer groups        models/test_sequential.py
+8    `drop_overflowed_gradients`     offloaded ZeRO 1 and 2: after one overflow every   engine/test_precision.py
+                                     later step is skipped
+9    `register_external_parameters`  ZeRO 3: another module's parameter is empty after    checkpoint/test_resume.py
+                                     a checkpoint was loaded
+10   `without_eager_state`           ZeRO makes Adagrad anew in one group of defaults   engine/test_optimizers.py
+11   `compute_norm_without_zero`     without ZeRO in fp32 the gradient norm is None     engine/test_engine.py
+===  ==============================  =================================================  =========================
+
+Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
+other symptoms no upstream issue is known.
 """
 
 from __future__ import annotations
@@ -22,41 +43,36 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 
 
-def avoid_compiling() -> None:
-    """B6, FACTS 6: on a CPU, DeepSpeed compiles a shared-memory op for 30 s, whose all-reduce ignores its group."""
+def skip_shm_op() -> None:
+    """M1. Keep DeepSpeed from compiling its shared-memory op on a CPU: 30 s, for an all-reduce that ignores its group.
+
+    No environment variable turns it off.
+    """
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def forgive_old_names() -> None:
-    """FACTS 9.9: DeepSpeed calls two collectives by names that torch 2.13 warns of, once a rank."""
+def ignore_deprecated_names() -> None:
+    """M2. Silence the warnings of torch 2.13 about two collectives that DeepSpeed calls by their old names."""
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", f"`torch.distributed.{name}` is deprecated", FutureWarning)
 
 
-def own_nothing_of_tied_copies(module: nn.Module) -> None:
-    """B1, FACTS 9.2: without ZeRO, DeepSpeed counts the tied copies of a pipeline in norms: `ds_pipe_replicated` is
-    not read there. A copy owns nothing. Call after a PipelineModule is built, before `initialize`.
-    """
-    for p in module.parameters():
-        if getattr(p, "ds_pipe_replicated", False):
-            p.tensor_model_parallel = False  # type: ignore[attr-defined]
+def allow_fp16_on_cpus() -> None:
+    """M3. Have DeepSpeed accept fp16 on every CPU where torch computes it, slowly or not: so it runs, and is tested.
 
-
-def let_cpus_compute_fp16() -> None:
-    """DeepSpeed has fp16 on a CPU only where oneDNN computes it fast, and refuses the rest. torch computes it on others
-    too, slower: so fp16 runs, and is tested, wherever torch does.
+    DeepSpeed accepts it only where oneDNN has fast instructions for it.
     """
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported() and _computes(torch.float16):
+    if accelerator.device_name() == "cpu" and not accelerator.is_fp16_supported() and _cpu_computes(torch.float16):
         accelerator.is_fp16_supported = lambda: True
 
 
-def _computes(dtype: torch.dtype) -> bool:
-    """Whether this torch has the products, norms and gradients of that type on a CPU."""
+def _cpu_computes(dtype: torch.dtype) -> bool:
+    """Return whether this torch has matrix products, norms and gradients of a dtype on a CPU."""
     x = torch.ones(2, 2, dtype=dtype, requires_grad=True)
     try:
         torch.autograd.grad(nn.functional.softmax(nn.functional.layer_norm(x @ x, (2,)), -1).sum(), x)
@@ -65,19 +81,33 @@ def _computes(dtype: torch.dtype) -> bool:
     return True
 
 
+def disown_tied_copies(module: nn.Module) -> None:
+    """M4. Mark the tied copies of a pipeline as owned by another stage, so that norms count each weight once.
+
+    DeepSpeed marks them by `ds_pipe_replicated`, which it does not read without ZeRO. Call this after a PipelineModule
+    is built, and before `deepspeed.initialize`.
+    """
+    for p in module.parameters():
+        if getattr(p, "ds_pipe_replicated", False):
+            p.tensor_model_parallel = False  # type: ignore[attr-defined]
+
+
 def tied_gradients(weights: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """B14: before gradients are averaged over data, a pipeline sums the `.grad` of tied weights over their stages.
-    Where ZeRO 1 adds half-precision gradients up in fp32, it has moved them to `.grad_accum`, and the copies would go
-    apart in silence. There, a stand-in shows that sum as its `.grad`.
+    """M5. Show DeepSpeed the accumulated gradients of tied weights: (weight, group) pairs, as it sums them over stages.
+
+    A pipeline sums `.grad` of tied weights over their stages before gradients are averaged over data. Where ZeRO 1
+    accumulates half-precision gradients in fp32, they are in `.grad_accum` by then and `.grad` is None: nothing would
+    be summed, without an error. There, a stand-in shows the accumulated gradient as its `.grad`.
     """
     sums = [(getattr(weight, "grad_accum", None), weight, group) for weight, group in weights]
     return [(weight if summed is None else SimpleNamespace(grad=summed), group) for summed, weight, group in sums]
 
 
 def shard_gradients_of_bf16() -> None:
-    """B17: ZeRO 1 in bf16 with fp32 sums gets an optimizer of its own, BF16_Optimizer, which all-reduces whole
-    gradients (3 (N-1)/N parameters a step, where 2 (N-1)/N do), and raises on a rank that owns no parameter (B3). It
-    now gets the one that fp16 and ZeRO 2 get.
+    """M6. Give ZeRO 1 in bf16 with fp32 accumulation the optimizer that fp16 and ZeRO 2 get.
+
+    DeepSpeed chooses BF16_Optimizer, which all-reduces whole gradients (3 (N-1)/N parameters a step, where 2 (N-1)/N
+    do), and raises "stack expects a non-empty TensorList" on a rank that owns no parameter.
     """
     from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
 
@@ -93,19 +123,22 @@ def shard_gradients_of_bf16() -> None:
     DeepSpeedEngine._do_optimizer_sanity_check = patched
 
 
-def norms_of_all_groups(engine: Any, model: Axis) -> None:
-    """B18: ZeRO 1 reduces the norm of each parameter group by itself over the ranks of one replica (`model`): a stage
-    that has fewer groups, such as matrices alone, leaves the others waiting. It now counts empty groups with them.
+def reduce_norms_of_all_groups(ds_engine: Any, model_axis: Axis) -> None:
+    """M7. Have every rank of a replica (`model_axis`) reduce as many norms: of parameter groups it lacks, empty ones.
+
+    ZeRO 1 reduces the norm of each parameter group by itself over the replica: a stage with fewer groups, such as one
+    of matrices alone, leaves the others waiting.
     """
-    zero = engine.optimizer
-    if model.size == 1 or not hasattr(zero, "scaled_global_norm") or not hasattr(zero, "params_in_partition"):
+    zero = ds_engine.optimizer
+    if model_axis.size == 1 or not hasattr(zero, "scaled_global_norm") or not hasattr(zero, "params_in_partition"):
         return
     own = len(zero.bit16_groups)
-    most = int(collectives.all_reduce(torch.tensor(own, device=engine.device), model, "max").item())
+    most = int(collectives.all_reduce(torch.tensor(own, device=ds_engine.device), model_axis, "max").item())
     if most == own:
         return
     scaled_global_norm = zero.scaled_global_norm
 
+    # DeepSpeed's step loops over the same lists: empty groups may be there only while norms are computed.
     def with_empty_groups(**kwargs: Any) -> Any:
         for group in range(own, most):
             zero.bit16_groups.append([])
@@ -121,12 +154,13 @@ def norms_of_all_groups(engine: Any, model: Axis) -> None:
     zero.scaled_global_norm = with_empty_groups
 
 
-def forget_what_overflowed(engine: Any) -> None:
-    """B16: ZeRO 1 and 2 with the optimizer on the CPU add half-precision gradients up in fp32 buffers, and leave them
-    as they are when a step overflows: infinite for ever, every later step is skipped. Lets go of them with the other
-    buffers of a step.
+def drop_overflowed_gradients(ds_engine: Any) -> None:
+    """M8. Reset the fp32 gradient buffers of an offloaded optimizer when a step overflows.
+
+    With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers, and leave them as
+    they are after an overflow: infinite for ever, so that every later step is skipped too.
     """
-    zero = engine.optimizer
+    zero = ds_engine.optimizer
     if not getattr(zero, "cpu_offload", False) or not hasattr(zero, "reset_cpu_buffers"):
         return
     reset = zero.reset_cpu_buffers
@@ -138,26 +172,31 @@ def forget_what_overflowed(engine: Any) -> None:
     zero.reset_cpu_buffers = reset_all
 
 
-def fetch_what_is_borrowed(borrowed: Iterable[tuple[nn.Module, nn.Parameter]]) -> None:
-    """B19: ZeRO 3 notes that a module's forward reads a parameter of another module when that one is first found
-    empty there. After a checkpoint was loaded, small parameters are not empty: they are never noted, are emptied all
-    the same, and activation checkpointing reads nothing. So each is noted as soon as the engine is there.
+def register_external_parameters(external: Iterable[tuple[nn.Module, nn.Parameter]]) -> None:
+    """M9. Tell ZeRO 3 of each (module, parameter of another module that its forward reads), once the engine is built.
+
+    ZeRO 3 finds such a parameter out when it is first empty in that forward. After a checkpoint was loaded, small
+    parameters are not empty: they are never registered, are emptied all the same, and activation checkpointing then
+    reads nothing.
     """
     from deepspeed.runtime.zero.partition_parameters import register_external_parameter
 
-    for module, p in borrowed:
+    for module, p in external:
         register_external_parameter(module, p)
 
 
-def with_lazy_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """B15: ZeRO makes an instance of torch's Adagrad anew over its shards, since its state is there from the beginning:
-    in one group of default settings, of which the schedule knows nothing. This one, with the same groups, it leaves.
+def without_eager_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """M10. Return an Adagrad whose state is made at its first step; other optimizers as they are.
+
+    ZeRO makes an instance of torch's Adagrad anew over its shards, since its state exists from the beginning: in one
+    group of default settings, of which the learning-rate scheduler knows nothing. This one, with the same groups, it
+    leaves alone.
     """
-    return _Adagrad(optimizer) if isinstance(optimizer, torch.optim.Adagrad) else optimizer
+    return _LazyAdagrad(optimizer) if isinstance(optimizer, torch.optim.Adagrad) else optimizer
 
 
-class _Adagrad(torch.optim.Optimizer):
-    """torch's Adagrad without being its instance; state comes with the first step."""
+class _LazyAdagrad(torch.optim.Optimizer):
+    """torch's Adagrad, but no instance of its class; state is made at the first step."""
 
     step = torch.optim.Adagrad.step
 
@@ -169,29 +208,30 @@ class _Adagrad(torch.optim.Optimizer):
             if p.grad is not None and not self.state[p]:
                 step = torch.zeros((), device=p.device if group["fused"] else "cpu")
                 self.state[p] = {"step": step, "sum": torch.full_like(p, group["initial_accumulator_value"])}
-        kinds: tuple[bool, bool] = torch.optim.Adagrad._init_group(self, group, *lists)  # type: ignore
-        return kinds
+        flags: tuple[bool, bool] = torch.optim.Adagrad._init_group(self, group, *lists)  # type: ignore
+        return flags
 
 
-def compute_norm_without_zero(engine: Any, model: Axis) -> None:
-    """FACTS 9.1: without ZeRO in fp32, DeepSpeed's global norm is None. Computes it, over the ranks of one replica
-    (`model`), after gradients are averaged over data and before they are clipped: when `_take_model_step` begins.
-    A step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run.
+def compute_norm_without_zero(ds_engine: Any, model_axis: Axis) -> None:
+    """M11. Compute the gradient norm where DeepSpeed's is None: without ZeRO in fp32, over one replica (`model_axis`).
+
+    It is computed when `_take_model_step` begins: after gradients are averaged over data, before they are clipped. A
+    step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run.
     """
-    take_model_step = engine._take_model_step
+    take_model_step = ds_engine._take_model_step
 
     def with_norm(lr_kwargs: Any) -> None:
-        engine._global_grad_norm = owned_norm(engine.module, model)
-        engine.optimizer.overflow = not math.isfinite(engine._global_grad_norm)  # which _take_model_step reads
-        with _resting(engine.optimizer) if engine.optimizer.overflow else nullcontext():
+        ds_engine._global_grad_norm = owned_grad_norm(ds_engine.module, model_axis)
+        ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # which _take_model_step reads
+        with _no_step(ds_engine.optimizer) if ds_engine.optimizer.overflow else nullcontext():
             take_model_step(lr_kwargs)
 
-    engine._take_model_step = with_norm
+    ds_engine._take_model_step = with_norm
 
 
 @contextmanager
-def _resting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While this lasts, the optimizer's step does nothing."""
+def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Make the optimizer's step do nothing within the context."""
     step = optimizer.step
     optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
     try:
@@ -200,10 +240,13 @@ def _resting(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.step = step  # type: ignore[method-assign]
 
 
-def owned_norm(module: nn.Module, model: Axis) -> float:
-    """The 2-norm of all gradients, each element counted once: by the rank that owns it (`p.tensor_model_parallel`)."""
+def owned_grad_norm(module: nn.Module, model_axis: Axis) -> float:
+    """Return the 2-norm of all gradients of a replica, each element counted once, by the rank that owns it.
+
+    `p.tensor_model_parallel` marks what this rank owns. In float64, so that the order of parts does not show.
+    """
     owned = [p.grad for p in module.parameters() if p.grad is not None and p.tensor_model_parallel]  # type: ignore[attr-defined]
     device = next(module.parameters()).device
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in owned]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
-    return math.sqrt(collectives.all_reduce(total, model).item())
+    return math.sqrt(collectives.all_reduce(total, model_axis).item())

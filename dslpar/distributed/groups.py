@@ -1,12 +1,12 @@
-"""The mesh made real: process groups for the axes of a mesh, as `comm.Axis` handles; passed, never global.
+"""Process groups for the axes of a mesh, as `collectives.Axis` handles; passed on, never global.
 
     groups = Groups(Mesh(data=2, tensor=Tensor(y=2, mode="1d")))
-    groups.axis("y")            # this rank's tensor group
-    groups.axis("d", "q")       # ranks that differ on d and q alone; also written axis("x")
-    groups.axis("model")        # pipe and tensor: all ranks of one replica of the model
-    Groups.picture(mesh, 5)     # rank 5's, in a process that is none of them
+    groups.axis("y")                        # this rank's tensor group
+    groups.axis("d", "q")                   # ranks that differ on d and q alone; also written axis("x")
+    groups.axis("model")                    # pipe and tensor: all ranks of one replica of the model
+    Groups.without_processes(mesh, rank=5)  # who belongs to rank 5's groups, in a process that is in none of them
 
-Every process makes only the groups that it belongs to, all processes in the same order, so making them costs a few
+Every process makes only the groups that it belongs to, and all processes in the same order, so making them costs a few
 messages a rank in a job of any size. A process by itself (world 1) needs no `init_process_group`.
 """
 
@@ -26,10 +26,10 @@ _MODEL = ("pipe", "tensor")
 
 
 class Groups:
-    """This rank's groups on `mesh`.
+    """This rank's process groups on `mesh`.
 
     All ranks must construct it together, with equal arguments but for `rank` (default: torch.distributed's).
-    `timeout` bounds each collective; by default as torch.distributed has it.
+    `timeout` bounds each collective; by default it is torch.distributed's.
     """
 
     mesh: Mesh
@@ -46,25 +46,25 @@ class Groups:
         self.coord = mesh.coord(self.rank)
         alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
-        for names in _wanted(mesh):
-            self._axes.setdefault(self._key(names), self._make(names, timeout))
+        for names in _needed_axes(mesh):
+            self._axes.setdefault(self._key(names), self._make_axis(names, timeout))
 
     @classmethod
-    def picture(cls, mesh: Mesh, rank: int = 0) -> Groups:
-        """The groups of any rank without processes: who belongs to them, and nothing to talk through.
+    def without_processes(cls, mesh: Mesh, rank: int = 0) -> Groups:
+        """Return any rank's groups as they would be: who belongs to them, and no process group to communicate in.
 
-        Layers and models can be built on it, on any device, such as torch's "meta"; a forward needs the real one.
+        Layers and models can be built on them, on any device, such as torch's "meta"; a forward needs the real ones.
         """
-        picture = cls.__new__(cls)
-        picture.mesh, picture.rank, picture.coord = mesh, rank, mesh.coord(rank)
-        picture._axes = {frozenset[str](): Axis(1, 0, (rank,))}
-        for key in map(picture._key, _wanted(mesh)):
+        groups = cls.__new__(cls)
+        groups.mesh, groups.rank, groups.coord = mesh, rank, mesh.coord(rank)
+        groups._axes = {frozenset[str](): Axis(1, 0, (rank,))}
+        for key in map(groups._key, _needed_axes(mesh)):
             peers = mesh.peers(rank, *key)
-            picture._axes[key] = Axis(len(peers), peers.index(rank), peers)
-        return picture
+            groups._axes[key] = Axis(len(peers), peers.index(rank), peers)
+        return groups
 
     def __deepcopy__(self, memo: object) -> Groups:
-        """Itself: a copy of a layer talks to the same ranks."""
+        """Return itself: a copy of a layer communicates with the same ranks."""
         return self
 
     @property
@@ -74,18 +74,19 @@ class Groups:
 
     @property
     def stage_name(self) -> str:
-        """stage 1 (pipe 1, data 0, tensor 0): where this rank stands, for reports."""
+        """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)'."""
         return stage_name(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
-        """The group over the named axes: any of d q y z, "x", "tensor", "data", "pipe", "model", ("data", "d")."""
+        """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
         return self._axes[self._key(names)]
 
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
-        """The named axes that have more than one rank: what the others add is nothing."""
-        return frozenset(axis for axis in _expand(names) if self.mesh.sizes[axis] > 1)
+        """Return the named axes that have more than one rank: an axis of one adds nobody to the group."""
+        axes = expand(tuple(axis for name in names for axis in (_MODEL if name == "model" else (name,))))
+        return frozenset(axis for axis in axes if self.mesh.sizes[axis] > 1)
 
-    def _make(self, names: tuple[str, ...], timeout: timedelta | None) -> Axis:
+    def _make_axis(self, names: tuple[str, ...], timeout: timedelta | None) -> Axis:
         key = self._key(names)
         if key in self._axes:
             return self._axes[key]
@@ -97,22 +98,21 @@ class Groups:
         return Axis(len(peers), peers.index(self.rank), peers, group)
 
 
-def _expand(names: tuple[str, ...]) -> tuple[str, ...]:
-    return expand(tuple(axis for name in names for axis in (_MODEL if name == "model" else (name,))))
+def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:
+    """Yield the axes of all groups that a layer or an engine uses.
 
-
-def _wanted(mesh: Mesh) -> Iterator[tuple[str, ...]]:
-    """All groups that some layer or engine uses; no mode has more than three tensor axes, so 7 subsets at most."""
+    No mode has more than three tensor axes, so there are at most 7 subsets of them.
+    """
     for length in range(1, len(TENSOR_AXES) + 1):
         yield from combinations([axis for axis in TENSOR_AXES if mesh.sizes[axis] > 1], length)
     yield from (("data",), ("pipe",), _MODEL, ("data", "d"), ("pipe", "data", "tensor"))
 
 
 class Mpu:
-    """DeepSpeed's `mpu` for an engine without pipeline: which ranks hold the model, and which its copies.
+    """DeepSpeed's `mpu` for an engine without a pipeline: which ranks hold one replica, and which its copies.
 
-    As DeepSpeed's own grid has it, "model parallel" means all ranks of one replica (pipe x tensor): norms and overflow
-    flags are reduced over them; so they must be every rank that steps together.
+    As in DeepSpeed's own grid, "model parallel" means all ranks of one replica (pipe x tensor): norms and overflow
+    flags are reduced over them, so they must be all the ranks that step together.
     """
 
     def __init__(self, groups: Groups) -> None:

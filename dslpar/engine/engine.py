@@ -1,17 +1,17 @@
-"""A Job on its ranks: one engine with one surface, whether DeepSpeed runs a pipeline below it or a plain module.
+"""The engine of a Job: the same interface whether DeepSpeed runs a pipeline below it or a plain module.
 
-    engine = build(job, Groups(job.mesh))        # dslpar.engine.build
-    loss = engine.train_batch(micro_batches)     # the mean over the global batch, before the update, on every rank
-    engine.grad_norm, engine.lr                  # of that step
+    engine = build_engine(job, Groups(job.mesh))  # dslpar.engine.build
+    loss = engine.train_batch(micro_batches)      # the mean over the global batch, before the update, on every rank
+    engine.grad_norm, engine.lr                   # of that step
     engine.eval_batch(held_out)
 
-`train_batch` is `forward_backward` and then `step`; without a pipeline a program may also go by single micro-batches:
+`train_batch` is `forward_backward`, then `step`. Without a pipeline a program may also train on single micro-batches:
 
-    loss = engine.criterion(engine(x), y); engine.backward(loss); engine.step()   # a step at each `accumulation`th call
+    loss = engine.criterion(engine(x), y); engine.backward(loss); engine.step()  # steps at each `accumulation`th call
 
 DeepSpeed does the running: gradient accumulation, the pipeline's schedule, ZeRO, mixed precision. A micro-batch is
-(inputs, labels), tensors or tuples of tensors whose first dim is micro_size, the same on all ranks of a replica; the
-layers slice.
+(inputs, labels), tensors or tuples of tensors whose first dim is micro_size, the same on all ranks of a replica: the
+layers take their slices.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import executor, pipeline_module
+from dslpar.engine.executor import LossFn
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
@@ -39,46 +40,47 @@ MicroBatch = tuple[Any, Any]
 
 
 class Output(NamedTuple):
-    """What the micro-batches of one step gave."""
+    """The results of one step's micro-batches."""
 
     loss: float
     """The mean over the global batch, on every rank."""
     output: Any = None
-    """The model's outputs, joined along the first dim; None where not asked for, and on all stages but the last."""
+    """The model's outputs, concatenated along the first dim; None if not asked for, and on all stages but the last."""
     label: Any = None
     """The labels, likewise."""
 
 
 class Engine:
-    """DeepSpeed's engine for a job; a class, since it is the one thing here that changes with every step.
+    """DeepSpeed's engine for a job. All ranks must call its methods together.
 
-    All ranks must call its methods together. `all_counted` says that no label is ever -100, which saves a message a
-    step, or that the loss is a mean over micro-batches whatever the labels are.
+    `all_counted`: no label is ever IGNORE_INDEX, or the loss is a mean over micro-batches whatever the labels are. It
+    saves an all-reduce a step.
     """
 
     grad_norm: float
-    """Of the last step: the 2-norm over every distinct element of the gradient, unscaled, before clipping."""
+    """The last step's: the 2-norm over every distinct element of the gradient, unscaled, before clipping."""
     lr: float
     """The learning rate that the last step used."""
     skipped: bool
-    """Whether the last step left the weights as they were, since its gradient was not finite."""
+    """Whether the last step was skipped, since its gradient was not finite; the weights are then as before."""
 
-    def __init__(self, job: Job, groups: Groups, runner: Any, loss: Any, all_counted: bool) -> None:
-        self.job, self.groups, self.deepspeed = job, groups, runner
-        self._loss, self._all_counted = loss, all_counted
+    def __init__(self, job: Job, groups: Groups, ds_engine: Any, loss_fn: LossFn, all_counted: bool) -> None:
+        self.job, self.groups, self.deepspeed = job, groups, ds_engine
+        self._loss_fn, self._all_counted = loss_fn, all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
-        self._awaits_step = False
+        self._step_pending = False
+        """Whether a backward was done whose step() has not been called."""
         self._seeded_step = -1
 
     @property
-    def feeds(self) -> bool:
+    def needs_data(self) -> bool:
         """Whether this rank reads micro-batches: on the first and the last stage; elsewhere they may be empty."""
         return self.groups.coord["pipe"] in (0, self.groups.mesh.pipe - 1)
 
     @property
-    def can_pass(self) -> bool:
-        """Whether a step may begin: none is half done."""
-        return not self._awaits_step and self._begins_a_step
+    def is_between_steps(self) -> bool:
+        """Whether no step is half done, so that another may begin."""
+        return not self._step_pending and self._at_step_start
 
     @property
     def is_last_stage(self) -> bool:
@@ -87,17 +89,17 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """What this rank holds of the model."""
+        """This rank's part of the model."""
         return self.deepspeed.module  # type: ignore[no-any-return]
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps since the beginning of the run, skipped ones among them."""
+        """Optimizer steps since the beginning of the run, skipped ones included."""
         return self.deepspeed.global_steps  # type: ignore[no-any-return]
 
     @property
-    def place(self) -> str:
-        """rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12: of the last step done."""
+    def rank_description(self) -> str:
+        """This rank and the last step done: 'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'."""
         groups = self.groups
         who = rank_name(groups.rank, groups.mesh.world_size, socket.gethostname())
         return join_location(who, groups.stage_name, f"step {self.steps_done}")
@@ -108,58 +110,65 @@ class Engine:
         return self.steps_done * self.job.batch.global_size
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(global name, parameter) of what this rank holds: the same names in every layout."""
+        """Yield (global name, parameter) of this rank's part of the model: the same names in every layout."""
         return pipeline_module.named_parameters(self.module)
 
     def train(self, mode: bool = True) -> Engine:
-        """As torch.nn.Module's."""
+        """Set the module's mode, as `torch.nn.Module.train` does."""
         self.module.train(mode)
         return self
 
     def eval(self) -> Engine:
-        """As torch.nn.Module's."""
+        """Set evaluation mode, as `torch.nn.Module.eval` does."""
         return self.train(False)
 
     # ---- whole steps ----
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """One optimizer step on `accumulation` micro-batches a rank. The loss over the global batch, before it."""
+        """Take an optimizer step on `accumulation` micro-batches a rank; return the global batch's loss before it."""
         loss = self.forward_backward(micro_batches).loss
         self.step()
         return loss
 
     def eval_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
-        """The loss over the global batch, without a step."""
+        """Return the loss over the global batch, without a step."""
         return self.forward(micro_batches).loss
 
-    def forward_backward(self, micro_batches: Iterable[MicroBatch], keep: bool = False) -> Output:
-        """A step's micro-batches forward and backward; `step()` is to follow. `keep`: outputs and labels too."""
-        self._expect("forward_backward", awaits_step=False)
-        if not self._begins_a_step:
-            raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
-        batches = self._batches(micro_batches)
-        self._seed()
-        counted = self._counted(batches)
-        self._awaits_step = True
-        if self._piped:
-            return self._output(executor.piped(self.deepspeed, counted, keep), batches, keep)
-        return self._output(executor.plain(self.deepspeed, self._loss, counted, keep), batches, keep)
+    def forward_backward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+        """Run a step's micro-batches forward and backward; `step()` must follow.
 
-    def forward(self, micro_batches: Iterable[MicroBatch], keep: bool = False) -> Output:
-        """Micro-batches forward alone, in evaluation mode. `keep`: outputs and labels too."""
-        batches = self._batches(micro_batches)
-        counted = self._counted(batches)
-        if self._piped:
-            return self._output(executor.piped_forward(self.deepspeed, counted, keep), batches, keep)
-        return self._output(executor.plain_forward(self.deepspeed, self._loss, counted, keep), batches, keep)
+        `keep_outputs`: return the model's outputs and the labels too.
+        """
+        self._check_order("forward_backward", step_pending=False)
+        if not self._at_step_start:
+            raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
+        batches = self._prepare_batches(micro_batches)
+        self._seed_dropout()
+        counted = self._with_denominator(batches)
+        self._step_pending = True
+        if self._has_pipeline:
+            result = executor.pipeline_forward_backward(self.deepspeed, counted, keep_outputs)
+        else:
+            result = executor.forward_backward(self.deepspeed, self._loss_fn, counted, keep_outputs)
+        return self._output(result, batches, keep_outputs)
+
+    def forward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+        """Run micro-batches forward alone, in evaluation mode; `keep_outputs` as in `forward_backward`."""
+        batches = self._prepare_batches(micro_batches)
+        counted = self._with_denominator(batches)
+        if self._has_pipeline:
+            result = executor.pipeline_forward_only(self.deepspeed, counted, keep_outputs)
+        else:
+            result = executor.forward_only(self.deepspeed, self._loss_fn, counted, keep_outputs)
+        return self._output(result, batches, keep_outputs)
 
     def step(self) -> None:
-        """The optimizer's step, and the learning rate's. After `backward(loss)`, at each `accumulation`th call only."""
-        self._expect("step", awaits_step=True)
-        lr = self.deepspeed.get_lr()[0]
-        executor.take_step(self.deepspeed)
-        self._awaits_step = False
-        if not self._begins_a_step:
+        """Step the optimizer and the learning rate; after `backward(loss)`, at each `accumulation`th call only."""
+        self._check_order("step", step_pending=True)
+        lr = self.deepspeed.get_lr()[0]  # before the step, which also steps the scheduler
+        executor.optimizer_step(self.deepspeed)
+        self._step_pending = False
+        if not self._at_step_start:
             return
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
@@ -168,56 +177,59 @@ class Engine:
     # ---- single micro-batches, without a pipeline ----
 
     def __call__(self, *inputs: Any) -> Any:
-        """The model's output for one micro-batch's inputs."""
+        """Return the model's output for one micro-batch's inputs."""
         self._refuse_pipeline("engine(inputs)")
-        if self.module.training and self._begins_a_step and self._seeded_step != self.steps_done:
-            self._seed()
-        return self.deepspeed(self._on_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
+        if self.module.training and self._at_step_start and self._seeded_step != self.steps_done:
+            self._seed_dropout()
+        return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
     def criterion(self, output: Any, label: Any) -> Tensor:
-        """The loss of one micro-batch: the mean over it."""
-        loss: Tensor = self._loss(output, self._on_device(label))
-        return loss
+        """Return the loss of one micro-batch: the mean over it."""
+        return self._loss_fn(output, self._to_device(label))
 
     def mean_over_replicas(self, loss: Tensor) -> Tensor:
-        """The mean of a scalar that each replica has computed of its own samples, without a graph."""
+        """Return the mean, without a graph, of a scalar that each replica has computed of its own samples."""
         data = self.groups.axis("data")
         return collectives.all_reduce(loss.detach(), data) / data.size
 
     def backward(self, loss: Tensor) -> None:
-        """Adds one micro-batch's share to the gradients; `step()` is to follow."""
+        """Add one micro-batch's share to the gradients; `step()` must follow."""
         self._refuse_pipeline("engine.backward(loss)")
-        self._expect("backward", awaits_step=False)
+        self._check_order("backward", step_pending=False)
         self.deepspeed.backward(loss)
-        self._awaits_step = True
+        self._step_pending = True
 
     def zero_grad(self) -> None:
-        """Nothing is left to do: each step leaves the gradients empty, and micro-batches before it add up."""
-        if self._awaits_step:
+        """Do nothing, for programs that call it: a step leaves no gradients, and micro-batches before it add up."""
+        if self._step_pending:
             raise self._out_of_order("zero_grad() between backward and step() would throw the gradient away")
 
-    # ---- what a step begins with ----
+    # ---- the start of a step ----
 
     @property
-    def _piped(self) -> bool:
+    def _has_pipeline(self) -> bool:
         return self.groups.mesh.pipe > 1
 
     @property
-    def _begins_a_step(self) -> bool:
-        """Whether no micro-batch of the next step was seen yet; of a pipeline always, between calls."""
-        return self._piped or self.deepspeed.micro_steps % self.job.batch.accumulation == 0
+    def _at_step_start(self) -> bool:
+        """Whether no micro-batch of the next step was seen yet; in a pipeline always, between calls."""
+        return self._has_pipeline or self.deepspeed.micro_steps % self.job.batch.accumulation == 0
 
-    def _seed(self) -> None:
-        """One state of torch's generator a step, replica and stage, the same on all of a tensor group: for dropout."""
+    def _seed_dropout(self) -> None:
+        """Seed torch's generator for this step, replica and stage.
+
+        All ranks of a tensor group get the same seed: layers draw equal masks where the ranks hold equal copies. And a
+        resumed run draws the masks that the run would have drawn.
+        """
         coord = self.groups.coord
         torch.manual_seed(stable_hash(self.job.spec.train.seed, self.steps_done, coord["data"], coord["pipe"]))
         self._seeded_step = self.steps_done
 
-    def _batches(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
-        """Micro-batches on the device; none on stages that need none."""
-        if not self.feeds:
+    def _prepare_batches(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
+        """Return the micro-batches on the device, checked; none on stages that need none."""
+        if not self.needs_data:
             return []
-        batches = [(self._on_device(x, inputs=True), self._on_device(y)) for x, y in micro_batches]
+        batches = [(self._to_device(x, inputs=True), self._to_device(y)) for x, y in micro_batches]
         wanted = self.job.batch
         sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
         if sizes != [wanted.micro_size] * wanted.accumulation:
@@ -228,11 +240,12 @@ class Engine:
             raise_finding("BAT204", message, hint, self.job.path)
         return batches
 
-    def _counted(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches, their labels with what to divide by, if any label may not count.
+    def _with_denominator(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """Return the micro-batches, each with labels and what to divide its summed loss by, if a label may not count.
 
-        Losses are averaged over micro-batches and replicas, by DeepSpeed too; so each is the sum of its token losses
-        over the *mean* number of counted tokens of all of them.
+        DeepSpeed averages losses over micro-batches and replicas with equal weights, whatever number of tokens counts
+        in each. So that this mean is that of all counted tokens, each loss is the sum of its token losses over the
+        *mean* number of counted tokens in all micro-batches of the step.
         """
         if self._all_counted or not batches:
             return batches
@@ -245,10 +258,10 @@ class Engine:
         denominator = total.float() / (len(batches) * data.size)
         return [(inputs, (labels, denominator)) for inputs, labels in batches]
 
-    def _on_device(self, value: Any, inputs: bool = False) -> Any:
-        """A tensor or a tuple of them; floating inputs in the type that the model computes in."""
+    def _to_device(self, value: Any, inputs: bool = False) -> Any:
+        """Move a tensor, or a tuple of them, to the device; floating-point inputs in the model's dtype."""
         if isinstance(value, list | tuple):
-            return tuple(self._on_device(item, inputs) for item in value)
+            return tuple(self._to_device(item, inputs) for item in value)
         if not isinstance(value, Tensor):
             message = f"a micro-batch holds a {type(value).__name__}"
             raise_finding("BAT205", message, "give tensors, or tuples of tensors: (inputs, labels)", self.job.path)
@@ -256,19 +269,19 @@ class Engine:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.job.spec.precision.dtype] if low else None
         return value.to(self.deepspeed.device, dtype)
 
-    def _output(self, passed: executor.Passed, batches: list[MicroBatch], keep: bool) -> Output:
-        """Over replicas too: DeepSpeed's pipeline has averaged over them by itself."""
-        loss = (passed.loss if self._piped else self.mean_over_replicas(passed.loss)).item()
-        if not (keep and self.is_last_stage):
+    def _output(self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool) -> Output:
+        # DeepSpeed's pipeline has averaged over replicas already.
+        loss = (result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)).item()
+        if not (keep_outputs and self.is_last_stage):
             return Output(loss)
-        return Output(loss, joined(passed.outputs), joined([labels for _, labels in batches]))
+        return Output(loss, concatenate(result.outputs), concatenate([labels for _, labels in batches]))
 
-    # ---- calls out of place ----
+    # ---- calls in the wrong order ----
 
-    def _expect(self, call: str, awaits_step: bool) -> None:
-        if self._awaits_step != awaits_step:
-            before = "backward(loss) or forward_backward()" if awaits_step else "the step() that belongs to the last"
-            raise self._out_of_order(f"{call}() without {before}{'' if awaits_step else ' backward'} before it")
+    def _check_order(self, call: str, step_pending: bool) -> None:
+        if self._step_pending != step_pending:
+            missing = "backward(loss) or forward_backward()" if step_pending else "the last backward's step()"
+            raise self._out_of_order(f"{call}() without {missing} before it")
 
     def _out_of_order(self, message: str) -> DslparError:
         hint = (
@@ -277,7 +290,7 @@ class Engine:
         return DslparError([finding("BAT206", message, hint, self.job.path)])
 
     def _refuse_pipeline(self, call: str) -> None:
-        if self._piped:
+        if self._has_pipeline:
             stages = self.groups.mesh.pipe
             message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
             hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
@@ -285,13 +298,13 @@ class Engine:
 
 
 def first_tensor(value: Any) -> Tensor:
-    """Of a tensor or a tuple."""
+    """Return a tensor itself, or the first one of a tuple."""
     first: Tensor = value[0] if isinstance(value, tuple) else value
     return first
 
 
-def joined(values: list[Any]) -> Any:
-    """Tensors of several micro-batches, or tuples of them, along the first dim; scalars become a vector."""
+def concatenate(values: list[Any]) -> Any:
+    """Concatenate tensors of several micro-batches, or tuples of them, along the first dim; scalars become a vector."""
     if isinstance(values[0], tuple):
-        return tuple(joined(list(items)) for items in zip(*values, strict=True))
+        return tuple(concatenate(list(items)) for items in zip(*values, strict=True))
     return torch.cat(values) if values[0].dim() else torch.stack(values)

@@ -1,10 +1,10 @@
-"""Forward and backward over the micro-batches of a step, without the step: over either of DeepSpeed's two engines.
+"""Forward and backward over the micro-batches of a step, without the optimizer's step, on either DeepSpeed engine.
 
-    passed = piped(runner, batches)           # or plain(runner, loss, batches)
-    take_step(runner)
+    result = pipeline_forward_backward(ds_engine, batches)    # or forward_backward(ds_engine, loss_fn, batches)
+    optimizer_step(ds_engine)
 
-DeepSpeed's pipeline engine has these two in one, `train_batch`; here its schedule runs without the last instruction,
-which `take_step` executes: the same instructions in the same order, so the same numbers to the bit.
+DeepSpeed's pipeline engine does both in one call, `train_batch`. Here its schedule runs without the last instruction,
+which `optimizer_step` executes: the same instructions in the same order, so the same numbers to the bit.
 """
 
 from __future__ import annotations
@@ -14,75 +14,87 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.schedule import OptimizerStep, TrainSchedule
 from torch import Tensor, nn
 
-Batches = Sequence[tuple[Any, Any]]
+MicroBatches = Sequence[tuple[Any, Any]]
 """(inputs, labels) of each micro-batch, on the device; tensors or tuples of them."""
-Loss = Callable[[Any, Any], Tensor]
+LossFn = Callable[[Any, Any], Tensor]
 
 
-class Passed(NamedTuple):
-    """What one replica's micro-batches gave, on ranks that have the model's output."""
+class Result(NamedTuple):
+    """What the micro-batches of one replica gave, on ranks that have the model's output."""
 
     loss: Tensor
-    """The mean of their losses; of a pipeline, over replicas too, and on all stages."""
+    """The mean of their losses; in a pipeline, over replicas too, and on all stages."""
     outputs: list[Any]
-    """Of each micro-batch, detached; empty where they were not asked for, or on other stages than the last."""
+    """Of each micro-batch, detached; empty if not asked for, and on all stages but the last."""
 
 
-def plain(runner: Any, loss: Loss, batches: Batches, keep: bool = False) -> Passed:
-    """A module without pipeline. DeepSpeed's `step` between micro-batches only counts them."""
+def forward_backward(
+    ds_engine: DeepSpeedEngine, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False
+) -> Result:
+    """Run a module without a pipeline forward and backward."""
     losses, outputs = [], []
-    with _mode(runner.module, training=True):
+    with _training_mode(ds_engine.module, True):
         for index, (inputs, labels) in enumerate(batches):
             if index:
-                runner.step()
-            output = runner(inputs)
-            one = loss(output, labels)
-            runner.backward(one)
-            losses.append(one.detach())
-            outputs += [detached(output)] if keep else []
-    return Passed(torch.stack(losses).mean(), outputs)
+                ds_engine.step()  # between micro-batches it only counts them: the accumulation's boundary is the last
+            output = ds_engine(inputs)
+            loss = loss_fn(output, labels)
+            ds_engine.backward(loss)
+            losses.append(loss.detach())
+            outputs += [detach(output)] if keep_outputs else []
+    return Result(torch.stack(losses).mean(), outputs)
 
 
-def plain_forward(runner: Any, loss: Loss, batches: Batches, keep: bool = False) -> Passed:
-    """The same without backward, as in evaluation."""
+def forward_only(
+    ds_engine: DeepSpeedEngine, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False
+) -> Result:
+    """Run a module without a pipeline forward, in evaluation mode."""
     losses, outputs = [], []
-    with _mode(runner.module, training=False), torch.no_grad():
+    with _training_mode(ds_engine.module, False), torch.no_grad():
         for inputs, labels in batches:
-            output = runner(inputs)
-            losses.append(loss(output, labels))
-            outputs += [output] if keep else []
-    return Passed(torch.stack(losses).mean(), outputs)
+            output = ds_engine(inputs)
+            losses.append(loss_fn(output, labels))
+            outputs += [output] if keep_outputs else []
+    return Result(torch.stack(losses).mean(), outputs)
 
 
-def piped(runner: PipelineEngine, batches: Batches, keep: bool = False) -> Passed:
-    """A pipeline; `batches` are empty on stages between the first and the last."""
-    with _mode(runner.module, training=True), _kept(runner.module, keep) as outputs:
-        runner.set_dataiterator(iter(batches))
-        runner.total_loss = runner.total_additional_losses = None
-        runner._compute_loss = True
-        runner._exec_schedule(_WithoutStep(runner.micro_batches, runner.num_stages, runner.stage_id))
+def pipeline_forward_backward(ds_engine: PipelineEngine, batches: MicroBatches, keep_outputs: bool = False) -> Result:
+    """Run a pipeline forward and backward; `batches` are empty on stages between the first and the last."""
+    with _training_mode(ds_engine.module, True), _collected_outputs(ds_engine.module, keep_outputs) as outputs:
+        # What PipelineEngine.train_batch does before and after the schedule, but for timers and logs.
+        ds_engine.set_dataiterator(iter(batches))
+        ds_engine.total_loss = ds_engine.total_additional_losses = None
+        ds_engine._compute_loss = True
+        ds_engine._exec_schedule(
+            _ScheduleWithoutStep(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id)
+        )
         with torch.no_grad():
-            runner.agg_train_loss = runner._aggregate_total_loss()
-    return Passed(runner.agg_train_loss, outputs)
+            ds_engine.agg_train_loss = ds_engine._aggregate_total_loss()
+    return Result(ds_engine.agg_train_loss, outputs)
 
 
-def piped_forward(runner: PipelineEngine, batches: Batches, keep: bool = False) -> Passed:
-    """The same without backward, as in evaluation."""
-    with _mode(runner.module, training=False), _kept(runner.module, keep) as outputs, torch.no_grad():
-        return Passed(runner.eval_batch(iter(batches)), outputs)
+def pipeline_forward_only(ds_engine: PipelineEngine, batches: MicroBatches, keep_outputs: bool = False) -> Result:
+    """Run a pipeline forward, in evaluation mode."""
+    collected = _collected_outputs(ds_engine.module, keep_outputs)
+    with _training_mode(ds_engine.module, False), collected as outputs, torch.no_grad():
+        return Result(ds_engine.eval_batch(iter(batches)), outputs)
 
 
-def take_step(runner: Any) -> None:
-    """The optimizer's step after `plain` or `piped`."""
-    runner._exec_optimizer_step() if isinstance(runner, PipelineEngine) else runner.step()
+def optimizer_step(ds_engine: DeepSpeedEngine) -> None:
+    """Take the optimizer's step after `forward_backward` or `pipeline_forward_backward`."""
+    if isinstance(ds_engine, PipelineEngine):
+        ds_engine._exec_optimizer_step()
+    else:
+        ds_engine.step()
 
 
-class _WithoutStep(TrainSchedule):  # type: ignore[misc]
-    """DeepSpeed's 1F1B, up to the reduction of gradients."""
+class _ScheduleWithoutStep(TrainSchedule):  # type: ignore[misc]
+    """DeepSpeed's 1F1B schedule, up to the reduction of gradients."""
 
     def steps(self) -> Iterator[list[Any]]:
         for instructions in super().steps():
@@ -90,10 +102,10 @@ class _WithoutStep(TrainSchedule):  # type: ignore[misc]
 
 
 @contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation while this lasts; a module that is in that mode is left as it is, with all within it.
+def _training_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Put a module in training or evaluation mode; one that is in that mode is left as it is, with all within it.
 
-    Afterwards each part is as it was: a norm that a program keeps in evaluation mode stays so.
+    Afterwards each submodule is as it was: a norm that a program keeps in evaluation mode stays so.
     """
     before = [] if training == module.training else [(part, part.training) for part in module.modules()]
     if before:
@@ -106,23 +118,23 @@ def _mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(module: Any, keep: bool) -> Iterator[list[Any]]:
-    """Outputs of the last stage, which DeepSpeed shows to nobody but the loss."""
+def _collected_outputs(module: Any, keep: bool) -> Iterator[list[Any]]:
+    """Collect the outputs of the last stage, which DeepSpeed passes to the loss function alone."""
     outputs: list[Any] = []
-    loss = module.loss_fn
+    loss_fn = module.loss_fn
 
-    def keeping(output: Any, labels: Any) -> Tensor:
-        outputs.append(detached(output))
-        value: Tensor = loss(output, labels)
-        return value
+    def collecting(output: Any, labels: Any) -> Tensor:
+        outputs.append(detach(output))
+        loss: Tensor = loss_fn(output, labels)
+        return loss
 
-    module.loss_fn = keeping if keep else loss
+    module.loss_fn = collecting if keep else loss_fn
     try:
         yield outputs
     finally:
-        module.loss_fn = loss
+        module.loss_fn = loss_fn
 
 
-def detached(value: Any) -> Any:
-    """A tensor or a tuple of them, without its graph."""
-    return tuple(map(detached, value)) if isinstance(value, tuple) else value.detach()
+def detach(value: Any) -> Any:
+    """Return a tensor, or a tuple of them, without its graph."""
+    return tuple(map(detach, value)) if isinstance(value, tuple) else value.detach()

@@ -1,4 +1,4 @@
-"""Gradient handlers, as ColossalAI has them: a program's own code between the sum of gradients and the step.
+"""Gradient handlers, as ColossalAI has them: a program's own code between the reduction of gradients and the step.
 
     @GRADIENT_HANDLER.register_module
     class Halve(BaseGradientHandler):
@@ -8,7 +8,7 @@
     gradient_handler = [dict(type='Halve')]          # in the config
 
 A handler is called once a step on every rank, after gradients are summed over micro-batches, averaged over replicas and
-summed over tied weights, before their norm is taken and clipped. Without ZeRO only: there `p.grad` is whole.
+summed over tied weights, and before their norm is computed and clipped. Without ZeRO only: there `p.grad` is whole.
 """
 
 from __future__ import annotations
@@ -28,43 +28,50 @@ from dslpar.schema.registry import GRADIENT_HANDLER
 
 
 class BaseGradientHandler(ABC):
-    """One of a run's handlers; `model` is what this rank holds, `optimizer` DeepSpeed's."""
+    """Base class of handlers; `model` is this rank's part of the model, `optimizer` DeepSpeed's."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
     @abstractmethod
     def handle_gradient(self) -> None:
-        """Change `p.grad` of the model's parameters in place; of replicas, all ranks alike."""
+        """Change `p.grad` of the model's parameters in place; all replicas alike."""
 
 
 def handler_classes(job: Job) -> list[tuple[type, dict[str, Any]]]:
-    """The classes that a job names, and their arguments. Raises DslparError where one is no handler."""
+    """Return the classes that a job names, and their arguments.
+
+    Raises:
+        DslparError: one of them is not a gradient handler.
+    """
     return [
         (_class(handler.target, job.path), dict(instantiate(handler.args))) for handler in job.spec.gradient_handler
     ]
 
 
-def install(runner: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> None:
-    """Have DeepSpeed's engine call the handlers when it begins a step, whatever else it does then."""
+def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> None:
+    """Have DeepSpeed's engine call the handlers at the beginning of its step.
+
+    Installed after `compute_norm_without_zero`, so that the norm is of what the handlers leave.
+    """
     if not classes:
         return
-    handlers = [made(runner.module, runner.optimizer, **arguments) for made, arguments in classes]
-    take_model_step = runner._take_model_step
+    handlers = [cls(ds_engine.module, ds_engine.optimizer, **arguments) for cls, arguments in classes]
+    take_model_step = ds_engine._take_model_step
 
     def with_handlers(lr_kwargs: Any) -> None:
         for handler in handlers:
             handler.handle_gradient()
         take_model_step(lr_kwargs)
 
-    runner._take_model_step = with_handlers
+    ds_engine._take_model_step = with_handlers
 
 
 def _class(target: str, path: str) -> type:
-    place = Location(path)
-    made = GRADIENT_HANDLER.find(target) or (locate(target, place) if "." in target else None)
-    made = made or GRADIENT_HANDLER.get(target, place)
-    if not (isinstance(made, type) and issubclass(made, BaseGradientHandler)):
+    location = Location(path)
+    cls = GRADIENT_HANDLER.find(target) or (locate(target, location) if "." in target else None)
+    cls = cls or GRADIENT_HANDLER.get(target, location)  # get raises where the name is not registered
+    if not (isinstance(cls, type) and issubclass(cls, BaseGradientHandler)):
         hint = "derive it from dslpar.BaseGradientHandler"
-        raise_finding("CFG224", f"{target!r} is not a gradient handler", hint, place, "gradient_handler")
-    return made
+        raise_finding("CFG224", f"{target!r} is not a gradient handler", hint, location, "gradient_handler")
+    return cls

@@ -19,7 +19,7 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
-from dslpar.engine.pipeline_module import parts_of
+from dslpar.engine.pipeline_module import stage_parts
 from dslpar.layers.parameter import placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import Counts, automatic, counts_of, group_layers, ids_of, num_matches
@@ -44,7 +44,7 @@ def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[La
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
     try:
         assert job.stages.counts is not None
-        parts_of([layer.layer_idx for layer in layers], job.stages.counts)
+        stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
     except ValueError as error:
         hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
         raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
@@ -208,7 +208,7 @@ def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
 def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
     """One weight of two built modules must stand on one stage: only LayerSpec.tied keeps copies equal."""
     assert job.stages.counts is not None
-    parts = parts_of([layer.layer_idx for layer in layers], job.stages.counts)
+    parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
     home: dict[int, tuple[int, str]] = {}
     for index, layer in enumerate(layers):
         stage = sum(index >= begin for begin in parts[1:-1])

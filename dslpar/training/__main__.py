@@ -6,4 +6,4 @@ from dslpar.distributed import bootstrap
 from dslpar.training.main import main
 
 if __name__ == "__main__":
-    bootstrap.leave(main())
+    bootstrap.exit_process(main())

@@ -189,10 +189,10 @@ class Steps:
 
     def _not_finite(self, position: int, how: str) -> DslparError:
         step = position // self.job.batch.global_size + 1
-        if self.engine.can_pass:
-            place = nonfinite.where(self.engine, self._batches(self._samples, position))
+        if self.engine.is_between_steps:
+            place = nonfinite.find_first_nonfinite(self.engine, self._batches(self._samples, position))
         else:
-            place = f"not looked for, in the middle of a step; {self.engine.place}"
+            place = f"not looked for, in the middle of a step; {self.engine.rank_description}"
         message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {place}"
         hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
         return DslparError([finding("PRE230", message, hint, self.job.path)])
@@ -200,7 +200,9 @@ class Steps:
     def _disk_full(self) -> DslparError:
         message = f"cannot write to {self.job.output_dir}"
         message += (
-            f": {self.engine.place}: {self._unwritten}" if self._unwritten else f" in step {self.engine.steps_done}"
+            f": {self.engine.rank_description}: {self._unwritten}"
+            if self._unwritten
+            else f" in step {self.engine.steps_done}"
         )
         hint = "room on that file system, or another train.output_dir; --resume goes on from the last checkpoint"
         return DslparError([finding("CKP230", message, hint, self.job.path)])
@@ -249,7 +251,7 @@ class Steps:
         return self._read(self.corpus.held_out)
 
     def _read(self, pieces: Sequence[Piece]) -> Text | None:
-        return Text.of(pieces, self.job.seq_len) if self.engine.feeds else None
+        return Text.of(pieces, self.job.seq_len) if self.engine.needs_data else None
 
     def _batches(self, samples: Text | None, consumed: int) -> Iterator[Any]:
         """This rank's micro-batches of the step that begins after `consumed` samples."""

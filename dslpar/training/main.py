@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.distributed import bootstrap
-from dslpar.distributed.bootstrap import Place
+from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.layout.resolve import Job
 from dslpar.linter import check as linter_check
 from dslpar.linter.report import text as report_text
@@ -66,58 +66,58 @@ class Ready(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one rank; returns its exit status."""
     try:
-        place = bootstrap.find(os.environ)
+        dist_env = bootstrap.read_distributed_env(os.environ)
     except DslparError as error:
         sys.stderr.write(report_text.text(error.findings, {}))
         return 1
-    monitor = bootstrap.monitor_rank(place, os.environ)
-    with logging.of_rank(place.rank) as unsaid:
-        status, ready = _prepare(place, sys.argv[1:] if argv is None else argv)
+    monitor = bootstrap.monitor_rank(dist_env, os.environ)
+    with logging.of_rank(dist_env.rank) as unsaid:
+        status, ready = _prepare(dist_env, sys.argv[1:] if argv is None else argv)
     if ready is not None:
-        return _run(place, ready, monitor)
-    if status and place.rank:
+        return _run(dist_env, ready, monitor)
+    if status and dist_env.rank:
         time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
         sys.stderr.write(f"{monitor.location} cannot run:\n{unsaid.getvalue()}")
     return status
 
 
-def _run(place: Place, ready: Ready, monitor: RankMonitor) -> int:
+def _run(dist_env: DistributedEnv, ready: Ready, monitor: RankMonitor) -> int:
     """The run itself; its exit status."""
     os.environ.update(monitors.environment(ready.job))
     train = ready.job.spec.train
     if ready.trains:
         monitor.stop_on_signal(train.term_grace, train.requeue_status)
     monitor.page.enter("starting")
-    bootstrap.start(place, os.environ, monitor)
+    bootstrap.setup_distributed(dist_env, os.environ, monitor)
     _outwait(ready.job)
     try:
-        _agree(place, ready)  # so from here on, every rank has read the config
-        if place.rank == 0 and ready.trains:
+        _agree(dist_env, ready)  # so from here on, every rank has read the config
+        if dist_env.rank == 0 and ready.trains:
             run_dir.hold(ready.job, ready.config)  # before it is looked what is there
-        stored = _stored(place, ready) if ready.loads else None
-        folder = _claim(place, ready, stored)
+        stored = _stored(dist_env, ready) if ready.loads else None
+        folder = _claim(dist_env, ready, stored)
     except DslparError as error:
-        if place.rank == 0:
+        if dist_env.rank == 0:
             logging.say([_placed(finding, ready) for finding in error.findings], ready.config.sources)
-        return _leave(place, monitor)
-    with logging.logging_to(folder, place.rank):
+        return _leave(dist_env, monitor)
+    with logging.logging_to(folder, dist_env.rank):
         try:
             status = _work(ready, stored, folder, monitor)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
             log.error("%s", report_text.text(error.findings, {}).rstrip())
-            return _leave(place, monitor)
+            return _leave(dist_env, monitor)
     monitor.page.enter("ending", monitor.page.progress().step)
-    bootstrap.stop()
+    bootstrap.teardown_distributed()
     return status
 
 
-def _leave(place: Place, monitor: RankMonitor) -> int:
+def _leave(dist_env: DistributedEnv, monitor: RankMonitor) -> int:
     """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
     ends the others, so rank 0 goes first.
     """
     monitor.page.enter("ending", monitor.page.progress().step)
-    bootstrap.stop(together=False)
-    if place.rank:
+    bootstrap.teardown_distributed(together=False)
+    if dist_env.rank:
         monitor.wait_for_rank_0(_MET_PATIENCE_S)
     return 1
 
@@ -131,7 +131,7 @@ def _placed(finding: Finding, ready: Ready) -> Finding:
 # ---- before anything starts ----
 
 
-def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
+def _prepare(dist_env: DistributedEnv, words: Sequence[str]) -> tuple[int, Ready | None]:
     """Everything that can be known to be wrong before a process group exists; with it, the exit status."""
     from dslpar.data.corpus import corpus_of
 
@@ -139,12 +139,12 @@ def _prepare(place: Place, words: Sequence[str]) -> tuple[int, Ready | None]:
     try:
         flags = _parser().parse_intermixed_args(words)
         config = linter_check.load(flags.config, flags.overrides)
-        checked = linter_check.check(config, place.world_size)
+        checked = linter_check.check(config, dist_env.world_size)
         logging.say(checked.findings, config.sources)
         if checked.has_errors:
             return 1, None
         job = _asked(checked.job, flags)
-        if place.rank == 0:
+        if dist_env.rank == 0:
             monitors.check_packages(job)
         ready = Ready(job, corpus_of(job), config, flags)
         logging.say([*run_dir.unused_checkpoint(job, config, loads=ready.loads)], config.sources)
@@ -196,20 +196,20 @@ def _asked(job: Job, flags: argparse.Namespace) -> Job:
 # ---- all ranks together, before anything is built ----
 
 
-def _agree(place: Place, ready: Ready) -> None:
+def _agree(dist_env: DistributedEnv, ready: Ready) -> None:
     """They run the same, on whatever host they are; else DslparError, on every rank."""
     from dslpar.training import consistency
 
     flags = {name: value for name, value in vars(ready.flags).items() if isinstance(value, bool)}
-    consistency.demand(consistency.identity(ready.job, ready.corpus, flags), _world(place))
+    consistency.demand(consistency.identity(ready.job, ready.corpus, flags), _world(dist_env))
 
 
-def _stored(place: Place, ready: Ready) -> Stored | None:
+def _stored(dist_env: DistributedEnv, ready: Ready) -> Stored | None:
     """The checkpoint to load, checked; None: there is none, and nothing to evaluate would be an error."""
     from dslpar import checkpoint
 
     job = ready.job
-    stored = checkpoint.newest(job, _world(place))
+    stored = checkpoint.newest(job, _world(dist_env))
     if stored is not None:
         checkpoint.check(stored, job, checkpoint.text_identity(ready.corpus.train))
     elif ready.flags.eval_only:
@@ -220,9 +220,9 @@ def _stored(place: Place, ready: Ready) -> Stored | None:
     return stored
 
 
-def _claim(place: Place, ready: Ready, stored: Stored | None) -> Path | None:
+def _claim(dist_env: DistributedEnv, ready: Ready, stored: Stored | None) -> Path | None:
     """The folder to write to, on rank 0 of a run that trains; what is complete leaves all as it is."""
-    if place.rank or not ready.trains or _is_complete(ready, stored):
+    if dist_env.rank or not ready.trains or _is_complete(ready, stored):
         return None
     return run_dir.claim(ready.job, ready.config, resumed=stored is not None and _is_own(ready.job, stored))
 
@@ -236,10 +236,10 @@ def _is_complete(ready: Ready, stored: Stored | None) -> bool:
     return ready.trains and stored is not None and stored.step >= ready.job.spec.train.steps
 
 
-def _world(place: Place) -> collectives.Axis:
+def _world(dist_env: DistributedEnv) -> collectives.Axis:
     from dslpar.distributed import collectives
 
-    return collectives.Axis(place.world_size, place.rank, tuple(range(place.world_size)))
+    return collectives.Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
 
 
 # ---- the work ----
@@ -272,7 +272,7 @@ def _outwait(job: Job) -> None:
     from dslpar.training.loop import SLOW
 
     bound = job.spec.train.step_timeout
-    bootstrap.outwait(bound and SLOW * bound)
+    bootstrap.extend_timeouts(bound and SLOW * bound)
 
 
 def _tell_changes(job: Job, stored: Stored) -> None:
@@ -288,13 +288,13 @@ def _build(job: Job, stored: Stored | None, folder: Path | None, monitor: RankMo
     from dslpar import checkpoint
     from dslpar.data.text import Text
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
     with logging.set_aside(folder):
         groups = Groups(job.mesh)
         monitor.page.set_location(groups.stage_name)
         monitor.page.enter("building")
-        engine = build(job, groups, all_counted=Text.all_counted)
+        engine = build_engine(job, groups, all_counted=Text.all_counted)
         _outwait(job)
         if stored is not None:
             monitor.page.enter("loading")

@@ -40,10 +40,10 @@ def losses(wanted: Job) -> list[list[float]]:
 
 def _train(wanted: Job) -> list[float]:
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
     groups = Groups(wanted.mesh)
-    engine = build(wanted, groups, all_counted=True)
+    engine = build_engine(wanted, groups, all_counted=True)
     tokens = torch.randint(256, (16, 17), generator=torch.Generator().manual_seed(1))
     size, data = wanted.batch.micro_size, groups.coord["data"]
     rows = tokens[data * size : (data + 1) * size]

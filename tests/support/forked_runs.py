@@ -136,10 +136,10 @@ def _rank(variables: dict[str, str], argv: Sequence[str], output: Path) -> NoRet
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)  # as Python itself begins
         os.environ.update(variables)
-        from dslpar.distributed.bootstrap import leave
+        from dslpar.distributed.bootstrap import exit_process
         from dslpar.training.main import main
 
-        leave(main(argv))
+        exit_process(main(argv))
     except BaseException:  # noqa: BLE001  # at last this, as for the interpreter itself
         sys.excepthook(*sys.exc_info())
     finally:

@@ -63,7 +63,7 @@ def limits(bound_s: float | None) -> list[float]:
     import torch.distributed as dist
 
     dist.new_group([0, 1])
-    bootstrap.outwait(bound_s)
+    bootstrap.extend_timeouts(bound_s)
     cpu = torch.device("cpu")
     return [group._get_backend(cpu).options._timeout.total_seconds() for group in dist.distributed_c10d._world.pg_map]
 

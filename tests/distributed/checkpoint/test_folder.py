@@ -276,9 +276,9 @@ def _save(job: Job, at: list[int]) -> tuple[list[int], int]:
     """Saves at these steps; what is visible then, and the steps of the newest whole checkpoint."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
     while engine.steps_done < max(at):
         engine.train_batch([(ids, ids)])
@@ -434,9 +434,9 @@ def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
     """What a save says where one rank's disk is full, and what is visible then."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     checkpoint.save(engine)
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
     engine.train_batch([(ids, ids)])
@@ -463,9 +463,9 @@ def _holds_less(job: Job) -> str:
     from dslpar import checkpoint
     from dslpar.checkpoint import shards as held
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     held._turn = lambda p, number, index, size: range(p.numel() - 1)
     with pytest.raises(AssertionError) as failed:
         checkpoint.save(engine)
@@ -494,9 +494,9 @@ def _loses_a_file(job: Job) -> str:
     from dslpar import checkpoint
     from dslpar.distributed import collectives
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     at, world = checkpoint.save(engine), engine.groups.axis("pipe", "data", "tensor")
     stored = checkpoint.newest(job, world)
     assert stored is not None
@@ -552,9 +552,9 @@ def _save_and_show(job: Job) -> dict[str, int]:
     from dslpar.checkpoint import shards as held
     from dslpar.distributed import collectives
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     ids = torch.arange(job.batch.micro_size * 4).view(-1, 4).remainder(16) * (engine.groups.coord["data"] + 1) % 16
     engine.train_batch([(ids, ids)] * job.batch.accumulation)
     for one in held.of_engine(engine):

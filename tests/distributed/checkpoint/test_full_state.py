@@ -115,9 +115,9 @@ def batch(samples: slice) -> tuple[Tensor, Tensor]:
 def trained(made: Job, given: State | None) -> tuple[State, list[float], State]:
     """Loads what is given, evaluates, and takes a step: what was held before it, both losses, what is held after it."""
     from dslpar.checkpoint import full_state, load_full_state
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(made, Groups(made.mesh), all_counted=True)
+    engine = build_engine(made, Groups(made.mesh), all_counted=True)
     if given is not None:
         load_full_state(engine.module, given, engine.groups)
     loaded = full_state(engine.module, engine.groups)

@@ -60,9 +60,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Stored:
 def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
     """All that a rank holds after it has loaded a checkpoint."""
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     stored = folder.read(Path(path))
     checkpoint.check(stored, job, "text")
     checkpoint.load(engine, stored)
@@ -192,9 +192,9 @@ def test_memory_is_bounded_by_the_largest_tensor() -> None:
 def weights_after_load(job: Job, files: list[str]) -> dict[str, torch.Tensor]:
     """Exported weights, loaded into a new model, and read from it again."""
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     whole = {name: tensor for file in files for name, tensor in load_file(file).items()}
     checkpoint.load_full_state(engine.module, whole, engine.groups)
     return checkpoint.full_state(engine.module, engine.groups)

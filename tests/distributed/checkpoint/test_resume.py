@@ -59,9 +59,9 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
     """
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
     if stored is not None:
         checkpoint.check(stored, job, "text")
@@ -72,7 +72,7 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
             _spoil(engine)
         at, seed = engine.consumed_samples, job.spec.train.seed
         fed = micro_batches(Samples(), job.batch, seed, at, job.mesh.data, engine.groups.coord["data"])
-        loss = engine.train_batch(fed if engine.feeds else ())
+        loss = engine.train_batch(fed if engine.needs_data else ())
         lines.append((engine.steps_done, loss, engine.grad_norm, engine.lr, engine.skipped))
     checkpoint.save(engine, "text")
     return lines, _held(engine)
@@ -182,7 +182,7 @@ EACH_TIME = {
     "data 2, tensor 2, zero 0",
     "data 2, zero 2, fp16",
     "data 2, zero 3, offload",
-    "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (workarounds, B19)
+    "data 2, tensor 2, zero 3, recomputed",  # where DeepSpeed forgets what a layer borrows (mend M9)
 }
 """What `make test` runs of these."""
 
@@ -246,9 +246,9 @@ OPTIMIZERS: dict[str, Any] = {
 
 def engine_of(job: Job) -> Any:
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    return build(job, Groups(job.mesh), all_counted=True)
+    return build_engine(job, Groups(job.mesh), all_counted=True)
 
 
 def step(engine: Any) -> tuple[float, float, float]:
@@ -257,7 +257,7 @@ def step(engine: Any) -> tuple[float, float, float]:
 
     job, data_rank = engine.job, engine.groups.coord["data"]
     fed = micro_batches(Samples(), job.batch, job.spec.train.seed, engine.consumed_samples, job.mesh.data, data_rank)
-    loss = engine.train_batch(fed if engine.feeds else ())
+    loss = engine.train_batch(fed if engine.needs_data else ())
     return loss, engine.grad_norm, engine.lr
 
 

@@ -62,14 +62,14 @@ def _of(axis: collectives.Axis) -> tuple[int, int, tuple[int, ...]]:
 @pytest.mark.parametrize("mesh", MESHES[1:3], ids=str)
 def test_a_picture_is_the_groups_without_processes(mesh: Mesh) -> None:
     for rank, real in enumerate(on_ranks(mesh.world_size, axes, mesh)):
-        picture = Groups.picture(mesh, rank)
+        picture = Groups.without_processes(mesh, rank)
         assert [picture.axis(*names) for names in NAMES] == real
         assert (picture.mesh, picture.rank, picture.coord) == (mesh, rank, mesh.coord(rank))
 
 
 def test_through_a_picture_nobody_talks() -> None:
     with pytest.raises(ValueError, match="process group"):
-        collectives.all_reduce(torch.ones(1), Groups.picture(MESHES[0]).axis("data"))
+        collectives.all_reduce(torch.ones(1), Groups.without_processes(MESHES[0]).axis("data"))
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

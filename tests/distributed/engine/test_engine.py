@@ -42,9 +42,9 @@ def batches(made: Job, data_rank: int, step: int = 0, ignored: int = 0) -> list[
 
 def engine_of(made: Job, all_counted: bool = True) -> Any:
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    return build(made, Groups(made.mesh), all_counted=all_counted)
+    return build_engine(made, Groups(made.mesh), all_counted=all_counted)
 
 
 # ---- what it reports ----
@@ -236,10 +236,10 @@ def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
         model_of(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
 
 
-# ---- DeepSpeed's bugs: when one of these fails, its workaround can go (dslpar/distributed/deepspeed_patches.py) ----
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
 
 
-def test_b6_the_shm_op_still_ignores_its_group() -> None:
+def test_m1_the_shm_op_still_ignores_its_group() -> None:
     from deepspeed.comm.torch import TorchBackend, build_shm_op
 
     assert "build_shm_op()" in inspect.getsource(TorchBackend.__init__)
@@ -257,7 +257,7 @@ def _old_names() -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_deepspeed_still_uses_torch_s_old_names() -> None:
+def test_m2_deepspeed_still_uses_torch_s_old_names() -> None:
     if not hasattr(torch.distributed, "all_gather_single"):
         pytest.skip("this torch has the old names alone")
     assert any("all_gather_into_tensor` is deprecated" in text for text in on_ranks(1, _old_names, init="deepspeed")[0])
@@ -272,7 +272,7 @@ def _counts_a_tied_copy() -> float:
     return float(clip_grad_norm_([p], max_norm=10.0))
 
 
-def test_b1_tied_copies_still_count_without_zero() -> None:
+def test_m4_tied_copies_still_count_without_zero() -> None:
     assert on_ranks(1, _counts_a_tied_copy, init="deepspeed")[0] == 3.0
 
 
@@ -285,5 +285,5 @@ def _norm_of_deepspeed() -> object:
     return engine.deepspeed.get_global_grad_norm()
 
 
-def test_deepspeed_still_has_no_norm_without_zero() -> None:
+def test_m11_deepspeed_still_has_no_norm_without_zero() -> None:
     assert on_ranks(1, _norm_of_deepspeed, init="deepspeed")[0] is None

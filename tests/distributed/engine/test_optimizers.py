@@ -174,12 +174,12 @@ def test_a_class_of_one_s_own_is_called_with_its_arguments() -> None:
     ],
 )
 def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: float, code: str, said: str) -> None:
-    from dslpar.engine.optimizers import optimizer_of
+    from dslpar.engine.optimizers import optimizer_factory
 
     section = schema_sections.OtherOptimizer(target=target, weight_decay=decay, args=args)
 
     def make() -> Any:
-        made = optimizer_of(job(1, optimizer=section))
+        made = optimizer_factory(job(1, optimizer=section))
         return made and made([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
 
     with pytest.raises(DslparError, match=said) as refused:
@@ -202,12 +202,12 @@ def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: f
     ],
 )
 def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str, said: str) -> None:
-    from dslpar.engine.optimizers import schedule_of
+    from dslpar.engine.optimizers import lr_scheduler_factory
 
     made = job(1, lr_scheduler=schema_sections.OtherSchedule(target=target, args=args))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     with pytest.raises(DslparError, match=said) as refused:
-        schedule_of(made)(optimizer)
+        lr_scheduler_factory(made)(optimizer)
     assert [finding.code for finding in refused.value.findings] == [code]
 
 
@@ -223,13 +223,13 @@ def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str,
 def test_a_kernel_that_is_not_there_is_no_wrong_argument(
     error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dslpar.engine.optimizers import optimizer_of
+    from dslpar.engine.optimizers import optimizer_factory
 
     def init(self: object, params: object, **_: object) -> None:
         raise error
 
     monkeypatch.setattr(torch.optim.RMSprop, "__init__", init)
-    make = optimizer_of(job(1, optimizer=schema_sections.OtherOptimizer(target="RMSprop")))
+    make = optimizer_factory(job(1, optimizer=schema_sections.OtherOptimizer(target="RMSprop")))
     assert make is not None
     with pytest.raises(DslparError if code else RuntimeError) as refused:
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
@@ -256,7 +256,7 @@ def test_deepspeed_lets_the_finding_through() -> None:
     assert on_ranks(2, _refused_in_a_run, job(2, optimizer=section), init="deepspeed") == ["CFG223"] * 2
 
 
-# ---- DeepSpeed's bug: when this fails, workarounds.with_lazy_state can go ----
+# ---- DeepSpeed's behaviour: when this fails, the mend of its number in deepspeed_patches.py can go ----
 
 
 def _groups_of_adagrad(made: Job) -> int:
@@ -272,6 +272,6 @@ def _groups_of_adagrad(made: Job) -> int:
     return len(runner.optimizer.optimizer.param_groups)
 
 
-def test_b15_zero_still_makes_adagrad_anew_in_one_group() -> None:
+def test_m10_zero_still_makes_adagrad_anew_in_one_group() -> None:
     made = job(1, zero=schema_sections.Zero(stage=1), optimizer=schema_sections.OtherOptimizer(target="Adagrad"))
     assert on_ranks(1, _groups_of_adagrad, made, init="deepspeed") == [1]

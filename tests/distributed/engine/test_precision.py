@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dslpar.core.errors import DslparError
-from dslpar.distributed import deepspeed_patches as workarounds
+from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.collectives import all_gather
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
@@ -164,25 +164,25 @@ def test_tied_copies_stay_equal(name: str, dtype: str) -> None:
     assert torch.equal(first, last)
 
 
-# ---- DeepSpeed's part: when one of these fails, its workaround can go ----
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
 
 
 def _skips_of_deepspeed(made: Job) -> list[bool]:
-    workarounds.forget_what_overflowed = lambda runner: None
+    deepspeed_patches.drop_overflowed_gradients = lambda runner: None
     return [row.skipped for row in _steps(made, (2,))]
 
 
-def test_b16_an_overflow_is_still_kept_where_the_optimizer_is_offloaded() -> None:
+def test_m8_an_overflow_is_still_kept_where_the_optimizer_is_offloaded() -> None:
     skips = on_ranks(2, _skips_of_deepspeed, half("data 2, ZeRO 2, offload", loss_scale=64.0), init="deepspeed")
     assert skips == [[False] * 2 + [True] * (STEPS - 2)] * 2
 
 
 def _wrapper_of_deepspeed(made: Job) -> str:
-    workarounds.shard_gradients_of_bf16 = lambda: None
+    deepspeed_patches.shard_gradients_of_bf16 = lambda: None
     return type(engine_of(made).deepspeed.optimizer).__name__
 
 
-def test_b17_bf16_still_gets_an_optimizer_that_all_reduces() -> None:
+def test_m6_bf16_still_gets_an_optimizer_that_all_reduces() -> None:
     """And that raises where a rank owns no parameter."""
     made = half("one process", "bf16")
     assert on_ranks(1, _wrapper_of_deepspeed, made, init="deepspeed") == ["BF16_Optimizer"]
@@ -198,21 +198,21 @@ def _summed_by_deepspeed(made: Job) -> bool:
     return torch.equal(*all_gather(weight[None], engine.groups.axis("pipe")))
 
 
-def test_b14_tied_gradients_that_add_up_in_fp32_are_still_forgotten() -> None:
+def test_m5_tied_gradients_that_add_up_in_fp32_are_still_forgotten() -> None:
     assert on_ranks(2, _summed_by_deepspeed, half("pipe 2", loss_scale=64.0), init="deepspeed") == [False, False]
 
 
-def test_deepspeed_still_has_no_fp16_on_cpus_without_the_instruction() -> None:
+def test_m3_deepspeed_still_has_no_fp16_on_cpus_without_the_instruction() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     if torch.ops.mkldnn._is_mkldnn_fp16_supported():
         pytest.skip("this CPU has it")
     assert not CPU_Accelerator().is_fp16_supported()
-    assert workarounds._computes(torch.float16)
+    assert deepspeed_patches._cpu_computes(torch.float16)
 
 
 def _refused(made: Job) -> str:
-    workarounds._computes = lambda dtype: False  # a torch without fp16 on CPUs, as before 2.0
+    deepspeed_patches._cpu_computes = lambda dtype: False  # a torch without fp16 on CPUs, as before 2.0
     with pytest.raises(DslparError) as refused:
         engine_of(made)
     return refused.value.findings[0].concise()

@@ -53,10 +53,10 @@ def run(made: Job) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and norms of three steps, and this rank's weights after them, whole."""
     import deepspeed
 
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
     groups = Groups(made.mesh)
-    engine = build(made, groups, all_counted=True)
+    engine = build_engine(made, groups, all_counted=True)
     rows: list[float] = []
     for step in range(3):
         ids = torch.randint(VOCAB, (8, LENGTH + 1), generator=torch.Generator().manual_seed(step))

@@ -135,9 +135,9 @@ def _runs(jobs: list[Job]) -> list[Outcome]:
 def _run(made: Job) -> Outcome:
     import deepspeed
 
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(made, Groups(made.mesh), all_counted=True)
+    engine = build_engine(made, Groups(made.mesh), all_counted=True)
     runs: list[str] = []
     for module in engine.module.modules():
         if type(module).__name__ == "Block":

@@ -181,7 +181,7 @@ def _tokens(path: str) -> list[tuple[float, float]]:
 
 
 def test_a_stage_without_vectors_steps_with_the_others(tmp_path: Path) -> None:
-    """The first stage has matrices alone, the second matrices and vectors: DeepSpeed's bug B18, by which they hang."""
+    """The first stage has matrices alone, the second matrices and vectors: without mend M7 DeepSpeed hangs."""
     alone = on_ranks(1, _tokens, written(tmp_path, TOKENS), init="deepspeed")[0]
     cut = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
     ranks = on_ranks(2, _tokens, written(tmp_path, TOKENS + cut), init="deepspeed")
@@ -189,7 +189,7 @@ def test_a_stage_without_vectors_steps_with_the_others(tmp_path: Path) -> None:
         assert others == [pytest.approx(row, rel=1e-6)] * 2
 
 
-def test_b18_zero_still_reduces_a_norm_for_each_group() -> None:
+def test_m7_zero_still_reduces_a_norm_for_each_group() -> None:
     import inspect
 
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero

@@ -85,7 +85,7 @@ def test_zero_3(layout: str) -> None:
 
 def most_at_once(made: Any) -> tuple[int, int]:
     """Elements of parameters that stand at once while the model is built, at most; and of the whole model."""
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
     from dslpar.models import layered
 
     built: list[Tensor] = []
@@ -99,7 +99,7 @@ def most_at_once(made: Any) -> tuple[int, int]:
         return layer
 
     layered.build_layer = counted
-    build(made, Groups(made.mesh))
+    build_engine(made, Groups(made.mesh))
     return max(counts), sum(p.ds_numel for p in built)  # type: ignore[attr-defined]
 
 

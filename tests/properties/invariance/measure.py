@@ -66,10 +66,10 @@ def run(layout: Layout) -> Curve:
 def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
     from dslpar.checkpoint import full_state
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
     job = layout.job()
-    engine = build(job, Groups(job.mesh), all_counted=not layout.ignoring)
+    engine = build_engine(job, Groups(job.mesh), all_counted=not layout.ignoring)
     samples, losses, norms = Samples(layout.ignoring), [], []
     for _ in range(STEPS):
         batches = micro_batches(

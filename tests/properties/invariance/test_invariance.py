@@ -85,11 +85,11 @@ def _norm_with_flags(layout: Layout, flags: str) -> float:
     """The norm of the first step, owner flags set on purpose otherwise."""
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
     from dslpar.layers import placement_of
 
     job = layout.job()
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     for _, p in engine.named_parameters():
         placement = placement_of(p)
         if flags == "natural" and placement is not None:  # "this parameter is cut", as Megatron-LM sets them

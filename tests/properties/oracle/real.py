@@ -2,7 +2,7 @@
 
     verdicts = judge([sample(seed) for seed in range(50)])
 
-Only the process group is fake: DeepSpeed and the workarounds are those of a run. Each rank is a fork of its own, since
+Only the process group is fake: DeepSpeed and our mends are those of a run. Each rank is a fork of its own, since
 DeepSpeed keeps much in globals. What lint refuses is built all the same, as far as it can be: the typed spec, with
 DeepSpeed's own sections as they were written.
 """
@@ -25,7 +25,7 @@ import torch.utils.tensorboard
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
-from dslpar.engine.build import build
+from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, resolve
@@ -127,10 +127,10 @@ def _run(job: Job, rank: int) -> bool:
     asked = job.spec.monitor.wandb
     if asked is not None and asked.enabled:
         job = monitors.without(job)  # as --dry-run has it: W&B would start a process of its own
-    deepspeed_patches.avoid_compiling()
+    deepspeed_patches.skip_shm_op()
     with fake_world(rank, world), logging.set_aside(None):
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
-        engine = build(job, Groups(job.mesh), all_counted=True)
+        engine = build_engine(job, Groups(job.mesh), all_counted=True)
         return _step(engine)
 
 

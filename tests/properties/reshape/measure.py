@@ -63,10 +63,10 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
     from dslpar import checkpoint
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
     job = job_of(layout, folder)
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     if resumes:
         stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
         assert stored is not None

@@ -55,9 +55,9 @@ def save_two(job: Job) -> None:
     """Steps 1 and 2 of a training run."""
     from dslpar import checkpoint
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
     for _ in range(2):
         engine.train_batch([(ids, ids)])

@@ -11,11 +11,11 @@ import pytest
 
 from dslpar.cluster.launchers import launched_by
 from dslpar.core.errors import DslparError
-from dslpar.distributed.bootstrap import Place, device_of, find
+from dslpar.distributed.bootstrap import DistributedEnv, local_device_index, read_distributed_env
 from tests.support.runs import mpirun, start
 
 LAUNCHED = {
-    "nobody": ({}, Place()),
+    "nobody": ({}, DistributedEnv()),
     "deepspeed": (
         {
             "RANK": "5",
@@ -25,7 +25,7 @@ LAUNCHED = {
             "MASTER_ADDR": "n0",
             "MASTER_PORT": "29501",
         },
-        Place(5, 8, 1, 4, "n0", 29501),
+        DistributedEnv(5, 8, 1, 4, "n0", 29501),
     ),
     "torchrun": (
         {
@@ -36,7 +36,7 @@ LAUNCHED = {
             "MASTER_ADDR": "n0",
             "MASTER_PORT": "1",
         },
-        Place(5, 8, 1, 4, "n0", 1),
+        DistributedEnv(5, 8, 1, 4, "n0", 1),
     ),
     "mpirun with an address": (
         {
@@ -46,11 +46,11 @@ LAUNCHED = {
             "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
             "MASTER_ADDR": "n0",
         },
-        Place(3, 4, 1, 2, "n0", 29500),
+        DistributedEnv(3, 4, 1, 2, "n0", 29500),
     ),
     "mpiexec of MPICH": (
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        Place(1, 2, 1, 2, "127.0.0.1", 29500),
+        DistributedEnv(1, 2, 1, 2, "127.0.0.1", 29500),
     ),
     "srun": (
         {
@@ -60,7 +60,7 @@ LAUNCHED = {
             "SLURM_NTASKS_PER_NODE": "8",
             "SLURM_STEP_NODELIST": "gpu[07-08]",
         },
-        Place(9, 16, 1, 8, "gpu07", 29500),
+        DistributedEnv(9, 16, 1, 8, "gpu07", 29500),
     ),
     "srun with a list of tasks": (
         {
@@ -72,38 +72,38 @@ LAUNCHED = {
             "SLURM_STEP_NODELIST": "gpu[07-09]",
             "SLURM_JOB_ID": "71",
         },
-        Place(9, 11, 1, 3, "gpu07", 27707),
+        DistributedEnv(9, 11, 1, 3, "gpu07", 27707),
     ),
     "torchrun inside Slurm": (
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "LOCAL_WORLD_SIZE": "4"}
         | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
         | {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
-        Place(3, 4, 1, 4, "n0", 1),
+        DistributedEnv(3, 4, 1, 4, "n0", 1),
     ),
     "a script that srun starts, and that sets what torch wants": (
         {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,2"}
         | {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
-        Place(5, 6, 1, 2, "n0", 1),
+        DistributedEnv(5, 6, 1, 2, "n0", 1),
     ),
     "a script that sets what torch wants, on several hosts": (
         {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1"},
-        Place(1, 8, 1, 7, "n0", 1),
+        DistributedEnv(1, 8, 1, 7, "n0", 1),
     ),
     "a script that sets what torch wants, on one": (
         {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-        Place(1, 8, 1, 8, "127.0.0.1", 1),
+        DistributedEnv(1, 8, 1, 8, "127.0.0.1", 1),
     ),
     "a batch script of Slurm, without srun": (
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
-        Place(),
+        DistributedEnv(),
     ),
 }
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_the_place_is_found(launcher: str) -> None:
-    environ, place = LAUNCHED[launcher]
-    assert find(environ) == place
+def test_the_environment_of_each_launcher_is_read(launcher: str) -> None:
+    environ, expected = LAUNCHED[launcher]
+    assert read_distributed_env(environ) == expected
 
 
 OMPI = {
@@ -115,7 +115,9 @@ OMPI = {
 
 
 def test_two_mpi_jobs_on_one_host_meet_at_different_ports() -> None:
-    ports = {find(OMPI | {"PMIX_NAMESPACE": name}).master_port for name in ("prterun-a-1@1", "prterun-a-2@1")}
+    ports = {
+        read_distributed_env(OMPI | {"PMIX_NAMESPACE": name}).master_port for name in ("prterun-a-1@1", "prterun-a-2@1")
+    }
     assert len(ports) == 2
     assert all(10_000 <= port < 30_000 for port in ports)
 
@@ -123,13 +125,13 @@ def test_two_mpi_jobs_on_one_host_meet_at_different_ports() -> None:
 def test_two_steps_of_one_slurm_job_meet_at_different_ports() -> None:
     """`srun -n 4 ... & srun -n 4 ... &` on one host."""
     step = dict(LAUNCHED["srun"][0]) | {"SLURM_JOB_ID": "71"}
-    assert len({find(step | {"SLURM_STEP_ID": number}).master_port for number in ("0", "1", "2")}) == 3
+    assert len({read_distributed_env(step | {"SLURM_STEP_ID": number}).master_port for number in ("0", "1", "2")}) == 3
 
 
 def test_a_rank_that_sees_its_own_accelerator_alone_takes_that() -> None:
     """Slurm's --gpus-per-task: each rank has a device 0, and there is no other."""
-    place = Place(5, 16, 5, 8)
-    assert [device_of(place, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
+    dist_env = DistributedEnv(5, 16, 5, 8)
+    assert [local_device_index(dist_env, seen) for seen in (0, 1, 4, 8)] == [5, 0, 5, 5]
 
 
 def test_who_has_started_this_process() -> None:
@@ -144,7 +146,7 @@ def test_who_has_started_this_process() -> None:
 
 def test_several_hosts_need_an_address() -> None:
     with pytest.raises(DslparError, match="MASTER_ADDR") as caught:
-        find(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+        read_distributed_env(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     assert "-x MASTER_ADDR" in caught.value.findings[0].help
 
 
@@ -156,7 +158,7 @@ def test_openmpi_knows_rank_0_s_host() -> None:
 
 def test_openmpi_s_variables_without_its_daemon() -> None:
     """Of a shell that a rank has started and left, say: refused, not waited for."""
-    code = "import os; from dslpar.distributed import bootstrap; bootstrap.find(os.environ)"
+    code = "import os; from dslpar.distributed import bootstrap; bootstrap.read_distributed_env(os.environ)"
     environ = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "gone", "PMIX_RANK": "0"}
     done = start([sys.executable, "-c", code], 60, **environ, OMPI_LIBDIR_LOC=str(Path(sys.prefix, "lib")))
     assert done.status == 1
@@ -167,15 +169,15 @@ def test_tasks_at_arbitrary_nodes_need_an_address() -> None:
     """Slurm's list of nodes is sorted, and rank 0 is where the user's own list begins."""
     environ = dict(LAUNCHED["srun"][0]) | {"SLURM_DISTRIBUTION": "arbitrary"}
     with pytest.raises(DslparError, match="HST202"):
-        find(environ)
-    assert find(environ | {"MASTER_ADDR": "gpu08"}).master_addr == "gpu08"
+        read_distributed_env(environ)
+    assert read_distributed_env(environ | {"MASTER_ADDR": "gpu08"}).master_addr == "gpu08"
 
 
 def test_half_a_place_is_refused_not_run_as_many_worlds_of_one() -> None:
     with pytest.raises(DslparError, match="LOCAL_RANK"):
-        find({"WORLD_SIZE": "4", "RANK": "1"})
+        read_distributed_env({"WORLD_SIZE": "4", "RANK": "1"})
     with pytest.raises(DslparError, match="PMI_SIZE is 4, and MPI_LOCALRANKID not set"):
-        find({"PMI_RANK": "1", "PMI_SIZE": "4"})
+        read_distributed_env({"PMI_RANK": "1", "PMI_SIZE": "4"})
 
 
 def test_nobody_imports_torch_or_mpi_to_find_out() -> None:
@@ -187,7 +189,7 @@ def test_nobody_imports_torch_or_mpi_to_find_out() -> None:
 
 _LEAVES = """
 import atexit, sys, threading, time
-from dslpar.distributed.bootstrap import leave
+from dslpar.distributed.bootstrap import exit_process
 
 class Destroyed:
     def __del__(self): print("destroyed")
@@ -196,7 +198,7 @@ kept = Destroyed()
 atexit.register(print, "exit function")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 sys.stdout.write("said, ")
-leave(3)
+exit_process(3)
 """
 
 

@@ -332,8 +332,8 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
 
 def test_steps_of_a_script_that_sets_what_torch_wants(hosts: Hosts, tmp_path: Path) -> None:
     """RANK, WORLD_SIZE, LOCAL_RANK, and no word of how many ranks a host has: they meet by the network all the same."""
-    code = "import os; from dslpar.distributed import bootstrap; place = bootstrap.find(os.environ); "
-    code += "print(place.local_size < 2, bootstrap._over_the_network(place, os.environ))"
+    code = "import os; from dslpar.distributed import bootstrap; place = bootstrap.read_distributed_env(os.environ); "
+    code += "print(place.local_size < 2, bootstrap._gloo_environment(place, os.environ))"
     said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host0", "MASTER_PORT": "29555"}
     done = hosts.run(1, [sys.executable, "-c", code], timeout_s=20, environ=said)
     assert done.output == "True {'GLOO_SOCKET_IFNAME': 'eth0'}\n"

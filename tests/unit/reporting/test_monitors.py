@@ -126,9 +126,9 @@ def _own_events(job: Job) -> list[str]:
     import torch
 
     from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build
+    from dslpar.engine.build import build_engine
 
-    engine = build(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
     if job.spec.train.seed:
         monitors.take_over(engine.deepspeed.monitor)
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)

@@ -236,9 +236,9 @@ class Store:
         while not self.path.exists():
             time.sleep(0.01)
         return self.path.read_bytes()
-place = bootstrap.Place({rank}, 2, {rank}, 2, "127.0.1.1", 1)
+place = bootstrap.DistributedEnv({rank}, 2, {rank}, 2, "127.0.1.1", 1)
 monitor = bootstrap.monitor_rank(place, os.environ)
-bootstrap._meet_guards(place, monitor, Store())
+bootstrap._connect_guards(place, monitor, Store())
 monitor.wait_for_rank_0(0.7 if place.rank == 0 else 10)
 sys.exit(place.rank == 1 and not monitor.page.first_left)
 """
