@@ -167,7 +167,7 @@ def test_a_class_of_one_s_own_is_called_with_its_arguments() -> None:
     [
         ("no_such_package.Optimizer", {}, 0, "CFG006", "there is no package"),
         ("torch.optim.Nothing", {}, 0, "CFG006", "has no 'Nothing'"),
-        ("torch.nn.Linear", {}, 0, "CFG225", "no torch.optim.Optimizer"),
+        ("torch.nn.Linear", {}, 0, "CFG225", "not a torch.optim.Optimizer"),
         ("RMSprop", {"alpha": -1.0}, 0, "CFG223", "Invalid alpha"),
         ("RMSprop", {"beta": 0.5}, 0, "CFG223", "unexpected keyword argument 'beta'"),
         (f"{__name__}.SignSGD", {}, 0.1, "CFG223", "unexpected keyword argument 'weight_decay'"),
@@ -192,9 +192,9 @@ def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: f
 @pytest.mark.parametrize(
     ("target", "args", "code", "said"),
     [
-        ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "CFG212", "no schedule of steps"),
-        ("torch.optim.SGD", {}, "CFG212", "no schedule of steps"),
-        ("math.sqrt", {}, "CFG212", "no schedule of steps"),
+        ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "CFG212", "not an LR scheduler that steps by itself"),
+        ("torch.optim.SGD", {}, "CFG212", "not an LR scheduler that steps by itself"),
+        ("math.sqrt", {}, "CFG212", "not an LR scheduler that steps by itself"),
         ("torch.optim.lr_scheduler.Nothing", {}, "CFG006", "has no 'Nothing'"),
         ("StepLR", {"step": 3}, "CFG223", "unexpected keyword argument 'step'"),
         ("WarmupLR", {"warmup_num_steps": 0}, "CFG223", "must be a positive integer"),

@@ -82,7 +82,7 @@ def test_a_user_s_pipeline_of_unknown_layers_is_not_cut_by_guess() -> None:
     from dslpar.engine.pipeline_module import stage_parts
 
     for layer_idx in ([None], [0, 2], [0, 1, 0], [0, 1, 2], [0, -2, 1, -3]):
-        with pytest.raises(ValueError, match="do not rise"):
+        with pytest.raises(ValueError, match="do not increase"):
             stage_parts(layer_idx, [1, 1])
 
 
