@@ -22,7 +22,7 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dslpar.cli.explain import Page, every_page, headline  # noqa: E402
+from dslpar.cli.explain import Page, all_pages, headline  # noqa: E402
 from dslpar.core.errors import Finding  # noqa: E402
 from dslpar.linter.check import lint, load_text  # noqa: E402
 from dslpar.linter.rule import Rule  # noqa: E402
@@ -52,7 +52,7 @@ _MODEL = "model = dict(type='GPT', num_layers=8, hidden_size=96, num_heads=24, v
 
 def pages() -> dict[str, str]:
     """Each generated file below docs/, and its text."""
-    every = every_page()
+    every = all_pages()
     strangers = {page.code[:-3] for page in every} - set(FAMILIES)
     assert not strangers, f"families without a title: {strangers}"
     made = {"config.md": config_page(), "rules/README.md": index(every)}

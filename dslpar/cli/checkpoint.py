@@ -1,7 +1,7 @@
 """`dslpar checkpoint list | show | verify | reshard | export`: checkpoints, without the ranks that wrote them.
 
-One process, no GPU, no cluster; to list, show and verify, no torch. What is written stands under a temporary name until
-all of it is on disk, and nothing is ever written over.
+One process, no GPU, no cluster; list, show and verify need no torch either. Output is written under a temporary name
+until all of it is on disk, and nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dslpar.cli import arguments as cli_arguments
+from dslpar.cli import arguments
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.linter.report import text as report_text
@@ -25,172 +25,162 @@ from dslpar.reporting import run_dir
 if TYPE_CHECKING:
     from dslpar.checkpoint.folder import Stored
 
-_SOURCE = "a checkpoint, or the folder of a run: its newest one"
+_SOURCE = "a checkpoint, or an output_dir for the newest one in it"
 
 
 class Action(NamedTuple):
-    """What follows `dslpar checkpoint`."""
+    """A word after `dslpar checkpoint`, with its flags and what it does."""
 
     help: str
-    arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+
+    def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+        """Act; print the findings of an error, and return 1 then."""
+        try:
+            return self.act(args, parser)
+        except DslparError as error:
+            arguments.print_findings(error.findings, {})
+            return 1
 
 
-def _format_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
-
-
-# ---- which ----
+# ---- which checkpoint ----
 
 
 def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
-    """The checkpoint that a path means.
+    """Read the manifest of a checkpoint, or of the newest one of a run.
 
     Raises:
-        DslparError: its manifest, which says what it is, is damaged, or of another format.
+        DslparError: the manifest is corrupted, or of another format.
     """
     from dslpar.checkpoint import folder
 
     found = _folders(Path(path), parser)
     if not found:
-        parser.error(f"there is no checkpoint in {path}")
+        parser.error(f"no checkpoint in {path}")
     stored = _read(found[-1])
-    if stored.manifest["format"] != folder.FORMAT:
-        message = f"{stored.path} has format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
+    if problem := _other_format(stored):
         code = "CKP220" if stored.manifest["format"] < folder.FORMAT else "CKP204"
-        raise_finding(code, message, "use the dslpar that wrote it", stored.path)
+        raise_finding(code, f"{stored.path} has {problem}", "use the dslpar that wrote it", stored.path)
     return stored
 
 
-def _read(place: Path) -> Stored:
+def _read(path: Path) -> Stored:
     from dslpar.checkpoint import folder
 
     try:
-        return folder.read(place)
+        return folder.read(path)
     except (OSError, ValueError) as error:
-        raise DslparError([_damaged(place, [f"{folder.MANIFEST}: {folder.why(error)}"])]) from error
+        raise DslparError([_corrupted(path, [f"{folder.MANIFEST}: {folder.why(error)}"])]) from error
+
+
+def _other_format(stored: Stored) -> str:
+    """Return what to say about a format that this dslpar does not read; nothing about the one it does."""
+    from dslpar.checkpoint import folder
+
+    number = stored.manifest["format"]
+    return "" if number == folder.FORMAT else f"format {number}, and this dslpar reads format {folder.FORMAT}"
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
-    """A checkpoint itself, or those that a resume of a run's folder would choose from, oldest first, damaged or not."""
+    """Return the checkpoint itself, or all that a resume of the run could choose from, oldest first."""
     from dslpar.checkpoint import folder
 
     if not path.is_dir():
-        parser.error(f"{path} is no folder")
+        parser.error(f"{path} is not a folder")
     try:
         return [path] if folder.is_one(path) else folder.numbered(path / run_dir.CHECKPOINTS) or folder.numbered(path)
     except OSError as error:
         parser.error(str(error))
 
 
-def _demand_whole(stored: Stored) -> None:
-    """Raises: DslparError, with every damaged file."""
+def _require_intact(stored: Stored) -> None:
+    """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
     from dslpar.checkpoint import folder
 
-    damages = folder.verify(stored)
-    if damages:
-        raise DslparError([_damaged(Path(stored.path), list(map(str, damages)))])
+    if damages := folder.verify(stored):
+        raise DslparError([_corrupted(Path(stored.path), list(map(str, damages)))])
 
 
-def _damaged(place: Path, damages: Sequence[str]) -> Finding:
-    message = f"{place.name} is damaged:" + "".join(f"\n    {damage}" for damage in damages)
-    hint = "bring these files back, or use another checkpoint: resume with checkpoint.resume_from=NAME"
-    return finding("CKP215", message, hint, str(place))
-
-
-def _telling(act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]) -> Callable[..., int]:
-    """`act`, whose errors are told; the exit status is then 1."""
-
-    def told(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-        try:
-            return act(args, parser)
-        except DslparError as error:
-            sys.stderr.write(report_text.text(error.findings, {}))
-            return 1
-
-    return told
+def _corrupted(path: Path, damages: Sequence[str]) -> Finding:
+    message = f"{path.name} is corrupted:" + "".join(f"\n    {damage}" for damage in damages)
+    hint = "restore these files, or use another checkpoint: resume with checkpoint.resume_from=NAME"
+    return finding("CKP215", message, hint, str(path))
 
 
 # ---- list ----
 
 
-def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Compares the lengths of files; verify reads every byte.\n\nexit status: 0, 2 usage"
-    parser.add_argument("path", metavar="OUTPUT_DIR", help="the folder of a run")
-    _format_argument(parser)
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Compares the lengths of files; verify reads every byte.\n\nexit status: 0, 2 wrong usage"
+    parser.add_argument("path", metavar="OUTPUT_DIR", help="the output_dir of a run")
+    arguments.add_format(parser)
 
 
 def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    rows = [_row(place) for place in _folders(Path(args.path), parser)]
+    rows = [_row(path) for path in _folders(Path(args.path), parser)]
     if args.format == "json":
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        arguments.print_json(rows)
     elif not rows:
-        sys.stdout.write(f"no checkpoints in {args.path}\n")
+        print(f"no checkpoints in {args.path}")
     else:
-        sys.stdout.write(_table([{key: _cell(value) for key, value in row.items()} for row in rows]))
+        _print_table([{key: _cell(value) for key, value in row.items()} for row in rows])
     return 0
 
 
-def _row(place: Path) -> dict[str, Any]:
-    """A line of the list; of what has no readable manifest, that."""
+def _row(path: Path) -> dict[str, Any]:
+    """Return one checkpoint's line of the list; without a readable manifest just its name and why."""
     from dslpar.checkpoint import folder, manifest
 
     try:
-        stored = folder.read(place)
+        stored = folder.read(path)
     except (OSError, ValueError) as error:
-        state = f"damaged: {folder.MANIFEST}: {folder.why(error)}"
-        return {"name": place.name, "samples": None, "bytes": None, "state": state, "layout": None}
-    known = stored.manifest["format"] == folder.FORMAT
-    return {
-        "name": place.name,
-        "samples": stored.manifest.get("consumed_samples"),
-        "bytes": sum(folder.sizes(place).values()),
-        "state": _state(stored) if known else f"format {stored.manifest['format']}",
-        "layout": manifest.words_of(stored.manifest["layout"]) if known else None,
-    }
-
-
-def _state(stored: Stored) -> str:
-    from dslpar.checkpoint import folder
-
-    damaged = folder.damaged_files(stored)
-    return f"damaged: {damaged[0]}" if damaged else "whole"
+        state = f"corrupted: {folder.MANIFEST}: {folder.why(error)}"
+        return {"name": path.name, "samples": None, "bytes": None, "state": state, "layout": None}
+    layout, state = None, f"format {stored.manifest['format']}"
+    if not _other_format(stored):
+        layout = manifest.words_of(stored.manifest["layout"])
+        damaged = folder.damaged_files(stored)
+        state = f"corrupted: {damaged[0]}" if damaged else "intact"
+    samples, num_bytes = stored.manifest.get("consumed_samples"), sum(folder.sizes(path).values())
+    return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
 
 
 def _cell(value: Any) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Columns as wide as their widest cell."""
+def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
     lines = [{key: key for key in rows[0]}, *rows]
     widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
-    return "".join("  ".join(line[key].ljust(widths[key]) for key in widths).rstrip() + "\n" for line in lines)
+    for line in lines:
+        print("  ".join(line[key].ljust(widths[key]) for key in widths).rstrip())
 
 
 # ---- show ----
 
 
-def _show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "json is the manifest, without its list of files.\n\nexit status: 0, 1 it cannot be read, 2 usage"
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "json is the manifest, without its list of files.\n\nexit status: 0, 1 not readable, 2 wrong usage"
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
-    _format_argument(parser)
+    arguments.add_format(parser)
 
 
 def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
-    told = {key: value for key, value in stored.manifest.items() if key not in ("files", "digest")}
-    shown = json.dumps(told, indent=2) + "\n" if args.format == "json" else _shown(stored)
-    sys.stdout.write(shown)
+    if args.format == "json":
+        arguments.print_json({key: value for key, value in stored.manifest.items() if key not in ("files", "digest")})
+    else:
+        sys.stdout.write(_description(stored))
     return 0
 
 
-def _shown(stored: Stored) -> str:
+def _description(stored: Stored) -> str:
     from dslpar.checkpoint import index, manifest
     from dslpar.language import yaml_io
 
     entries = index.load_index(Path(stored.path)).parameters.values()
-    elements = sum(_product(entry.shape) for entry in entries)
+    elements = sum(math.prod(entry.shape) for entry in entries)
     num_bytes = sum(file["bytes"] for file in stored.manifest["files"].values())
     versions = ", ".join(f"{name} {version}" for name, version in stored.manifest["versions"].items())
     offline = ", cut by `dslpar checkpoint reshard`" if stored.manifest["layout"].get(manifest.OFFLINE) else ""
@@ -204,108 +194,95 @@ def _shown(stored: Stored) -> str:
     return "\n".join(lines) + "\n\n" + yaml_io.dump_plain(stored.manifest["config"])
 
 
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
 # ---- verify ----
 
 
-def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Reads every byte of every file, and compares with what was written; then that each element of each
-tensor is there once.
+Reads every byte of every file and compares it with what was written; then checks that each element of each tensor is
+there exactly once.
 
-exit status: 0 all are whole, 1 one is damaged, 2 usage"""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or the folder of a run: all of its")
-    _format_argument(parser)
+exit status: 0 all are intact, 1 one is corrupted, 2 wrong usage"""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or an output_dir for all in it")
+    arguments.add_format(parser)
 
 
 def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    places = [place for path in args.paths for place in _folders(Path(path), parser)]
-    if not places:
-        parser.error(f"there is no checkpoint in {', '.join(args.paths)}")
-    found = {str(place): list(_damages(place)) for place in places}
+    paths = [found for path in args.paths for found in _folders(Path(path), parser)]
+    if not paths:
+        parser.error(f"no checkpoint in {', '.join(args.paths)}")
+    damages = {path: list(_damages(path)) for path in paths}
     if args.format == "json":
-        rows = [{"path": path, "whole": not damages, "damaged": damages} for path, damages in found.items()]
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        rows = [{"path": str(path), "whole": not each, "damaged": each} for path, each in damages.items()]
+        arguments.print_json(rows)
     else:
-        sys.stdout.write("".join(_verdict(Path(path), damages) for path, damages in found.items()))
-    return int(any(found.values()))
+        for path, each in damages.items():
+            print(report_text.block(_corrupted(path, each), {}) if each else f"{path}: intact")
+    return int(any(damages.values()))
 
 
-def _damages(place: Path) -> Iterator[str]:
-    """What is wrong with a checkpoint, file by file."""
+def _damages(path: Path) -> Iterator[str]:
+    """Yield what is wrong with a checkpoint, file by file."""
     from dslpar.checkpoint import folder, index
 
     try:
-        stored = folder.read(place)
+        stored = folder.read(path)
     except (OSError, ValueError) as error:
         yield f"{folder.MANIFEST}: {folder.why(error)}"
         return
-    if stored.manifest["format"] != folder.FORMAT:
-        yield f"{folder.MANIFEST}: format {stored.manifest['format']}, and this dslpar reads format {folder.FORMAT}"
+    if problem := _other_format(stored):
+        yield f"{folder.MANIFEST}: {problem}"
         return
     damages = folder.verify(stored)
     yield from map(str, damages)
     if not damages:
-        yield from (f"{index.INDEX}: {name} is not there once" for name in index.load_index(place).incomplete())
-
-
-def _verdict(place: Path, damages: Sequence[str]) -> str:
-    return report_text.block(_damaged(place, damages), {}) + "\n" if damages else f"{place}: whole\n"
+        yield from (f"{index.INDEX}: {name} is not there exactly once" for name in index.load_index(path).incomplete())
 
 
 # ---- reshard ----
 
 
-def _offline() -> Any:
-    """What needs torch; DeepSpeed has something to say when it is imported, which belongs to no output of ours."""
+def _import_offline() -> Any:
+    """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
     with contextlib.redirect_stdout(sys.stderr):
         return importlib.import_module("dslpar.checkpoint.offline")
 
 
-def _reshard_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_reshard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 dslpar checkpoint reshard outputs/gpt_3d --config wider.py --world-size 16 --output outputs/wider
 train.py --config wider.py --resume train.output_dir=outputs/wider
 
-A run resumes on any layout without this; it is for a checkpoint that is to be moved, or that many
-runs will read. It goes tensor by tensor: the largest bounds the memory. Weights and the optimizer's
-state are the same to the bit; random states, which belong to ranks, are left out.
+A run resumes on any layout without this; it is for a checkpoint that is to be moved, or that many runs will read.
+Memory is bounded by the largest tensor. Weights and optimizer state are the same to the bit; random states, which
+belong to ranks, are left out.
 
-exit status: 0 written, 1 it cannot be, 2 usage"""
+exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="overrides of the config's keys")
-    parser.add_argument("--config", required=True, metavar="CFG", help="the config of the run that is to resume")
-    cli_arguments.world_arguments(parser)
-    parser.add_argument("--output", required=True, metavar="OUT", help="the output_dir to write to; has no checkpoints")
+    parser.add_argument("operands", nargs="*", metavar="key=value", help="overrides of the config's keys")
+    parser.add_argument("--config", required=True, metavar="CFG", help="the config of the run that will resume")
+    arguments.add_world(parser)
+    parser.add_argument("--output", required=True, metavar="OUT", help="a new output_dir, without checkpoints")
 
 
 def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from dslpar.linter import check
 
     sources: dict[str, str] = {}
-    cluster = cli_arguments.cluster(args, parser, sources)
-    world_size = args.world_size or (cluster.world_size if cluster else None)
-    if not world_size:
-        parser.error("reshard needs the number of ranks: --world-size N or --hostfile FILE")
-    if strangers := [word for word in args.words if not cli_arguments.is_override(word)]:
-        parser.error(f"reshard takes one checkpoint, and overrides; not {strangers[0]!r}")
+    cluster = arguments.load_cluster(args, parser, sources)
+    world_size = arguments.world_size(args, cluster, parser)
+    if others := [operand for operand in args.operands if not arguments.is_override(operand)]:
+        parser.error(f"reshard takes one checkpoint, and overrides, not {others[0]!r}")
     stored = _source(args.path, parser)
-    job = cli_arguments.job_or_findings(check.load(args.config, args.words), world_size, cluster, sources)
+    job = arguments.resolve_or_print(check.load(args.config, args.operands), world_size, cluster, sources)
     if job is None:
         return 1
-    _demand_whole(stored)
+    _require_intact(stored)
     from dslpar.checkpoint import manifest
 
-    offline = _offline()
-    written = offline.reshard(stored, job, Path(args.output))
-    layouts = manifest.words_of(stored.manifest["layout"]), manifest.words_of(_read(written).manifest["layout"])
-    sys.stdout.write(f"{stored.path} ({layouts[0]})\n  -> {written} ({layouts[1]})\n")
+    written = _import_offline().reshard(stored, job, Path(args.output))
+    before, after = (manifest.words_of(each.manifest["layout"]) for each in (stored, _read(written)))
+    print(f"{stored.path} ({before})\n  -> {written} ({after})")
     return 0
 
 
@@ -315,46 +292,42 @@ _DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
-def _export_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them; a tied
-weight once. Buffers and the optimizer's state are left out. Beside them stand
-model.safetensors.index.json, which says where each lies, and the run's config.yaml.
+Writes whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them; a tied weight once.
+Buffers and optimizer state are left out. Beside the weights are model.safetensors.index.json, which says in which file
+each of them is, and the run's config.yaml.
 
-exit status: 0 written, 1 it cannot be, 2 usage"""
+exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
-    parser.add_argument("--output", required=True, metavar="DIR", help="a folder that is not there yet")
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="left out: as stored, which of half precision is fp32")
-    parser.add_argument(
-        "--max-shard-size",
-        type=_num_bytes,
-        default="5GB",
-        metavar="SIZE",
-        help="of the tensors in a file; default: %(default)s",
-    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for half precision")
+    help = "the most bytes of tensors in a file; default: %(default)s"
+    parser.add_argument("--max-shard-size", type=_num_bytes, default="5GB", metavar="SIZE", help=help)
 
 
 def _num_bytes(text: str) -> int:
-    """`5GB`, `500MB`, or a number of bytes."""
+    """Parse `5GB`, `500MB`, or a number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]B)?", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 5GB or 500MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB or 500MB")
     return size
 
 
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
-    _demand_whole(stored)
-    for path in _offline().export(stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size):
-        sys.stdout.write(f"{path}  {path.stat().st_size:,} bytes\n")
+    _require_intact(stored)
+    for path in _import_offline().export(stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size):
+        print(f"{path}  {path.stat().st_size:,} bytes")
     return 0
 
 
 ACTIONS: Mapping[str, Action] = {
-    "list": Action("the checkpoints of a run: samples, size, layout", _list_arguments, _list),
-    "show": Action("what a checkpoint says of itself: step, layout, config", _show_arguments, _telling(_show)),
-    "verify": Action("every byte of checkpoints against what was written", _verify_arguments, _telling(_verify)),
-    "reshard": Action("a checkpoint as another layout holds it", _reshard_arguments, _telling(_reshard)),
-    "export": Action("whole weights to safetensors files", _export_arguments, _telling(_export)),
+    "list": Action("list the checkpoints of a run: samples, size, layout", _add_list_arguments, _list),
+    "show": Action("print a checkpoint's step, layout and config", _add_show_arguments, _show),
+    "verify": Action("compare every byte of checkpoints with what was written", _add_verify_arguments, _verify),
+    "reshard": Action("write a checkpoint as another layout holds it", _add_reshard_arguments, _reshard),
+    "export": Action("write whole weights to safetensors files", _add_export_arguments, _export),
 }
+"""What follows `dslpar checkpoint`."""

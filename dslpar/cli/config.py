@@ -1,4 +1,4 @@
-"""`dslpar config CFG`: every value of a config and why it is so; `--reference`: every key that there is."""
+"""`dslpar config CFG`: every value of a config and why it is so; `--reference`: every key there is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dslpar.cli import arguments as cli_arguments
+from dslpar.cli import arguments
 
 if TYPE_CHECKING:
     from dslpar.provenance.subject import Case
@@ -19,10 +19,11 @@ dslpar config configs/gpt_3d.py --world-size 8 --explain parallel.data # one val
 dslpar config configs/gpt_3d.py --explain deepspeed.zero_optimization  # DeepSpeed's dict
 dslpar config --reference batch                                        # keys, with type, default and help
 
-A value is written, overridden (by the command line), inferred, a default, or not known. yaml is a config itself: what
-was written, merged; under `resolved`, which is not read again, what was inferred and the defaults.
+A value is written, overridden (on the command line), inferred, a default, or unknown. The yaml format is itself a
+config: all that was written, merged. Its section `resolved`, which is ignored when it is read again, has the inferred
+values and the defaults.
 
-exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 usage"""
+exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 wrong usage"""
 
 _FORMATS = {
     "values": ("text", "json", "yaml"),
@@ -31,58 +32,59 @@ _FORMATS = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Its flags."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
     parser.epilog = EPILOG
-    parser.add_argument("words", nargs="*", metavar="CFG or key=value", help="a config file, and overrides of its keys")
-    cli_arguments.world_arguments(parser)
-    parser.add_argument("--explain", action="append", metavar="KEY", help="why a key has its value; may stand again")
-    parser.add_argument("--reference", nargs="?", const="", metavar="KEY", help="print the keys that there are")
-    formats = tuple(dict.fromkeys(name for names in _FORMATS.values() for name in names))
-    parser.add_argument("--format", choices=formats, default="text", help="default: %(default)s")
+    arguments.add_operands(parser, nargs="*")
+    arguments.add_world(parser)
+    parser.add_argument("--explain", action="append", metavar="KEY", help="print why a key has its value; repeatable")
+    parser.add_argument("--reference", nargs="?", const="", metavar="KEY", help="print all keys, or those of a section")
+    arguments.add_format(parser, *dict.fromkeys(name for names in _FORMATS.values() for name in names))
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prints values, reasons or the reference."""
-    asked = "--reference" if args.reference is not None else "--explain" if args.explain else "values"
-    if args.format not in _FORMATS[asked]:
-        parser.error(f"{asked} has the formats {', '.join(_FORMATS[asked])}, not {args.format}")
-    if asked == "--reference":
-        return _reference(args, parser)
-    return _of_a_config(args, parser)
+    """Print values, reasons or the reference."""
+    what = "--reference" if args.reference is not None else "--explain" if args.explain else "values"
+    if args.format not in _FORMATS[what]:
+        parser.error(f"{what} has the formats {', '.join(_FORMATS[what])}, not {args.format}")
+    return _print_reference(args, parser) if what == "--reference" else _print_values(args, parser)
 
 
-def _reference(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.core.suggest import did_you_mean
+def _print_reference(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from dslpar.provenance import reference, reference_formats
+    from dslpar.core.suggest import did_you_mean
 
-    if args.words or args.explain:
-        parser.error("--reference is about no config, and takes one key at most")
+    if args.operands or args.explain:
+        parser.error("--reference takes no config, and at most one key")
     rows = reference.below(args.reference)
     if not rows:
         known = [*(row.key for row in reference.rows()), *reference.other_names()]
-        parser.error(f"no key {args.reference!r}; {did_you_mean(args.reference, known) or 'leave it out for all keys'}")
+        hint = did_you_mean(args.reference, known) or "leave it out for all keys"
+        parser.error(f"unknown key {args.reference!r}; {hint}")
     sys.stdout.write(reference_formats.FORMATS[args.format](rows))
     return 0
 
 
-def _of_a_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from dslpar.provenance import text as provenance_text
     from dslpar.provenance.subject import Case
     from dslpar.provenance.values import values_of
 
     sources: dict[str, str] = {}
-    hosts = cli_arguments.cluster(args, parser, sources)
-    case = Case(cli_arguments.one_config(args, parser), args.world_size, hosts)
+    cluster = arguments.load_cluster(args, parser, sources)
+    case = Case(arguments.load_configs(args, parser)[0], args.world_size, cluster)
     values = values_of(case)
     if args.explain:
         text = _explained(args, parser, case, values)
     elif args.format == "yaml":
         text = _yaml(case, values)
+    elif args.format == "json":
+        text = provenance_text.values_json(case, values.values())
     else:
-        from dslpar.provenance import text as message
-
-        text = message.listing(case, values) if args.format == "text" else message.values_json(case, values.values())
-    _say_findings(case, sources)
+        text = provenance_text.listing(case, values)
+    # Without a world size, each value that depends on it says so itself.
+    findings = [finding for finding in case.findings if finding.code != "CFG112"]
+    arguments.print_findings(findings, sources | dict(case.config.sources))
     sys.stdout.write(text)
     return int(not case.sound)
 
@@ -90,23 +92,23 @@ def _of_a_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> i
 def _explained(
     args: argparse.Namespace, parser: argparse.ArgumentParser, case: Case, values: Mapping[str, Value]
 ) -> str:
-    from dslpar.provenance import text as message
+    from dslpar.provenance import text as provenance_text
     from dslpar.provenance.query import Answers
 
     answers = Answers(case, values)
     found: dict[str, Value] = {}
     for key in args.explain:
-        those = answers.of(key)
-        if not those:
-            parser.error(f"no key {key!r}; {answers.close_to(key)}")
-        found |= {value.key: value for value in those}
+        matches = answers.of(key)
+        if not matches:
+            parser.error(f"unknown key {key!r}; {answers.close_to(key)}")
+        found |= {value.key: value for value in matches}
     if args.format == "json":
-        return message.values_json(case, found.values())
-    return "\n".join(message.explanation(case, value, values) for value in found.values())
+        return provenance_text.values_json(case, found.values())
+    return "\n".join(provenance_text.explanation(case, value, values) for value in found.values())
 
 
 def _yaml(case: Case, values: Mapping[str, Value]) -> str:
-    """As a run's config.yaml, and the defaults with it; what is no job yet is what was written."""
+    """Return a run's config.yaml with the defaults; where no job can be resolved, just what was written."""
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
     from dslpar.schema.sections_reader import SECTIONS
@@ -115,12 +117,3 @@ def _yaml(case: Case, values: Mapping[str, Value]) -> str:
     if case.sound and case.world_size:
         return run_dir.config_yaml(case.job, case.config, {"defaults": defaults})
     return yaml_io.dump(case.config, {"defaults": defaults}, SECTIONS)
-
-
-def _say_findings(case: Case, sources: Mapping[str, str]) -> None:
-    """Findings go to stderr; that there is no world size is said where it matters."""
-    from dslpar.linter.report import text as formats
-
-    findings = [finding for finding in case.findings if finding.code != "CFG112"]
-    if findings:
-        sys.stderr.write(formats.text(findings, {**sources, **case.config.sources}))

@@ -2,96 +2,88 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from dslpar.cli import arguments
-from dslpar.cli.lint import Linted
 from dslpar.core.errors import Finding
 from dslpar.language.load import Config
 from dslpar.linter import check, fixes
 
-FindingsOf = Callable[[Config], list[Finding]]
+Linted = tuple[Config, list[Finding]]
+"""A config, and what lint reports about it."""
 
 
-def run(
-    args: argparse.Namespace, batch: Sequence[Linted], findings_of: FindingsOf, given: Mapping[str, str]
-) -> tuple[list[Linted], bool]:
-    """Changes files, or shows how they would; what is found with the changes, and whether there were any."""
-    texts = dict(given)
+class Fixer:
+    """One run of --fix or --diff over the configs that were linted."""
 
-    def again(config: Config) -> Linted:
-        loaded = check.load(config.path, arguments.overrides(args), texts)
-        return Linted(loaded, findings_of(loaded))
+    def __init__(
+        self, findings_of: Callable[[Config], list[Finding]], overrides: Sequence[str], stdin: Mapping[str, str]
+    ) -> None:
+        """`stdin`: the text of the config on standard input under its real path; empty if there is none."""
+        self.findings_of, self.overrides, self.stdin = findings_of, overrides, stdin
+        self.texts = dict(stdin)
+        """Texts in place of files, by real path: those on stdin, and those of files that were fixed."""
 
-    done = []
-    for path, data in _files(args, batch, given).items():
-        made = _repair(path, data, batch, findings_of, texts, arguments.overrides(args))
-        if made.after != made.before and (args.diff or _written(args, made, data, given)):
-            texts[os.path.realpath(path)] = made.after
-            done.append(made)
-        for finding, why in made.refused:
-            sys.stderr.write(f"{finding.location}: {finding.code} is not fixed: {why}\n")
-    if args.diff:
-        _out("".join(fixes.diff(done)))
-    elif given:
-        _out(next(iter(texts.values())))
-    return [again(config) for config, _ in batch] if done else list(batch), bool(done)
+    def run(self, batch: Sequence[Linted], roots: Sequence[str], *, write: bool) -> tuple[list[Linted], bool]:
+        """Fix the files below `roots`, or print a diff; return what lint reports then, and whether anything changed."""
+        repairs = []
+        for path, data in self._fixable_files(batch, roots).items():
+            repair = self._repair(path, data, batch)
+            if repair.after != repair.before and (not write or self._written(repair, data)):
+                self.texts[os.path.realpath(path)] = repair.after
+                repairs.append(repair)
+            for finding, why in repair.refused:
+                sys.stderr.write(f"{finding.location}: {finding.code} is not fixed: {why}\n")
+        if not write:
+            _print_bytes("".join(fixes.diff(repairs)))
+        elif self.stdin:
+            _print_bytes(next(iter(self.texts.values())))
+        return [self._lint(config.path) for config, _ in batch] if repairs else list(batch), bool(repairs)
+
+    def _lint(self, path: str) -> Linted:
+        config = check.load(path, self.overrides, self.texts)
+        return config, self.findings_of(config)
+
+    def _repair(self, path: str, data: bytes, batch: Sequence[Linted]) -> fixes.Repair:
+        """Repair one file, judged by every config that reads it."""
+        real = os.path.realpath(path)
+        readers = [config.path for config, _ in batch if real in map(os.path.realpath, config.sources)]
+
+        def relint(texts: Mapping[str, str]) -> list[Finding]:
+            found = (item for each in readers for item in self.findings_of(check.load(each, self.overrides, texts)))
+            return list(dict.fromkeys(found))  # a file that several configs import has its findings in each of them
+
+        return fixes.repair(path, fixes.text_of(data), relint, self.texts)
+
+    def _fixable_files(self, batch: Sequence[Linted], roots: Sequence[str]) -> dict[str, bytes]:
+        """Return the bytes of the files with something to fix that are named, or below a named folder."""
+        locations = [item.fix.location.path for _, findings in batch for item in findings if item.fix is not None]
+        paths = {os.path.realpath(path): path for path in reversed(locations)}
+        real_roots = [os.path.realpath(root) for root in roots]
+        files = {}
+        for real, path in paths.items():
+            if real in self.stdin:
+                files[path] = self.stdin[real].encode("utf-8")
+            elif not self.stdin and any(real == root or real.startswith(root + os.sep) for root in real_roots):
+                with open(path, "rb") as file:
+                    files[path] = file.read()
+        return files
+
+    def _written(self, repair: fixes.Repair, data: bytes) -> bool:
+        """Write the changed text to its file, if it has one; return whether that worked."""
+        if not self.stdin:
+            try:
+                fixes.write(repair.path, data, repair.after)
+            except OSError as error:
+                sys.stderr.write(f"{repair.path} is not changed: {error.strerror or error}\n")
+                return False
+        sys.stderr.write(f"{repair.path}: {repair.changes} fixed\n")
+        return True
 
 
-def _out(text: str) -> None:
-    """Text of files goes out in UTF-8, as it was read, whatever the encoding of stdout: `patch` and editors take it."""
+def _print_bytes(text: str) -> None:
+    """Print a file's text to stdout in UTF-8, whatever stdout's encoding: `patch` and editors read it."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()
-
-
-def _repair(
-    path: str,
-    data: bytes,
-    batch: Sequence[Linted],
-    findings_of: FindingsOf,
-    texts: Mapping[str, str],
-    overrides: Sequence[str],
-) -> fixes.Repair:
-    """One file's changes, judged by every config that reads it."""
-    real = os.path.realpath(path)
-    readers = [config.path for config, _ in batch if real in map(os.path.realpath, config.sources)]
-
-    def relint(instead: Mapping[str, str]) -> list[Finding]:
-        found = (item for each in readers for item in findings_of(check.load(each, overrides, instead)))
-        return list(dict.fromkeys(found))  # of a part, each of its configs finds the same
-
-    return fixes.repair(path, fixes.text_of(data), relint, texts)
-
-
-def _files(args: argparse.Namespace, batch: Sequence[Linted], given: Mapping[str, str]) -> dict[str, bytes]:
-    """The files with something to fix that were named, or lie below a named folder; and their bytes."""
-    fixable = [item.fix.location.path for each in batch for item in each.findings if item.fix is not None]
-    paths = {os.path.realpath(path): path for path in reversed(fixable)}
-    roots = [
-        arguments.stdin_name(args) if word == "-" else word for word in args.words if not arguments.is_override(word)
-    ]
-    real = [os.path.realpath(root) for root in roots]
-    named = {}
-    for there, path in paths.items():
-        if there in given:
-            named[path] = given[there].encode("utf-8")
-        elif not given and any(there == root or there.startswith(root + os.sep) for root in real):
-            with open(path, "rb") as file:
-                named[path] = file.read()
-    return named
-
-
-def _written(args: argparse.Namespace, made: fixes.Repair, data: bytes, given: Mapping[str, str]) -> bool:
-    """Whether the changed text stands in its file now; stdin has none."""
-    if not given:
-        try:
-            fixes.write(made.path, data, made.after)
-        except OSError as error:
-            sys.stderr.write(f"{made.path} is not changed: {error.strerror or error}\n")
-            return False
-    sys.stderr.write(f"{made.path}: {made.changes} fixed\n")
-    return True

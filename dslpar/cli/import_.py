@@ -1,7 +1,7 @@
-"""`dslpar import FILE`: a config of ColossalAI's, LiBai's or DeepSpeed's to a dslpar file, and a report of every key.
+"""`dslpar import FILE`: converts a config of ColossalAI, LiBai or DeepSpeed to dslpar, and reports on every key.
 
-The file goes to standard output and the report to standard error, or with `-o` the file to OUT and the report to
-standard output. Exit status: 0 everything is carried over, 1 something needs you, 2 the command line is wrong.
+The config goes to stdout and the report to stderr; with `-o`, the config to OUT and the report to stdout. Exit status:
+0 everything is converted, 1 something needs the author, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -12,78 +12,79 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dslpar.cli import arguments as cli_arguments
-from dslpar.core.errors import Finding, has_errors
+from dslpar.cli import arguments
+from dslpar.core.errors import has_errors
 from dslpar.language.codes import MistakeError
 from dslpar.language.source import read_source
 from dslpar.linter import check
-from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
+from dslpar.linter.problem import UnknownValueError
 from dslpar.migrate import report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.rows import Epoch
 from dslpar.migrate.sources import NAMES, OURS, Source, read_text
 
+EPILOG = """\
+The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the report to stdout.
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Its flags."""
-    parser.add_argument(
-        "file", metavar="FILE", help="a config of ColossalAI's or LiBai's (.py), or DeepSpeed's (.json)"
-    )
-    parser.add_argument("-o", dest="out", metavar="OUT", help="the file to write; left out: standard output")
-    parser.add_argument("--from", dest="name", choices=NAMES, help="whose config it is; left out: what FILE tells")
-    parser.add_argument("--model", metavar="FILE", help="a dslpar config, whose model is taken")
-    parser.add_argument(
-        "--world-size", type=cli_arguments.count, metavar="N", help="ranks of the job, to lint the result for"
-    )
-    parser.add_argument(
-        "--num-samples",
-        type=cli_arguments.count,
-        metavar="N",
-        help="samples of the data, to make steps of the source's epochs",
-    )
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of the report; default: %(default)s"
-    )
-    parser.add_argument("--force", action="store_true", help="write over OUT")
+exit status: 0 everything is converted, 1 something needs you (the report says what), 2 wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.epilog = EPILOG
+    add, number = parser.add_argument, arguments.positive_int
+    add("file", metavar="FILE", help="a config of ColossalAI or LiBai (.py), or of DeepSpeed (.json)")
+    add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
+    add("--from", dest="source", choices=NAMES, help="whose config it is; default: detected from FILE")
+    add("--model", metavar="FILE", help="take the model from this dslpar config")
+    add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
+    add("--num-samples", type=number, metavar="N", help="samples in the data, to convert the source's epochs to steps")
+    arguments.add_format(parser)
+    add("--force", action="store_true", help="overwrite OUT")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Writes the file and the report; 1 if something needs the author."""
+    """Write the config and the report; return 1 if something needs the author."""
     if args.out and os.path.lexists(args.out) and not args.force:
         parser.error(f"{args.out} exists: choose another name, or --force")
     source, model = _source(args, parser), _model(args, parser)
     made = convert(source, model)
     if args.num_samples:
-        made = _with_epochs(made, convert(source, model, _epoch(made, args, parser)), parser)
+        before, made = made, convert(source, model, _epoch(made, args, parser))
+        if made.entries == before.entries:
+            parser.error(f"--num-samples: {args.file} counts no epochs")
     text = writer.file_of(made)
     config = check.load_text(text, args.out or "<imported>.py")
     findings = check.lint(config, args.world_size)
     _write(text, args, parser)
-    told = sys.stdout if args.out else sys.stderr
-    told.write(_report(made, args, findings, config.sources))
+    out = sys.stdout if args.out else sys.stderr
+    if args.format == "json":
+        out.write(report.as_json(made, args.out, findings))
+    else:
+        out.write(report.text(made, args.out) + "lint of the result:\n" + report_text.text(findings, config.sources))
     return int(made.needs_you or has_errors(findings))
 
 
 def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source:
-    """The source, evaluated."""
+    """Evaluate FILE; exit with a usage error if it is not a config of one of the sources."""
     try:
         text = read_source(args.file, {}).text
-    except MistakeError as failed:
-        parser.error(failed.message)
-    source = read_text(text, args.file, args.name or "")
+    except MistakeError as error:
+        parser.error(error.message)
+    source = read_text(text, args.file, args.source or "")
     if not source.config.complete:
-        sys.stderr.write(report_text.text(refused(source), {args.file: text}))
-        parser.error(f"{args.file} cannot be read")
+        arguments.print_findings(refused(source), {args.file: text})
+        parser.error(f"cannot read {args.file}")
     if source.name == OURS:
-        parser.error(f"{args.file} is a dslpar config already: there is nothing to import (--from says otherwise)")
+        parser.error(f"{args.file} is already a dslpar config: there is nothing to import (else say so with --from)")
     if not source.name:
-        parser.error(f"{args.file} does not tell whose config it is: --from {', '.join(NAMES)}")
+        parser.error(f"cannot tell whose config {args.file} is: --from {', '.join(NAMES)}")
     return source
 
 
 def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping[str, Any] | None:
-    """The model of the config that --model names."""
+    """Return the model of the config that --model names."""
     if args.model is None:
         return None
     config = check.load(args.model)
@@ -92,25 +93,18 @@ def _model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Mapping
     node = config.root.value.get("model")
     if node is None or not node.is_mapping:
         parser.error(f"{args.model} has no model")
-    target = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
-    return target | {str(key): child.plain() for key, child in node.value.items()}
+    type_ = {} if node.target is None else {"type": node.target.name.removeprefix("dslpar.models.")}
+    return type_ | {str(key): child.plain() for key, child in node.value.items()}
 
 
 def _epoch(made: Import, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Epoch:
-    """What an epoch is: the samples that were given, and those of one step, by the result."""
+    """Return what an epoch is: the samples of --num-samples, and those of one step of the result."""
     cx = check.check(check.load_text(writer.file_of(made), "<imported>.py"), args.world_size).context
     try:
         size = cx.requested_batch.global_size or cx.batch.global_size
     except UnknownValueError:
-        parser.error("--num-samples: how many samples a step takes is not known; --world-size N may tell")
+        parser.error("--num-samples: the number of samples a step is unknown; --world-size N may help")
     return Epoch(args.num_samples, size)
-
-
-def _with_epochs(before: Import, made: Import, parser: argparse.ArgumentParser) -> Import:
-    """The second of the two; it is a mistake if epochs make no difference."""
-    if made.entries == before.entries:
-        parser.error(f"--num-samples: {made.source.path} counts no epochs")
-    return made
 
 
 def _write(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -122,9 +116,3 @@ def _write(text: str, args: argparse.Namespace, parser: argparse.ArgumentParser)
             file.write(text)
     except OSError as error:
         parser.error(f"cannot write {args.out}: {error.strerror}")
-
-
-def _report(made: Import, args: argparse.Namespace, findings: list[Finding], sources: Mapping[str, str]) -> str:
-    if args.format == "json":
-        return report.as_json(made, args.out, findings)
-    return report.text(made, args.out) + "lint of the result:\n" + report_text.text(findings, sources)

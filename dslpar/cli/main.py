@@ -1,7 +1,7 @@
-"""The commands: `dslpar lint`, `explain`, `show`, `launch`; see dslpar/cli.
+"""The command `dslpar`: finds the command that is asked for, and runs it.
 
-Only the command that runs is imported, so that lint starts in a blink. Flags and `key=value` overrides may stand
-anywhere. Exit status: 0 nothing wrong, 1 errors found (with --strict warnings too), 2 the command line is wrong.
+Only the module of that command is imported, so that lint starts in a blink. Flags and `key=value` overrides may be
+given in any order. Exit status: 0 nothing is wrong, 1 errors were found (with --strict warnings too), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -17,93 +17,94 @@ from typing import NoReturn
 
 COMMANDS: Mapping[str, str] = {
     "lint": "find everything that is wrong with a config, before anything starts",
-    "explain": "print the page of a rule: what, why, example, instead",
+    "explain": "print the page of a rule: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",
-    "config": "print every value of a config and why it is so; --reference: every key that there is",
+    "config": "print every value of a config and why it is so; --reference: every key there is",
     "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",
-    "import": "a config of ColossalAI's, LiBai's or DeepSpeed's to a dslpar file, and a report of every key",
+    "import": "convert a config of ColossalAI, LiBai or DeepSpeed to dslpar, and report on every key",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
-"""Name to help; each is a module of dslpar.cli."""
-MODULES: Mapping[str, str] = {"import": "import_"}
-"""Of a command that cannot be a module's name, the module."""
+"""Help by name; each command is a module of dslpar.cli."""
+_KEYWORDS: Mapping[str, str] = {"import": "import_"}
+"""Modules of the commands whose names are keywords of Python."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] not in COMMANDS:
-        return _no_command(words)
+    """Run one command; return the exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] not in COMMANDS:
+        return _no_command(argv)
     # Without this, argparse asks gettext for a translation of each of its words: there is none, and to find that out
     # loads `locale` and looks through folders, 4 % of a start.
     setattr(argparse, "_", str)  # noqa: B010  (typeshed does not know the name)
-    name, *words = words
-    command = importlib.import_module(f"dslpar.cli.{MODULES.get(name, name)}")
-    hint = COMMANDS[name]
+    name, *argv = argv
+    command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
+    description = COMMANDS[name]
     if actions := getattr(command, "ACTIONS", None):
-        if not words or words[0] not in actions:
-            return _no_command(words, f"dslpar {name}", {word: action.help for word, action in actions.items()}, hint)
-        name, command, hint = f"{name} {words[0]}", actions[words[0]], actions[words.pop(0)].help
+        if not argv or argv[0] not in actions:
+            helps = {each: action.help for each, action in actions.items()}
+            return _no_command(argv, f"dslpar {name}", helps, description)
+        command = actions[argv[0]]
+        name, description = f"{name} {argv.pop(0)}", command.help
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
     parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog=f"dslpar {name}", description=hint, formatter_class=_formatter
+        allow_abbrev=False, prog=f"dslpar {name}", description=description, formatter_class=_formatter
     )
-    command.arguments(parser)
-    args, rest = parser.parse_known_args(words)
+    command.add_arguments(parser)
+    args, rest = parser.parse_known_args(argv)
     if rest:  # an override behind a flag, or a mistake: a second reading, since this one formats the usage first
-        args = parser.parse_intermixed_args(words)
+        args = parser.parse_intermixed_args(argv)
     status: int = command.run(args, parser)
     return status
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Of a fixed width: to ask the terminal, argparse would load every compression of the standard library."""
+    """Format help at a fixed width: to ask the terminal, argparse would load all of the standard library's codecs."""
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
 def _no_command(
-    words: list[str],
+    argv: list[str],
     prog: str = "dslpar",
     commands: Mapping[str, str] = COMMANDS,
     description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
 ) -> int:
-    top = argparse.ArgumentParser(
+    """Handle a line that names no command: --help, --version, or a mistake."""
+    parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog=prog,
         description=description,
-        epilog="commands:\n" + "".join(f"  {name:12}{hint}\n" for name, hint in commands.items()),
+        epilog="commands:\n" + "".join(f"  {name:12}{help}\n" for name, help in commands.items()),
         formatter_class=_formatter,
-        usage=f"{prog} COMMAND ... ({prog} COMMAND --help says more)",
+        usage=f"{prog} COMMAND ... (see {prog} COMMAND --help)",
     )
-    top.add_argument("--version", action="store_true", help="print the version and stop")
-    if words and not words[0].startswith("-"):
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    if argv and not argv[0].startswith("-"):
         from dslpar.core.suggest import did_you_mean
 
-        top.error(f"no command {words[0]!r}; " + (did_you_mean(words[0], commands) or f"one of {', '.join(commands)}"))
-    if top.parse_args(words).version:
+        hint = did_you_mean(argv[0], commands) or f"the commands are {', '.join(commands)}"
+        parser.error(f"unknown command {argv[0]!r}; {hint}")
+    if parser.parse_args(argv).version:
         from dslpar import __version__
 
         print(f"dslpar {__version__}")
         return 0
-    top.print_help()
+    parser.print_help()
     return 2
 
 
 def run() -> NoReturn:
-    """The entry point of the command `dslpar` and of `python -m dslpar.cli`.
-
-    Who reads no further (`dslpar explain TEN101 | head -3`) has had enough: that is no error to speak of.
-    """
+    """Run the command and exit: the entry point of `dslpar` and of `python -m dslpar.cli`."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to stop
-    gc.disable()  # until all is imported: nothing of that dies, and to look for garbage in it is 5 % of a start
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show must not stop us
+    gc.disable()  # until all is imported: none of it dies, and collecting garbage there takes 5 % of a start
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has had enough: `dslpar explain TEN101 | head -3`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
-        status = 128 + 13  # as a shell has it of SIGPIPE
+        status = 128 + 13  # as a shell reports SIGPIPE
     sys.exit(status)

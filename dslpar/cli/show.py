@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dslpar.cli import arguments as cli_arguments
+from dslpar.cli import arguments
 from dslpar.reporting import show
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Its flags."""
-    cli_arguments.config_argument(parser)
-    cli_arguments.world_arguments(parser)
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: %(default)s")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    arguments.add_operands(parser)
+    arguments.add_world(parser)
+    arguments.add_format(parser)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prints the job, or the findings that forbid it."""
+    """Print the job, or the findings that forbid it."""
     sources: dict[str, str] = {}
-    cluster = cli_arguments.cluster(args, parser, sources)
-    world_size = args.world_size or (cluster.world_size if cluster else None)
-    if not world_size:
-        parser.error("show needs the number of ranks: --world-size N or --hostfile FILE")
-    job = cli_arguments.job_or_findings(cli_arguments.one_config(args, parser), world_size, cluster, sources)
+    cluster = arguments.load_cluster(args, parser, sources)
+    world_size = arguments.world_size(args, cluster, parser)
+    job = arguments.resolve_or_print(arguments.load_configs(args, parser)[0], world_size, cluster, sources)
     if job is None:
         return 1
     sys.stdout.write(show.FORMATS[args.format](job))

@@ -39,7 +39,7 @@ def _may_be(name: str) -> bool:
     return name.endswith(ENDINGS) and not name.startswith(".")
 
 
-def passed_over(configs: Sequence[Config]) -> dict[str, str]:
+def skipped(configs: Sequence[Config]) -> dict[str, str]:
     """Path -> why it is not linted by itself, of the files that are no configs."""
     whole = [config for config in configs if _has_model(config)]
     parts = {os.path.realpath(path): config.path for config in whole for path in config.sources if path != config.path}

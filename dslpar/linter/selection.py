@@ -5,7 +5,7 @@ equally precise ones `--ignore`, as in ruff. What says that something was not lo
 other rules, since its silence would be taken for praise; only `--ignore` leaves it out.
 
     >>> chosen = Selection(select=("PERF",), ignore=("PERF101",))
-    >>> [chosen.holds(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
+    >>> [chosen.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
     [False, True, False, True]
 """
 
@@ -26,7 +26,7 @@ class Selection(NamedTuple):
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
 
-    def holds(self, code: str) -> bool:
+    def includes(self, code: str) -> bool:
         """Whether findings of that code are reported."""
         chosen = _precision(code, self.select) if self.select else 0
         if chosen < 0 and code in NOT_LOOKED_AT:

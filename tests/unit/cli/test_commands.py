@@ -251,7 +251,7 @@ def test_what_cannot_be_read_is_told_whatever_is_selected(config: Path, capsys: 
         ("--statistics --format sarif", "--statistics goes with"),
         ("--fix --diff", "not allowed with argument"),
         ("--stdin-filename a.py", "--stdin-filename goes with `-`"),
-        ("-", "`-` is the only config where it stands"),
+        ("-", "`-` cannot be combined with other configs"),
     ],
 )
 def test_wrong_words_of_lint(config: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
@@ -264,11 +264,11 @@ def test_wrong_words_of_lint(config: Path, capsys: pytest.CaptureFixture[str], w
 def test_the_shipped_configs_as_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "configs", "--world-size", "8", "--verbose"]) == 0
     captured = capsys.readouterr()
-    over = [line.partition(": ")[0].removeprefix("passed over ") for line in captured.err.splitlines()]
+    over = [line.partition(": ")[0].removeprefix("skipped ") for line in captured.err.splitlines()]
     parts = [str(path) for path in Path("configs/common").rglob("*.py")]
     assert sorted(over) == sorted(parts)
     whole = len(list(Path("configs").rglob("*.py"))) - len(parts)
-    assert captured.out.splitlines()[-1] == f"{whole} configs linted, {len(parts)} files passed over"
+    assert captured.out.splitlines()[-1] == f"{whole} configs linted, {len(parts)} files skipped"
 
 
 def test_which_files_of_a_folder_are_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,12 +312,12 @@ def test_a_named_file_is_a_config_whatever_it_holds(tmp_path: Path, capsys: pyte
     assert main(["lint", str(part), "--format", "concise"]) == 1
     assert "CFG107" in capsys.readouterr().out
     assert main(["lint", str(part), "--configs-only"]) == 0
-    assert capsys.readouterr().out == "no findings\n0 configs linted, 1 file passed over\n"
+    assert capsys.readouterr().out == "no findings\n0 configs linted, 1 file skipped\n"
     assert main(["lint", str(tmp_path / "missing.py"), "--configs-only"]) == 1
     with pytest.raises(SystemExit) as ended:
         main(["lint", str(tmp_path)])
     assert ended.value.code == 2
-    assert "there is no config in" in capsys.readouterr().err
+    assert "no config in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["stdin.py", "below/cfg.yaml"])

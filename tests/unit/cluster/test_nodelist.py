@@ -178,7 +178,7 @@ def test_an_allocation_of_which_nothing_is_taken(
             for name, value in environ.items():
                 patch.setenv(name, value)
             assert (
-                f"HST223 unused-allocation [info]: all ranks start on this host, and not on those of {said}"
+                f"HST223 unused-allocation [info]: all ranks start on this host, not on those of {said}"
                 in launch(config, capsys)
             )
             assert launch(config, capsys, "--hostfile", str(tmp_path / "hosts")) == ""
@@ -251,7 +251,7 @@ def test_a_launcher_does_not_launch_once_a_rank(
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
     assert main(["launch", config, "--world-size", "1", "--launcher", "torchrun"]) == 1
-    assert "HST228 launched-twice: Slurm has started this as one of several processes" in capsys.readouterr().err
+    assert "HST228 launched-twice: Slurm started this as one of several processes" in capsys.readouterr().err
     assert launch(config, capsys) == "", "--print starts nothing"
 
 

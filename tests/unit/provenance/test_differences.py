@@ -170,7 +170,7 @@ def test_one_config_is_no_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         cli_main.main(["diff", path])
     assert ended.value.code == 2
-    assert "diff takes two configs, and not 1" in capsys.readouterr().err
+    assert "diff takes 2 configs, not 1" in capsys.readouterr().err
 
 
 def test_without_a_world_it_says_what_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_explain_of_codes_names_and_families(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("TEN999", "the families are BAT, CFG"), ("not-a-cub", "did you mean 'not-a-cube'?"), ("", "no rule ''")],
+    [("TEN999", "the families are BAT, CFG"), ("not-a-cub", "did you mean 'not-a-cube'?"), ("", "unknown rule ''")],
 )
 def test_explain_of_no_rule(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

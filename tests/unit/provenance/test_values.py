@@ -408,9 +408,9 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
         ),
         (["configs/gpt_3d.py", "--explain", "nothing_at_all"], "dslpar config --reference lists the keys"),
         (["configs/gpt_3d.py", "--format", "markdown"], "values has the formats text, json, yaml"),
-        (["--reference", "--explain", "train"], "--reference is about no config"),
+        (["--reference", "--explain", "train"], "--reference takes no config"),
         (["--reference", "train.stps"], "did you mean 'train.steps'?"),
-        ([], "there is no config file"),
+        ([], "no config file"),
     ],
 )
 def test_a_wrong_command_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
