@@ -199,8 +199,8 @@ def _description(stored: Stored) -> str:
 
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Reads every byte of every file and compares it with what was written; then checks that each element of each tensor is
-there exactly once.
+Reads every byte of every file and compares it with what was written; then checks that each element
+of each tensor is there exactly once.
 
 exit status: 0 all are intact, 1 one is corrupted, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or an output_dir for all in it")
@@ -253,9 +253,9 @@ def _add_reshard_arguments(parser: argparse.ArgumentParser) -> None:
 dslpar checkpoint reshard outputs/gpt_3d --config wider.py --world-size 16 --output outputs/wider
 train.py --config wider.py --resume train.output_dir=outputs/wider
 
-A run resumes on any layout without this; it is for a checkpoint that is to be moved, or that many runs will read.
-Memory is bounded by the largest tensor. Weights and optimizer state are the same to the bit; random states, which
-belong to ranks, are left out.
+A run resumes on any layout without this; it is for a checkpoint that is to be moved, or that many
+runs will read. Memory is bounded by the largest tensor. Weights and optimizer state are the same to
+the bit; random states, which belong to ranks, are left out.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
@@ -294,9 +294,9 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Writes whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them; a tied weight once.
-Buffers and optimizer state are left out. Beside the weights are model.safetensors.index.json, which says in which file
-each of them is, and the run's config.yaml.
+Writes whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them;
+a tied weight once. Buffers and optimizer state are left out. Beside the weights are
+model.safetensors.index.json, which says in which file each of them is, and the run's config.yaml.
 
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)

@@ -19,11 +19,12 @@ dslpar config configs/gpt_3d.py --world-size 8 --explain parallel.data # one val
 dslpar config configs/gpt_3d.py --explain deepspeed.zero_optimization  # DeepSpeed's dict
 dslpar config --reference batch                                        # keys, with type, default and help
 
-A value is written, overridden (on the command line), inferred, a default, or unknown. The yaml format is itself a
-config: all that was written, merged. Its section `resolved`, which is ignored when it is read again, has the inferred
-values and the defaults.
+A value is written, overridden (on the command line), inferred, a default, or unknown. The yaml
+format is itself a config: all that was written, merged. Its section `resolved`, which is ignored
+when it is read again, has the inferred values and the defaults.
 
-exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 wrong usage"""
+exit status: 0 no errors, 1 lint finds errors (they go to stderr; what is known is printed), 2 wrong
+usage"""
 
 _FORMATS = {
     "values": ("text", "json", "yaml"),
@@ -51,8 +52,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _print_reference(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from dslpar.provenance import reference, reference_formats
     from dslpar.core.suggest import did_you_mean
+    from dslpar.provenance import reference, reference_formats
 
     if args.operands or args.explain:
         parser.error("--reference takes no config, and at most one key")

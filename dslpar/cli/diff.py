@@ -11,8 +11,9 @@ from dslpar.provenance.differences import compare, not_compared, of_what_runs
 from dslpar.provenance.subject import Case
 
 EPILOG = """\
-Compares values, not texts: LiBai's form and `parallel`, aliases and shorthands that mean the same do not differ.
-Overrides apply to both configs. Without a world size, what depends on it is compared as far as it is known.
+Compares values, not texts: LiBai's form and `parallel`, aliases and shorthands that mean the same
+do not differ. Overrides apply to both configs. Without a world size, what depends on it is compared
+as far as it is known.
 
 exit status: 0 what runs is the same, 1 it differs, 2 a config has errors or the usage is wrong"""
 

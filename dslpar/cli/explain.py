@@ -6,9 +6,9 @@ import argparse
 
 from dslpar.cli import arguments
 from dslpar.core import catalog
+from dslpar.core.suggest import did_you_mean
 from dslpar.linter import registry
 from dslpar.linter.rule import Rule
-from dslpar.core.suggest import did_you_mean
 
 Page = Rule | catalog.Page
 

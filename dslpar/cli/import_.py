@@ -17,15 +17,16 @@ from dslpar.core.errors import has_errors
 from dslpar.language.codes import MistakeError
 from dslpar.language.source import read_source
 from dslpar.linter import check
-from dslpar.linter.report import text as report_text
 from dslpar.linter.problem import UnknownValueError
+from dslpar.linter.report import text as report_text
 from dslpar.migrate import report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.rows import Epoch
 from dslpar.migrate.sources import NAMES, OURS, Source, read_text
 
 EPILOG = """\
-The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the report to stdout.
+The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the
+report to stdout.
 
 exit status: 0 everything is converted, 1 something needs you (the report says what), 2 wrong usage"""
 

@@ -26,17 +26,19 @@ from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
 
 EPILOG = """\
-Without a hostfile all ranks run on this host, one on each accelerator unless --world-size says otherwise. With one,
-they are started on its hosts over ssh (deepspeed: pdsh) or by srun; this folder and this Python must have the same
-path on all of them. --hostfile slurm and pbs, and --launcher slurm, which takes the hosts of its job by itself, follow
-the manuals and are untested on a cluster. docs/hosts.md says what each launcher is given, and why.
+Without a hostfile all ranks run on this host, one on each accelerator unless --world-size says
+otherwise. With one, they are started on its hosts over ssh (deepspeed: pdsh) or by srun; this
+folder and this Python must have the same path on all of them. --hostfile slurm and pbs, and
+--launcher slurm, which takes the hosts of its job by itself, follow the manuals and are untested on
+a cluster. docs/hosts.md says what each launcher is given, and why.
 
-Before anything starts, all hosts are visited at once (ssh, versions, config, output folder, accelerators, port), and
-then try to connect to the first. The launcher's command line is printed to stderr, with --print to stdout.
+Before anything starts, all hosts are visited at once (ssh, versions, config, output folder,
+accelerators, port), and then try to connect to the first. The launcher's command line is printed to
+stderr, with --print to stdout.
 
 exit status: 0 every rank ended in order, 1 the job cannot run or a rank failed, 2 wrong usage, 75
-(train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n it was ended by
-signal n. The last lines name the first rank to fail, and say why: docs/faults.md."""
+(train.requeue_status) the job was told to stop and has saved: start it again with --resume, 128 + n
+it was ended by signal n. The last lines name the first rank to fail, and say why: docs/faults.md."""
 
 _TRAINING_FLAGS = {
     "--resume": "continue from the newest checkpoint; if there is none, start at step 0",

@@ -24,24 +24,28 @@ STDIN = "stdin.py"
 """The name of a config from stdin, unless --stdin-filename gives another; its ending tells Python from YAML."""
 
 EPILOG = """\
-A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or `parallel`, or two
-other sections. A file without a model that such a config imports is linted as a part of it. Hidden folders, virtual
-environments and `outputs` are skipped. `-` is a config from stdin.
+A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or
+`parallel`, or two other sections. A file without a model that such a config imports is linted as a
+part of it. Hidden folders, virtual environments and `outputs` are skipped. `-` is a config from
+stdin.
 
-CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific one decides, and
---ignore wins a tie. Findings about what could not be checked (CFG001, CFG005, CFG009, CFG111, CFG112) are reported
-whatever --select names. --ignore affects this report only: launch and training ignore nothing, so nothing wrong starts.
+CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific
+one decides, and --ignore wins a tie. Findings about what could not be checked (CFG001, CFG005,
+CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report only:
+launch and training ignore nothing, so nothing wrong starts.
 
-In a config, `# dslpar: ignore[CODE] reason` silences warnings and infos that begin or end on its line, and
-`# dslpar: ignore-file[CODE]` those of the whole file, in launch and training as well. Errors cannot be silenced.
+In a config, `# dslpar: ignore[CODE] reason` silences warnings and infos that begin or end on its
+line, and `# dslpar: ignore-file[CODE]` those of the whole file, in launch and training as well.
+Errors cannot be silenced.
 
---fix changes what has one certain correction (misspelt keys, the case of a choice, idle comments), in the named files
-and folders but not in files they import from elsewhere; a change that would cause another error is not made. With
---statistics, the text and concise formats end with a count of each code, and json is that count only. Colour is decided
-by --color, else by NO_COLOR, FORCE_COLOR or CLICOLOR_FORCE, else it is on for a terminal other than `dumb`.
+--fix changes what has one certain correction (misspelt keys, the case of a choice, idle comments),
+in the named files and folders but not in files they import from elsewhere; a change that would
+cause another error is not made. With --statistics, the text and concise formats end with a count of
+each code, and json is that count only. Colour is decided by --color, else by NO_COLOR, FORCE_COLOR
+or CLICOLOR_FORCE, else it is on for a terminal other than `dumb`.
 
-exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix), 2 wrong usage or no
-config. With --fix, what is left counts.
+exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix),
+2 wrong usage or no config. With --fix, what is left counts.
 """
 
 

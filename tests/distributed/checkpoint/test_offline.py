@@ -276,7 +276,7 @@ def test_list(copy: Path, say: Say) -> None:
     assert status == 0
     head, row = out.splitlines()
     assert head.split() == ["name", "samples", "bytes", "state", "layout"]
-    assert row.endswith("whole  pipeline 2 * data 1 * tensor 2 (1d), ZeRO 1, layers 1+1")
+    assert row.endswith("intact  pipeline 2 * data 1 * tensor 2 (1d), ZeRO 1, layers 1+1")
     (copy / "checkpoints" / "step_000002" / "state.pt").unlink()
     (copy / "checkpoints" / "step_000003").mkdir()
     status, out, _ = say("list", copy, "--format", "json")
@@ -302,7 +302,7 @@ def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy:
     (root / "step_1000000" / folder.MANIFEST).unlink()
     status, out, err = say("export", run, "--output", run / "w")
     assert (status, out) == (1, ""), "not an older one, without a word"
-    assert "CKP215 damaged-checkpoint: step_1000000 is damaged:\n    checkpoint.json: missing" in err
+    assert "CKP215 damaged-checkpoint: step_1000000 is corrupted:\n    checkpoint.json: missing" in err
 
 
 def test_list_says_of_a_later_format_that_it_is_one(tmp_path: Path, say: Say) -> None:
@@ -326,7 +326,7 @@ def test_show(copy: Path, say: Say) -> None:
 
 def test_verify_names_each_damaged_file(copy: Path, say: Say) -> None:
     place = copy / "checkpoints" / "step_000002"
-    assert say("verify", copy) == (0, f"{place}: whole\n", "")
+    assert say("verify", copy) == (0, f"{place}: intact\n", "")
     spoilt = place / "tensors" / "00001.safetensors"
     data = bytearray(spoilt.read_bytes())
     data[-3] ^= 1
@@ -334,7 +334,7 @@ def test_verify_names_each_damaged_file(copy: Path, say: Say) -> None:
     (place / "ranks" / "00002.pt").unlink()
     status, out, _ = say("verify", place)
     assert status == 1
-    assert "CKP215 damaged-checkpoint: step_000002 is damaged:" in out
+    assert "CKP215 damaged-checkpoint: step_000002 is corrupted:" in out
     assert "    ranks/00002.pt: missing\n    tensors/00001.safetensors: altered\n" in out
     status, out, _ = say("verify", copy, "--format", "json")
     assert (status, json.loads(out)[0]["whole"]) == (1, False)
@@ -369,11 +369,11 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("lst",), "no command 'lst'; did you mean 'list'?"),
-        (("verify", "nowhere"), "nowhere is no folder"),
-        (("show", "."), "there is no checkpoint in ."),
-        (("verify", "."), "there is no checkpoint in ."),
-        (("export", ".", "--output", "x", "--max-shard-size", "big"), "'big' is no size, such as 5GB or 500MB"),
+        (("lst",), "unknown command 'lst'; did you mean 'list'?"),
+        (("verify", "nowhere"), "nowhere is not a folder"),
+        (("show", "."), "no checkpoint in ."),
+        (("verify", "."), "no checkpoint in ."),
+        (("export", ".", "--output", "x", "--max-shard-size", "big"), "'big' is not a size such as 5GB or 500MB"),
         (("reshard", ".", "--config", "c.py", "--output", "x"), "--world-size N or --hostfile FILE"),
     ],
 )

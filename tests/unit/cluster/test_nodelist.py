@@ -177,9 +177,8 @@ def test_an_allocation_of_which_nothing_is_taken(
         with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            assert (
-                f"HST223 unused-allocation [info]: all ranks start on this host, not on those of {said}"
-                in launch(config, capsys)
+            assert f"HST223 unused-allocation [info]: all ranks start on this host, not on those of {said}" in launch(
+                config, capsys
             )
             assert launch(config, capsys, "--hostfile", str(tmp_path / "hosts")) == ""
     alone = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
