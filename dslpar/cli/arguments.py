@@ -37,7 +37,8 @@ def add_operands(
 
 def add_world(parser: argparse.ArgumentParser) -> None:
     """Add `world_size`, `hostfile`, and `include` or `exclude`, which select some of its hosts."""
-    parser.add_argument("--world-size", type=positive_int, metavar="N", help="number of ranks; default: the slots")
+    help = "number of ranks; with --hostfile, default: the number of its slots"
+    parser.add_argument("--world-size", type=positive_int, metavar="N", help=help)
     help = "hosts and their slots, in the syntax of any launcher; slurm or pbs: the hosts of the surrounding job"
     parser.add_argument("--hostfile", metavar="FILE", help=help)
     selection = parser.add_mutually_exclusive_group()
