@@ -117,4 +117,4 @@ def _yaml(case: Case, values: Mapping[str, Value]) -> str:
     defaults = {key: yaml_io.portable(value.value) for key, value in values.items() if value.how == "default"}
     if case.sound and case.world_size:
         return run_dir.config_yaml(case.job, case.config, {"defaults": defaults})
-    return yaml_io.dump(case.config, {"defaults": defaults}, SECTIONS)
+    return yaml_io.dump(case.config.root, {"defaults": defaults}, SECTIONS)

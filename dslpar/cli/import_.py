@@ -14,7 +14,7 @@ from typing import Any
 
 from dslpar.cli import arguments
 from dslpar.core.errors import has_errors
-from dslpar.language.codes import MistakeError
+from dslpar.language.errors import ConfigError
 from dslpar.language.source import read_source
 from dslpar.linter import check
 from dslpar.linter.problem import UnknownValueError
@@ -71,7 +71,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     """Evaluate FILE; exit with a usage error if it is not a config of one of the sources."""
     try:
         text = read_source(args.file, {}).text
-    except MistakeError as error:
+    except ConfigError as error:
         parser.error(error.message)
     source = read_text(text, args.file, args.source or "")
     if not source.config.complete:

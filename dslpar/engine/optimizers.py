@@ -66,7 +66,9 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     row = torch_schedulers.named(section.target)
     cls = locate(row.dotted if row else section.target, Location(job.path))
     if not _steps_by_itself(cls):
-        message = f"{section.target!r} is not an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
+        message = (
+            f"{section.target!r} is not an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
+        )
         hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
         raise_finding("CFG212", message, hint, job.path, "lr_scheduler")
     # Where a scheduler has a peak of its own, it is the optimizer's lr, and not DeepSpeed's default.

@@ -6,138 +6,113 @@ import ast
 from typing import Any
 
 from dslpar.core.errors import Location
-from dslpar.language.arguments import Call
-from dslpar.language.codes import PYTHON_ERRORS, MistakeError, UnknownError, finding
-from dslpar.language.containers import Displays
-from dslpar.language.expressions import kind_of
+from dslpar.language.call import Call
+from dslpar.language.containers import elements
+from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError, finding
+from dslpar.language.evaluator import Evaluator, Handlers, check_known, type_name
+from dslpar.language.expressions import attribute_of
 from dslpar.language.functions import call_function, call_lazy
 from dslpar.language.methods import call_method, find_method
-from dslpar.language.syntax import CHANGING
+from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import UNKNOWN, Dict, LazyTarget, List, Placed, Unknown
+from dslpar.language.values import NO_ORIGINS, UNKNOWN, Dict, LazyTarget, List, Located, Unknown
 
 
-class Invocations(Displays):
-    """All expressions of the language."""
+def call(ev: Evaluator, node: ast.Call) -> Located:
+    target: Any
+    method = ""
+    if isinstance(node.func, ast.Attribute):
+        target, location = ev.eval(node.func.value)
+        method = node.func.attr
+        has_attributes = isinstance(target, (Unknown, Reference, Dict, LazyTarget))
+        if has_attributes and not find_method(target, method):
+            target, method = _callee(ev, target, location, node.func), ""
+    else:
+        target, _ = ev.eval(node.func)
+    made = _arguments(ev, node)
+    result = _call_method(ev, target, method, made) if method else _call_value(target, made)
+    return result, made.result_origin or ev.location(node)
 
-    def call(self, node: ast.Call) -> Placed:
-        target: Any = None
-        method = ""
-        if isinstance(node.func, ast.Attribute):
-            target, place = self.eval(node.func.value)
-            method = node.func.attr
-            if not find_method(target, method) and not self.is_plain(target):
-                target, method = self.callee(target, place, node.func), ""
-        else:
-            target, _ = self.eval(node.func)
-        call = self.arguments(node)
-        result = self.called_method(target, method, call) if method else self.called(target, call, node)
-        return result, call.passed_on or self.place(node)
 
-    @staticmethod
-    def is_plain(value: Any) -> bool:
-        """Whether a value's attributes are Python's methods only."""
-        return not isinstance(value, (Unknown, Reference, Dict, LazyTarget))
+def _callee(ev: Evaluator, owner: Any, location: Location, node: ast.Attribute) -> Any:
+    try:
+        return attribute_of(ev, owner, location, node)[0]
+    except UnknownError:
+        return UNKNOWN
+    except ConfigError as error:
+        if isinstance(owner, Dict):
+            error = ConfigError("CFG003", f"dict.{node.attr}() is not part of the config language", error.help)
+        ev.report(error, node)
+        return UNKNOWN
 
-    def callee(self, owner: Any, place: Location, node: ast.Attribute) -> Any:
-        try:
-            return self.attribute_of(owner, place, node)[0]
-        except UnknownError:
-            return UNKNOWN
-        except MistakeError as error:
-            if isinstance(owner, Dict):
-                error = MistakeError("CFG003", f"dict.{node.attr}() is not part of the config language", error.help)
-            self.report(error, node)
-            return UNKNOWN
 
-    def called_method(self, owner: Any, name: str, call: Call) -> Any:
-        try:
-            if isinstance(owner, Unknown):
-                raise UnknownError
-            if name == "update" and isinstance(owner, Dict):
-                self.warn_of_replaced(owner, call)
-            return call_method(owner, name, call)
-        except (UnknownError, MistakeError, *PYTHON_ERRORS):
-            if name in CHANGING and isinstance(owner, (List, Dict)):
-                owner.spoiled = True
-            raise
-
-    def warn_of_replaced(self, owner: Dict, call: Call) -> None:
-        """`train.update(dict(dist=dict(...)))`: a shorter mapping takes the place of a longer one, key and all."""
-        for other in (*call.args, call.kwargs):
-            for key, value in other.items() if isinstance(other, dict) else ():
-                old = owner.get(key) if isinstance(key, str) else None
-                if not (isinstance(old, dict) and isinstance(value, dict)) or old is value:
-                    continue
-                lost = [str(name) for name in old if name not in value]
-                if lost and not {"type", TARGET} & set(value):  # another class is another section
-                    self.budget.spend(len(old) // 4)
-                    place = (
-                        other.place_of(key) if isinstance(other, Dict) else call.keyword_places[key][0]
-                    ) or call.place
-                    message = (
-                        f"update() replaces {key!r}, and drops its {', '.join(lost[:4])}{', ...' * (len(lost) > 4)}"
-                    )
-                    self.session.add(finding("CFG120", place, message))
-
-    def called(self, target: Any, call: Call, node: ast.Call) -> Any:
-        if isinstance(target, Unknown):
+def _call_method(ev: Evaluator, owner: Any, name: str, call: Call) -> Any:
+    try:
+        if isinstance(owner, Unknown):
             raise UnknownError
-        if isinstance(target, LazyTarget):
-            return call_lazy(target, call)
-        if isinstance(target, Reference):
-            return call_function(target, call)
-        raise TypeError(f"{kind_of(target)!r} object is not callable")
-
-    def arguments(self, node: ast.Call) -> Call:
-        call = Call(self.place(node), self.budget, self.open_config)
-        values, places = self.items(node.args)
-        call.args, call.places = values, places
-        for keyword in node.keywords:
-            value, place = self.eval(keyword.value)
-            if keyword.arg is not None:
-                key_place = self.place(keyword)
-                end = key_place.column + len(keyword.arg)
-                call.add_keyword(keyword.arg, value, place, Location(*key_place[:3], key_place.line, end))
-            elif isinstance(value, Unknown):
-                raise UnknownError
-            else:
-                self.keywords_of(value, place, call)
-        return call
-
-    def keywords_of(self, value: Any, place: Location, call: Call) -> None:
-        """`**value` in a call."""
-        if not isinstance(value, dict):
-            raise TypeError(f"argument after ** must be a mapping, not {kind_of(value)}")
-        self.check_spoiled(value)
-        self.budget.spend(len(value))
-        for name, item in value.items():
-            item_place, key_place = value.origins.get(name, (None, None)) if isinstance(value, Dict) else (None, None)
-            call.add_keyword(name, item, item_place or place, key_place or place)
-
-    def open_config(self, name: str, place: Location) -> Any:
-        return self.session.open_config(name, self.source.path, place)
+        if name == "update" and isinstance(owner, Dict):
+            _warn_of_replaced_sections(ev, owner, call)
+        return call_method(owner, name, call)
+    except (UnknownError, ConfigError, *PYTHON_ERRORS):
+        if name in MUTATING_METHODS and isinstance(owner, (List, Dict)):
+            owner.tainted = True
+        raise
 
 
-Invocations.handlers = {
-    ast.Constant: Invocations.constant,
-    ast.Name: Invocations.name,
-    ast.Attribute: Invocations.attribute,
-    ast.Subscript: Invocations.subscript,
-    ast.List: Invocations.list_display,
-    ast.Tuple: Invocations.tuple_display,
-    ast.Set: Invocations.set_display,
-    ast.Dict: Invocations.dict_display,
-    ast.UnaryOp: Invocations.unary,
-    ast.BinOp: Invocations.binary,
-    ast.BoolOp: Invocations.boolean,
-    ast.Compare: Invocations.comparison,
-    ast.IfExp: Invocations.conditional,
-    ast.JoinedStr: Invocations.text,
-    ast.FormattedValue: Invocations.text_field,
-    ast.Call: Invocations.call,
-    ast.ListComp: Invocations.list_comprehension,
-    ast.SetComp: Invocations.set_comprehension,
-    ast.DictComp: Invocations.dict_comprehension,
-    ast.GeneratorExp: Invocations.generator,
-}
+def _warn_of_replaced_sections(ev: Evaluator, owner: Dict, call: Call) -> None:
+    """Warn where `train.update(dict(dist=dict(...)))` puts a shorter mapping in the place of a longer one."""
+    for other in (*call.args, call.kwargs):
+        for key, value in other.items() if isinstance(other, dict) else ():
+            old = owner.get(key) if isinstance(key, str) else None
+            if not (isinstance(old, dict) and isinstance(value, dict)) or old is value:
+                continue
+            lost = [str(name) for name in old if name not in value]
+            if lost and not {"type", TARGET} & set(value):  # another class is another section
+                ev.budget.spend(len(old) // 4)
+                origin = other.origin_of(key) if isinstance(other, Dict) else call.keyword_origins[key][0]
+                listed = ", ".join(lost[:4]) + ", ..." * (len(lost) > 4)
+                message = f"update() replaces {key!r}, and drops its {listed}"
+                ev.session.add(finding("CFG120", origin or call.location, message))
+
+
+def _call_value(target: Any, call: Call) -> Any:
+    if isinstance(target, Unknown):
+        raise UnknownError
+    if isinstance(target, LazyTarget):
+        return call_lazy(target, call)
+    if isinstance(target, Reference):
+        return call_function(target, call)
+    raise TypeError(f"{type_name(target)!r} object is not callable")
+
+
+def _arguments(ev: Evaluator, node: ast.Call) -> Call:
+    def open_config(name: str, location: Location) -> Any:
+        return ev.session.open_config(name, ev.source.path, location)
+
+    call = Call(ev.location(node), ev.budget, open_config)
+    call.args, call.locations = elements(ev, node.args)
+    for keyword in node.keywords:
+        value, location = ev.eval(keyword.value)
+        if keyword.arg is not None:
+            start = ev.location(keyword)
+            end_column = start.column + len(keyword.arg)
+            call.add_keyword(keyword.arg, value, location, Location(*start[:3], start.line, end_column))
+        else:
+            _add_keywords(ev, value, location, call)
+    return call
+
+
+def _add_keywords(ev: Evaluator, value: Any, location: Location, call: Call) -> None:
+    """Take up `**value` of a call."""
+    if isinstance(value, Unknown):
+        raise UnknownError
+    if not isinstance(value, dict):
+        raise TypeError(f"argument after ** must be a mapping, not {type_name(value)}")
+    check_known(value)
+    ev.budget.spend(len(value))
+    for name, item in value.items():
+        origin, key_origin = value.origins.get(name, NO_ORIGINS) if isinstance(value, Dict) else NO_ORIGINS
+        call.add_keyword(name, item, origin or location, key_origin or location)
+
+
+HANDLERS: Handlers = {ast.Call: call}

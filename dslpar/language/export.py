@@ -9,101 +9,99 @@ from __future__ import annotations
 from typing import Any
 
 from dslpar.core.errors import Location
-from dslpar.language.codes import MistakeError
-from dslpar.language.limits import MAX_NODES, too_much
+from dslpar.language.errors import ConfigError
+from dslpar.language.limits import MAX_NODES, limit_error
 from dslpar.language.session import Session
 from dslpar.language.tree import TARGET, Node, Reference
-from dslpar.language.values import NO_PLACES, UNKNOWN, Dict, LazyTarget, List, Place, Slot, origins_of
+from dslpar.language.values import NO_ORIGINS, UNKNOWN, Binding, Dict, LazyTarget, List, Origin, origins_of
 
 SCALARS = (type(None), bool, int, float, str, Reference)
 
 
-class Exporter:
-    """Builds the tree of one load; collects the paths of what is unknown."""
+def export(names: dict[str, Binding], location: Location, session: Session) -> tuple[Node, frozenset[str]]:
+    """Build the tree of all top-level names but imported modules; return it, and the dotted paths that are unknown."""
+    exporter = _Exporter(session)
+    children = {}
+    for name, binding in names.items():
+        if binding.imported_as == "module":
+            continue
+        try:
+            session.budget.weigh(binding.value)
+            node = exporter.node(name, binding.value, binding.location, binding.name_location)
+        except ConfigError as error:
+            session.report(error, binding.location)
+            exporter.unknown.append(name)
+            continue
+        if node is not None:
+            children[name] = node
+    return Node(children, location), frozenset(exporter.unknown)
+
+
+class _Exporter:
+    """Builds the nodes of one load; collects the paths of what is unknown."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.unknown: list[str] = []
         self.left = MAX_NODES
 
-    def root(self, names: dict[str, Slot], location: Location) -> Node:
-        """All top-level names, those of imported modules left out."""
-        children = {}
-        for name, slot in names.items():
-            if slot.bound_by == "module":
-                continue
-            node = self.top(name, slot)
-            if node is not None:
-                children[name] = node
-        return Node(children, location)
-
-    def top(self, name: str, slot: Slot) -> Node | None:
-        try:
-            self.session.budget.weigh(slot.value)
-            return self.node(name, slot.value, slot.place, slot.key_place)
-        except MistakeError as failed:
-            self.session.report(failed, slot.place)
-            self.unknown.append(name)
-            return None
-
-    def node(self, path: str, value: Any, place: Location, key_place: Place = None) -> Node | None:
-        """The node of a value; None if it is unknown or no value of a config, with a finding."""
+    def node(self, path: str, value: Any, location: Location, key_location: Origin = None) -> Node | None:
+        """Build the node of a value; None if it is unknown, or no value of a config, which is a finding."""
         self.left -= 1
         if self.left < 0:
-            raise too_much(f"more than {MAX_NODES:,} values", "share less: written out in full, the config is too big")
+            raise limit_error(
+                f"more than {MAX_NODES:,} values", "share less: written out in full, the config is too big"
+            )
         if isinstance(value, SCALARS):
-            return Node(value, place, key_place)
+            return Node(value, location, key_location)
         if isinstance(value, set):
-            value, key_place = sorted_list(value), key_place
+            value = _sorted_list(value)
         if isinstance(value, dict):
-            return self.mapping(path, value, place, key_place)
+            return self._mapping(path, value, location, key_location)
         if isinstance(value, (list, tuple)):
-            return self.sequence(path, value, place, key_place)
+            return self._sequence(path, value, location, key_location)
         if value is not UNKNOWN:
-            self.session.report(not_a_value(value), place)
+            self.session.report(_not_a_value(value), location)
         self.unknown.append(path)
         return None
 
-    def mapping(self, path: str, value: dict[Any, Any], place: Location, key_place: Place) -> Node:
+    def _mapping(self, path: str, value: dict[Any, Any], location: Location, key_location: Origin) -> Node:
         children: dict[Any, Node] = {}
-        if getattr(value, "spoiled", False):
+        if getattr(value, "tainted", False):
             self.unknown.append(path)
-        target, target_place = None, None
+        target, target_location = None, None
         for key, item in value.items():
-            item_place, item_key = value.origins.get(key, NO_PLACES) if isinstance(value, Dict) else NO_PLACES
+            origin, key_origin = value.origins.get(key, NO_ORIGINS) if isinstance(value, Dict) else NO_ORIGINS
             if key == TARGET and isinstance(item, (Reference, str)):
-                target, target_place = item if isinstance(item, Reference) else Reference(item), item_place or place
+                target, target_location = item if isinstance(item, Reference) else Reference(item), origin or location
                 continue
-            self.check_key(key, item_key or place)
-            node = self.node(f"{path}.{key}", item, item_place or place, item_key or item_place or place)
+            if not isinstance(key, (str, int, float, type(None))):
+                message = "a key that is neither a string nor a number"
+                self.session.report(ConfigError("CFG013", message, "write a string as key"), key_origin or location)
+            node = self.node(f"{path}.{key}", item, origin or location, key_origin or origin or location)
             if node is not None:
                 children[key] = node
-        return Node(children, place, key_place, target, target_place)
+        return Node(children, location, key_location, target, target_location)
 
-    def check_key(self, key: Any, place: Location) -> None:
-        if not isinstance(key, (str, int, float, type(None))):
-            message = "a key that is neither a string nor a number"
-            self.session.report(MistakeError("CFG013", message, "write a string as key"), place)
-
-    def sequence(self, path: str, value: Any, place: Location, key_place: Place) -> Node | None:
+    def _sequence(self, path: str, value: Any, location: Location, key_location: Origin) -> Node | None:
         origins = origins_of(value)
-        items = [self.node(f"{path}.{i}", item, origins[i] or place) for i, item in enumerate(value)]
-        if None in items or getattr(value, "spoiled", False):
+        items = [self.node(f"{path}.{i}", item, origins[i] or location) for i, item in enumerate(value)]
+        if None in items or getattr(value, "tainted", False):
             self.unknown.append(path)
             return None
-        return Node(items if isinstance(value, list) else tuple(items), place, key_place)
+        return Node(items if isinstance(value, list) else tuple(items), location, key_location)
 
 
-def sorted_list(value: set[Any]) -> List:
+def _sorted_list(value: set[Any]) -> List:
     try:
         return List(sorted(value))
     except TypeError:
-        raise MistakeError("CFG013", "a set whose items have no order", "write a list") from None
+        raise ConfigError("CFG013", "a set whose items have no order", "write a list") from None
 
 
-def not_a_value(value: Any) -> MistakeError:
-    """Why something cannot stand in a config."""
+def _not_a_value(value: object) -> ConfigError:
+    """Say why something cannot stand in a config."""
     if isinstance(value, LazyTarget):
         name = value.target.name.rpartition(".")[2]
-        return MistakeError("CFG013", f"LazyCall({name}) is not called", f"write LazyCall({name})(...)")
-    return MistakeError("CFG013", f"a {type(value).__name__} is not a value of a config", "write list(...) around it")
+        return ConfigError("CFG013", f"LazyCall({name}) is not called", f"write LazyCall({name})(...)")
+    return ConfigError("CFG013", f"a {type(value).__name__} is not a value of a config", "write list(...) around it")

@@ -1,279 +1,194 @@
-"""Expressions of the config language, evaluated over `ast`, never executed.
+"""Expressions that hold no others' containers: names, attributes, items and slices, operators, f-strings.
 
-Each handler returns `(value, place)`. A failure is recorded where it happens and its expression becomes `UNKNOWN`, so
-that one pass reports everything. Names hold references for what Python would import; see functions.py.
+Names hold references for what Python would import; see functions.py.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language import operators
-from dslpar.language.codes import CODES, PYTHON_ERRORS, MistakeError, UnknownError
+from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.evaluator import Evaluator, Handlers, check_known, type_name
 from dslpar.language.formatting import CONVERSIONS, formatted, to_text
 from dslpar.language.functions import BUILTINS, VALUES
 from dslpar.language.limits import MAX_SUGGESTED, check_length, check_size
 from dslpar.language.methods import find_method
-from dslpar.language.session import Session
-from dslpar.language.source import Source
 from dslpar.language.tree import Reference
-from dslpar.language.values import UNKNOWN, Dict, List, Placed, Slot, Unknown, make_tuple, origins_of
+from dslpar.language.values import Dict, List, Located, Unknown, make_tuple, origins_of
 
 
-class Scope:
-    """Names of a file, or of a comprehension within it."""
-
-    __slots__ = ("names", "outer")
-
-    def __init__(self, outer: Scope | None = None) -> None:
-        self.names: dict[str, Slot] = {}
-        self.outer = outer
-
-    def find(self, name: str) -> Slot | None:
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        return None
+def constant(ev: Evaluator, node: ast.Constant) -> Located:
+    if isinstance(node.value, str):
+        ev.budget.spend(len(node.value) // 64)
+    return check_size(node.value), ev.location(node)
 
 
-class Expressions:
-    """Names, operators and text; containers and calls are added by displays.py and invocations.py."""
+def name(ev: Evaluator, node: ast.Name) -> Located:
+    binding = ev.scope.find(node.id)
+    if binding is not None:
+        return binding.value, binding.location
+    if node.id in BUILTINS:
+        return Reference(f"builtins.{node.id}"), ev.location(node)
+    raise undefined(ev, node.id)
 
-    handlers: ClassVar[dict[type[ast.AST], Callable[[Any, Any], Placed]]] = {}
 
-    def __init__(self, source: Source, session: Session) -> None:
-        self.source, self.session, self.budget = source, session, session.budget
-        self.globals = self.scope = Scope()
+def undefined(ev: Evaluator, name: str) -> ConfigError:
+    """Make the error of a name that nothing binds."""
+    import builtins
 
-    def place(self, node: Any) -> Location:
-        return self.source.place(node)
+    if hasattr(builtins, name):
+        return ConfigError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HELP.get(name, ""))
+    close = did_you_mean(name, islice([*ev.globals.names, *BUILTINS], MAX_SUGGESTED), "; ")
+    return ConfigError("CFG010", f"name {name!r} is not defined{close}", NAME_HELP.get(name, ""))
 
-    def eval(self, node: Any) -> Placed:
-        """The value of an expression and its origin; `UNKNOWN` where it fails, with a finding."""
-        self.budget.spend(1)
-        if hasattr(node, "out"):
-            if isinstance(node, ast.NamedExpr):
-                self.globals.names[node.target.id] = Slot(UNKNOWN, self.place(node), self.place(node))
-            return UNKNOWN, self.place(node)
-        try:
-            handler = self.handlers.get(type(node))
-            if handler is None:  # a starred expression or a slice where neither belongs
-                raise MistakeError("CFG002", "this expression has no value", "write a value")
-            return handler(self, node)
-        except UnknownError:
-            pass
-        except (MistakeError, *PYTHON_ERRORS) as error:
-            self.report(error, node)
-        return UNKNOWN, self.place(node)
 
-    def report(self, error: Exception, node: Any) -> None:
-        """Record a failure at its own place, or else at the node's."""
-        self.session.report(to_failed(error), self.place(node))
+def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
+    owner, location = ev.eval(node.value)
+    return attribute_of(ev, owner, location, node)
 
-    def constant(self, node: ast.Constant) -> Placed:
-        if isinstance(node.value, str):
-            self.budget.spend(len(node.value) // 64)
-        return check_size(node.value), self.place(node)
 
-    def name(self, node: ast.Name) -> Placed:
-        slot = self.scope.find(node.id)
-        if slot is not None:
-            return slot.value, slot.place
-        if node.id in BUILTINS:
-            return Reference(f"builtins.{node.id}"), self.place(node)
-        raise self.undefined(node.id)
+def attribute_of(ev: Evaluator, owner: Any, location: Location, node: ast.Attribute) -> Located:
+    """Read an attribute: the key of a dict, or a longer name of a reference."""
+    name = node.attr
+    if isinstance(owner, Unknown):
+        raise UnknownError
+    if isinstance(owner, Dict) and name in owner:
+        return owner[name], owner.origin_of(name) or location
+    if isinstance(owner, Dict) and owner.tainted:
+        raise UnknownError
+    if name.startswith("__") and not isinstance(owner, Dict):
+        raise ConfigError("CFG004", f"attribute {name!r} is not part of the config language", "name a value")
+    if isinstance(owner, Reference):
+        full = f"{owner.name}.{name}"
+        check_length(len(full) * 100)
+        return VALUES.get(full, Reference(full)), ev.location(node)
+    if find_method(owner, name):
+        raise ConfigError("CFG003", f"the method {name!r} is not called", f"write {name}(...)")
+    if isinstance(owner, Dict):
+        raise missing_key(name, owner, attribute_location(ev, node))
+    raise ConfigError("CFG004", f"a {type_name(owner)} has no attribute {name!r}", "attributes are keys of dicts only")
 
-    def undefined(self, name: str) -> MistakeError:
-        import builtins
 
-        if hasattr(builtins, name):
-            return MistakeError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HELP.get(name, ""))
-        known = islice([*self.globals.names, *BUILTINS], MAX_SUGGESTED)
-        return MistakeError(
-            "CFG010", f"name {name!r} is not defined{did_you_mean(name, known, '; ')}", NAME_HELP.get(name, "")
-        )
+def attribute_location(ev: Evaluator, node: ast.Attribute) -> Location:
+    """Where the name behind the dot stands."""
+    location = ev.location(node)
+    return Location(location.path, location.end_line, location.end_column - len(node.attr), *location[3:])
 
-    def attribute(self, node: ast.Attribute) -> Placed:
-        owner, place = self.eval(node.value)
-        return self.attribute_of(owner, place, node)
 
-    def attribute_of(self, owner: Any, place: Location, node: ast.Attribute) -> Placed:
-        name = node.attr
-        if isinstance(owner, Unknown):
+def subscript(ev: Evaluator, node: ast.Subscript) -> Located:
+    owner, location = ev.eval(node.value)
+    if isinstance(node.slice, ast.Slice):
+        return slice_of(ev, owner, slice_bounds(ev, node.slice), node)
+    key, _ = ev.eval(node.slice)
+    if isinstance(owner, Unknown) or isinstance(key, Unknown):
+        raise UnknownError
+    if isinstance(owner, Reference):
+        raise ConfigError("CFG003", f"{owner.name}[...] is not read in a config", "write the value itself")
+    if isinstance(owner, dict):
+        ev.budget.weigh(key)
+        if key not in owner:
+            check_known(owner)
+            raise missing_key(key, owner, ev.location(node.slice))
+        return owner[key], (owner.origin_of(key) if isinstance(owner, Dict) else None) or location
+    check_known(owner)
+    value = owner[key]
+    origin = origins_of(owner)[key] if isinstance(owner, (list, tuple)) else ev.location(node)
+    return check_size(value), origin or location
+
+
+def slice_bounds(ev: Evaluator, node: ast.Slice) -> slice:
+    """Evaluate `start:stop:step`."""
+    parts = [None if part is None else ev.eval(part)[0] for part in (node.lower, node.upper, node.step)]
+    if any(isinstance(part, Unknown) for part in parts):
+        raise UnknownError
+    return slice(*parts)
+
+
+def slice_of(ev: Evaluator, owner: Any, bounds: slice, node: ast.AST) -> Located:
+    """Read a slice, with the origins of its items."""
+    check_known(owner)
+    part = owner[bounds]
+    if isinstance(part, (str, list, tuple)):
+        ev.budget.spend(len(part) // 8)
+    if isinstance(part, list):
+        part = List(part, origins_of(owner)[bounds])
+    elif isinstance(part, tuple):
+        part = make_tuple(part, origins_of(owner)[bounds])
+    return part, ev.location(node)
+
+
+def unary(ev: Evaluator, node: ast.UnaryOp) -> Located:
+    value, _ = ev.eval(node.operand)
+    if isinstance(value, Unknown):
+        raise UnknownError
+    return operators.unary(node.op, value), ev.location(node)
+
+
+def binary(ev: Evaluator, node: ast.BinOp) -> Located:
+    left, _ = ev.eval(node.left)
+    right, _ = ev.eval(node.right)
+    return operators.binary(node.op, left, right, ev.budget), ev.location(node)
+
+
+def boolean(ev: Evaluator, node: ast.BoolOp) -> Located:
+    decides = isinstance(node.op, ast.Or)
+    for operand in node.values[:-1]:
+        value, location = ev.eval(operand)
+        if bool(value) is decides:
+            return value, location
+    return ev.eval(node.values[-1])
+
+
+def comparison(ev: Evaluator, node: ast.Compare) -> Located:
+    left, _ = ev.eval(node.left)
+    result: Any = True
+    for op, operand in zip(node.ops, node.comparators, strict=True):
+        right, _ = ev.eval(operand)
+        result = operators.compare(op, left, right, ev.budget)
+        if not result:
+            break
+        left = right
+    return result, ev.location(node)
+
+
+def conditional(ev: Evaluator, node: ast.IfExp) -> Located:
+    test, _ = ev.eval(node.test)
+    return ev.eval(node.body if test else node.orelse)
+
+
+def f_string(ev: Evaluator, node: ast.JoinedStr) -> Located:
+    parts: list[Any] = []
+    for part in node.values:
+        parts.append(part.value if isinstance(part, ast.Constant) else ev.eval(part)[0])
+        if isinstance(parts[-1], Unknown):
             raise UnknownError
-        if isinstance(owner, Dict):
-            return self.dict_attribute(owner, place, node)
-        if name.startswith("__"):
-            raise MistakeError("CFG004", f"attribute {name!r} is not part of the config language", "name a value")
-        if isinstance(owner, Reference):
-            full = f"{owner.name}.{name}"
-            check_length(len(full) * 100)
-            return VALUES.get(full, Reference(full)), self.place(node)
-        if find_method(owner, name):
-            raise MistakeError("CFG003", f"the method {name!r} is not called", f"write {name}(...)")
-        raise MistakeError(
-            "CFG004", f"a {kind_of(owner)} has no attribute {name!r}", "attributes are keys of dicts only"
-        )
-
-    def dict_attribute(self, owner: Dict, place: Location, node: ast.Attribute) -> Placed:
-        if node.attr in owner:
-            return owner[node.attr], owner.place_of(node.attr) or place
-        if owner.spoiled:
-            raise UnknownError
-        if find_method(owner, node.attr):
-            raise MistakeError("CFG003", f"the method {node.attr!r} is not called", f"write {node.attr}(...)")
-        raise missing_key(node.attr, owner, self.attribute_place(node))
-
-    def attribute_place(self, node: ast.Attribute) -> Location:
-        """Where the name behind the dot stands."""
-        place = self.place(node)
-        return Location(place.path, place.end_line, place.end_column - len(node.attr), *place[3:])
-
-    def subscript(self, node: ast.Subscript) -> Placed:
-        owner, place = self.eval(node.value)
-        if isinstance(node.slice, ast.Slice):
-            return self.sliced(owner, self.slice_of(node.slice), node)
-        key, _ = self.eval(node.slice)
-        if isinstance(owner, Unknown) or isinstance(key, Unknown):
-            raise UnknownError
-        if isinstance(owner, Reference):
-            raise MistakeError("CFG003", f"{owner.name}[...] is not read in a config", "write the value itself")
-        if isinstance(owner, dict):
-            self.budget.weigh(key)
-            if key not in owner:
-                if getattr(owner, "spoiled", False):
-                    raise UnknownError
-                raise missing_key(key, owner, self.place(node.slice))
-            return owner[key], (owner.place_of(key) if isinstance(owner, Dict) else None) or place
-        self.check_spoiled(owner)
-        value = owner[key]
-        item_place = origins_of(owner)[key] if isinstance(owner, (list, tuple)) else self.place(node)
-        return check_size(value), item_place or place
-
-    @staticmethod
-    def check_spoiled(owner: Any) -> None:
-        """What is read from a list that was changed in an unknown way is unknown."""
-        if getattr(owner, "spoiled", False):
-            raise UnknownError
-
-    def slice_of(self, node: ast.Slice) -> slice:
-        parts = [None if part is None else self.eval(part)[0] for part in (node.lower, node.upper, node.step)]
-        if any(isinstance(part, Unknown) for part in parts):
-            raise UnknownError
-        return slice(*parts)
-
-    def sliced(self, owner: Any, part: slice, node: Any) -> Placed:
-        if isinstance(owner, Unknown):
-            raise UnknownError
-        self.check_spoiled(owner)
-        made = owner[part]
-        if isinstance(made, (str, list, tuple)):
-            self.budget.spend(len(made) // 8)
-        if isinstance(made, list):
-            made = List(made, origins_of(owner)[part])
-        elif isinstance(made, tuple):
-            made = make_tuple(made, origins_of(owner)[part])
-        return made, self.place(node)
-
-    def peek(self, node: Any) -> Any:
-        """What a chain of names and keys leads to, without findings."""
-        if isinstance(node, ast.Name):
-            slot = self.scope.find(node.id)
-            return slot.value if slot else None
-        owner = self.peek(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else None
-        if isinstance(owner, Dict) and isinstance(node, ast.Attribute):
-            return owner.get(node.attr)
-        return owner  # of an item of unknown key, the whole
-
-    def unary(self, node: ast.UnaryOp) -> Placed:
-        value, _ = self.eval(node.operand)
-        if isinstance(value, Unknown):
-            raise UnknownError
-        return operators.unary(node.op, value), self.place(node)
-
-    def binary(self, node: ast.BinOp) -> Placed:
-        left, _ = self.eval(node.left)
-        right, _ = self.eval(node.right)
-        return operators.binary(node.op, left, right, self.budget), self.place(node)
-
-    def boolean(self, node: ast.BoolOp) -> Placed:
-        wanted = isinstance(node.op, ast.Or)
-        for operand in node.values[:-1]:
-            value, place = self.eval(operand)
-            if bool(value) is wanted:
-                return value, place
-        return self.eval(node.values[-1])
-
-    def comparison(self, node: ast.Compare) -> Placed:
-        left, _ = self.eval(node.left)
-        result: Any = True
-        for op, operand in zip(node.ops, node.comparators, strict=True):
-            right, _ = self.eval(operand)
-            result = operators.compare(op, left, right, self.budget)
-            if not result:
-                break
-            left = right
-        return result, self.place(node)
-
-    def conditional(self, node: ast.IfExp) -> Placed:
-        test, _ = self.eval(node.test)
-        return self.eval(node.body if test else node.orelse)
-
-    def text(self, node: ast.JoinedStr) -> Placed:
-        parts: list[Any] = []
-        for part in node.values:
-            parts.append(part.value if isinstance(part, ast.Constant) else self.eval(part)[0])
-            if isinstance(parts[-1], Unknown):
-                raise UnknownError
-        check_length(sum(map(len, parts)))
-        return check_size("".join(parts)), self.place(node)
-
-    def text_field(self, node: ast.FormattedValue) -> Placed:
-        value, _ = self.eval(node.value)
-        spec = self.eval(node.format_spec)[0] if node.format_spec else ""
-        if isinstance(value, Unknown) or isinstance(spec, Unknown):
-            raise UnknownError
-        convert = CONVERSIONS[node.conversion]
-        if convert is not None:
-            value = to_text(value, self.budget, convert)
-        return formatted(value, spec, self.budget), self.place(node)
+    check_length(sum(map(len, parts)))
+    return check_size("".join(parts)), ev.location(node)
 
 
-def missing_key(key: Any, owner: dict[Any, Any], place: Location) -> MistakeError:
-    """A KeyError, with what the mapping has instead."""
+def f_string_field(ev: Evaluator, node: ast.FormattedValue) -> Located:
+    value, _ = ev.eval(node.value)
+    spec = ev.eval(node.format_spec)[0] if node.format_spec else ""
+    if isinstance(value, Unknown) or isinstance(spec, Unknown):
+        raise UnknownError
+    convert = CONVERSIONS[node.conversion]
+    if convert is not None:
+        value = to_text(value, ev.budget, convert)
+    return formatted(value, spec, ev.budget), ev.location(node)
+
+
+def missing_key(key: Any, owner: dict[Any, Any], location: Location) -> ConfigError:
+    """Make the error of a missing key, with the keys that the mapping has."""
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
     help = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
-    return MistakeError(
-        "CFG004",
-        f"there is no key {shown} in this mapping{did_you_mean(key, islice(owner, MAX_SUGGESTED), '; ')}",
-        help,
-        place,
-    )
-
-
-def kind_of(value: Any) -> str:
-    """The type's name as the author knows it."""
-    return type(value).__name__.lower() if isinstance(value, (list, tuple, dict)) else type(value).__name__
-
-
-def to_failed(error: Exception) -> MistakeError:
-    """A Python error with the same sense, as a failure of the language."""
-    if isinstance(error, MistakeError):
-        return error
-    if isinstance(error, RecursionError):
-        return MistakeError("CFG005", "evaluation nested too deep", "assign the inner parts to names first")
-    message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
-    for ours in ("List", "Dict", "Tuple"):
-        message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
-    return MistakeError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].help)
+    close = did_you_mean(key, islice(owner, MAX_SUGGESTED), "; ")
+    return ConfigError("CFG004", f"there is no key {shown} in this mapping{close}", help, location)
 
 
 BUILTIN_HELP = {
@@ -294,4 +209,17 @@ BUILTIN_HELP = {
 NAME_HELP = {
     "__file__": "write paths relative to the working directory",
     "__name__": "leave it out: a config is never a program",
+}
+HANDLERS: Handlers = {
+    ast.Constant: constant,
+    ast.Name: name,
+    ast.Attribute: attribute,
+    ast.Subscript: subscript,
+    ast.UnaryOp: unary,
+    ast.BinOp: binary,
+    ast.BoolOp: boolean,
+    ast.Compare: comparison,
+    ast.IfExp: conditional,
+    ast.JoinedStr: f_string,
+    ast.FormattedValue: f_string_field,
 }

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dslpar.language.codes import MistakeError, UnknownError
-from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, too_much
+from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, limit_error
 from dslpar.language.tree import Reference
 from dslpar.language.values import Unknown
 
@@ -63,7 +63,7 @@ def _check_conversions(template: str) -> int:
         while end < len(template) and template[end] in "-+ #.0123456789":
             end += 1
         if template[end : end + 1] == "*":
-            raise MistakeError("CFG003", "`*` as a width is not part of the config language", "write an f-string")
+            raise ConfigError("CFG003", "`*` as a width is not part of the config language", "write an f-string")
         _check_widths(template[at:end])
         at = template.find("%", end + 1)
     return count
@@ -98,7 +98,7 @@ def _formatter(budget: Budget) -> Any:
         def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
             budget.spend(10)
             if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
-                raise MistakeError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
+                raise ConfigError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
             return super().get_field(field_name, args, kwargs)
 
         def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
@@ -126,7 +126,7 @@ def _check_shown(value: Any, budget: Budget) -> None:
     if isinstance(value, Unknown):
         raise UnknownError
     if not isinstance(value, SHOWN):
-        raise MistakeError("CFG004", f"a {type(value).__name__} has no fixed text", "write list(...) around it")
+        raise ConfigError("CFG004", f"a {type(value).__name__} has no fixed text", "write list(...) around it")
     budget.weigh(value)
     budget.spend(len(value) // 64 if isinstance(value, str) else 0)
     _check_sets(value)
@@ -146,4 +146,4 @@ def _check_sets(value: Any) -> None:
 def _check_widths(spec: str) -> None:
     for digits in re.findall(r"\d+", spec):
         if len(digits) > 9 or int(digits) > MAX_WIDTH:
-            raise too_much(f"a width or precision of more than {MAX_WIDTH:,}")
+            raise limit_error(f"a width or precision of more than {MAX_WIDTH:,}")

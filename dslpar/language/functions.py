@@ -13,25 +13,45 @@ from collections.abc import Callable
 from typing import Any
 
 from dslpar.core.suggest import did_you_mean
-from dslpar.language.arguments import Call
-from dslpar.language.codes import MistakeError, UnknownError
+from dslpar.language.call import Call
+from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import to_text
-from dslpar.language.limits import CONTAINERS, MAX_BITS, check_bits, check_items, check_size, in_fixed_order, too_much
+from dslpar.language.limits import (
+    CONTAINERS,
+    MAX_BITS,
+    check_bits,
+    check_items,
+    check_size,
+    in_fixed_order,
+    limit_error,
+)
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import Dict, LazyTarget, List, Unknown, adopt, copied, make_tuple, origins_of
+from dslpar.language.values import Dict, LazyTarget, List, Unknown, adopt, deep_copy, make_tuple, origins_of
 
 Function = Callable[[Call], Any]
 
 
 def call_function(target: Reference, call: Call) -> Any:
-    """Call a function of the language. Raises MistakeError for every other."""
+    """Call a function of the language. Raises ConfigError for every other."""
     function = FUNCTIONS.get(target.name)
     if function is None:
         raise _not_callable(target.name)
     return check_size(adopt(function(call)))
 
 
-def _not_callable(name: str) -> MistakeError:
+def key_function(call: Call) -> Callable[[Any], Any] | None:
+    """Take the `key=` of sorted, min, max and list.sort from a call: one of the language's own functions."""
+    key = call.kwargs.pop("key", None)
+    if key is None:
+        return None
+    if isinstance(key, Unknown):
+        raise UnknownError
+    if not isinstance(key, Reference):
+        raise TypeError(f"{type(key).__name__!r} object is not callable")
+    return lambda item: call_function(key, call.with_args([item]))
+
+
+def _not_callable(name: str) -> ConfigError:
     owner, _, last = name.rpartition(".")
     if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
         help = "write the value here, or give it on the command line as key=value"
@@ -40,33 +60,33 @@ def _not_callable(name: str) -> MistakeError:
         help = f"use a function of the language{close}"
     else:
         help = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
-    return MistakeError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", help)
+    return ConfigError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", help)
 
 
 def call_lazy(target: LazyTarget, call: Call) -> Dict:
     """The second call of `LazyCall(target)(...)`."""
     if call.args:
-        raise MistakeError(
+        raise ConfigError(
             "CFG003", "LazyCall takes keyword arguments only", f"name each: {target.target.name}(name=...)"
         )
     made = Dict()
-    made.put(TARGET, target.target, call.place)
+    made.put(TARGET, target.target, call.location)
     call.budget.weigh(*call.kwargs.values())
     known: dict[int, Any] = {}
     for name, value in call.kwargs.items():
         if name != TARGET:  # of a description spread with **: the outer target counts
-            made.put(name, copied(value, known), *call.keyword_places[name])
+            made.put(name, deep_copy(value, known), *call.keyword_origins[name])
     return made
 
 
 def _lazy(call: Call) -> LazyTarget:
-    call.refuse_unknown()
+    call.require_known()
     (target,) = call.positional(1)
     if isinstance(target, str) and all(part.isidentifier() for part in target.split(".")) and "." in target:
         target = Reference(target)
     if not isinstance(target, Reference):
         what = "a class or function, imported, or its full name as a string"
-        raise MistakeError("CFG004", f"LazyCall needs {what}", "write L(Class)(...) with `from module import Class`")
+        raise ConfigError("CFG004", f"LazyCall needs {what}", "write L(Class)(...) with `from module import Class`")
     return LazyTarget(target)
 
 
@@ -76,10 +96,10 @@ def _copying_dict(call: Call) -> Dict:
     content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
     call.budget.weigh(content)
     if isinstance(content, (Unknown, list)):
-        return copied(content) if isinstance(content, list) else _unknown()  # type: ignore[no-any-return]
+        return deep_copy(content) if isinstance(content, list) else _unknown()  # type: ignore[no-any-return]
     if content is not None and not isinstance(content, dict):
         raise TypeError(f"expected a dict, got {type(content).__name__}")
-    made: Dict = copied(content) if content is not None else Dict()
+    made: Dict = deep_copy(content) if content is not None else Dict()
     return made
 
 
@@ -92,13 +112,13 @@ def _dict(call: Call) -> Dict:
     made = Dict()
     if call.args:
         if isinstance(source, Unknown):
-            made.spoiled = True
+            made.tainted = True
         else:
             pairs = source if isinstance(source, dict) else call.budget.dict_of(source)
             call.budget.spend(len(pairs) // 4)
-            made.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
-            made.spoiled = getattr(pairs, "spoiled", False)
-    call.put_keywords(made)
+            made.take(pairs, None if isinstance(pairs, Dict) else call.locations[0])
+            made.tainted = getattr(pairs, "tainted", False)
+    call.put_keywords_into(made)
     return made
 
 
@@ -107,7 +127,7 @@ def _fromkeys(call: Call) -> Dict:
     made = Dict()
     for key in readable(keys, call):
         call.budget.weigh_keys(key)
-        made.put(key, value, call.places[-1], call.places[0])
+        made.put(key, value, call.locations[-1], call.locations[0])
     return made
 
 
@@ -118,14 +138,14 @@ def _list(call: Call) -> List:
     if isinstance(source, (list, tuple)):
         call.budget.spend(len(source) // 4)
         made = List(source, origins_of(source))
-        made.spoiled = getattr(source, "spoiled", False)
+        made.tainted = getattr(source, "tainted", False)
         return made
     return List(readable(source, call))
 
 
 def _tuple(call: Call) -> Any:
     made = _list(call)
-    if made.spoiled:
+    if made.tainted:
         raise UnknownError
     return make_tuple(made, made.origins)
 
@@ -141,7 +161,7 @@ def _set(call: Call) -> set[Any]:
 
 def readable(value: Any, call: Call, any_order: bool = False) -> Any:
     """An iterable that Python's own functions may read to its end: paid for, whole or item by item."""
-    if isinstance(value, Unknown) or getattr(value, "spoiled", False):
+    if isinstance(value, Unknown) or getattr(value, "tainted", False):
         raise UnknownError
     if not any_order:
         in_fixed_order(value)
@@ -155,8 +175,8 @@ def _reader(function: Any, any_order: bool = False) -> Function:
     """A function that reads its first arguments to their ends, comparing or adding the items."""
 
     def run(call: Call) -> Any:
-        call.refuse_unknown()
-        key = call.key_function()
+        call.require_known()
+        key = key_function(call)
         keywords = call.kwargs | ({"key": key} if key else {})
         if len(call.args) == 1 or function is sum:
             call.budget.weigh(*call.args)
@@ -169,7 +189,7 @@ def _reader(function: Any, any_order: bool = False) -> Function:
 
 def _sum(call: Call) -> Any:
     """`sum`, where each step makes a new container as long as all before it."""
-    call.refuse_unknown()
+    call.require_known()
     start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
     if not isinstance(start, CONTAINERS):
         return _reader(sum)(call)
@@ -186,9 +206,9 @@ def _lazy_iterator(function: Callable[..., Any]) -> Function:
     """`zip`, `enumerate`, `reversed`: nothing is read until the result is."""
 
     def run(call: Call) -> Any:
-        call.refuse_unknown()
+        call.require_known()
         for value in call.args:
-            if getattr(value, "spoiled", False):
+            if getattr(value, "tainted", False):
                 raise UnknownError
             in_fixed_order(value)
         return function(*call.args, **call.kwargs)
@@ -198,9 +218,9 @@ def _lazy_iterator(function: Callable[..., Any]) -> Function:
 
 def _simple(function: Callable[..., Any]) -> Function:
     def run(call: Call) -> Any:
-        call.refuse_unknown()
+        call.require_known()
         for value in call.args:
-            if isinstance(value, List) and value.spoiled:
+            if isinstance(value, List) and value.tainted:
                 raise UnknownError
             call.budget.spend(len(value) // 64 if isinstance(value, str) else 0)
         return function(*call.args, **call.kwargs)
@@ -209,7 +229,7 @@ def _simple(function: Callable[..., Any]) -> Function:
 
 
 def _str(call: Call) -> str:
-    call.refuse_unknown()
+    call.require_known()
     (value,) = call.positional(1) if call.args or call.kwargs else ("",)
     return to_text(value, call.budget)
 
@@ -217,12 +237,12 @@ def _str(call: Call) -> str:
 def _round(call: Call) -> Any:
     digits = call.args[1] if len(call.args) > 1 else call.kwargs.get("ndigits")
     if isinstance(digits, int) and abs(digits) > 1000:
-        raise too_much("round() to more than 1,000 digits")
+        raise limit_error("round() to more than 1,000 digits")
     return _simple(round)(call)
 
 
 def _isinstance(call: Call) -> bool:
-    call.refuse_unknown()
+    call.require_known()
     value, kinds = call.positional(2)
     call.budget.weigh(kinds)
     return isinstance(value, _types(kinds))
@@ -233,14 +253,14 @@ def _types(kinds: Any) -> tuple[type, ...]:
         return tuple(kind for item in kinds for kind in _types(item))
     kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
     if kind is None:
-        raise MistakeError(
+        raise ConfigError(
             "CFG004", "isinstance() needs one of the language's types", f"use one of: {', '.join(SHORT_TYPES)}"
         )
     return (kind,)
 
 
 def _join_path(call: Call) -> str:
-    call.refuse_unknown()
+    call.require_known()
     if call.kwargs or not all(isinstance(part, str) for part in call.args):
         raise TypeError("os.path.join() takes strings")
     joined: str = os.path.join(*call.args)
@@ -251,7 +271,7 @@ def _bounded(function: Callable[..., Any], bits: Callable[..., int]) -> Function
     """An exact function of math whose result can be huge: `bits` bounds it from above."""
 
     def run(call: Call) -> Any:
-        call.refuse_unknown()
+        call.require_known()
         if all(isinstance(value, int) for value in call.args):
             check_bits(bits(*call.args))
         return function(*call.args, **call.kwargs)
@@ -260,7 +280,7 @@ def _bounded(function: Callable[..., Any], bits: Callable[..., int]) -> Function
 
 
 def _product(call: Call) -> Any:
-    call.refuse_unknown()
+    call.require_known()
     items = list(readable(call.args[0], call)) if len(call.args) == 1 else []
     start = call.kwargs.get("start", 1)
     check_bits(sum(item.bit_length() for item in (*items, start) if isinstance(item, int)))
@@ -270,11 +290,11 @@ def _product(call: Call) -> Any:
 
 
 def _get_config(call: Call) -> Any:
-    call.refuse_unknown()
+    call.require_known()
     (name,) = call.positional(1)
     if not isinstance(name, str):
         raise TypeError("get_config() takes the path of a config file as a string")
-    return call.open_config(name, call.places[0])
+    return call.open_config(name, call.locations[0])
 
 
 SHORT_TYPES = ("dict", "list", "tuple", "set", "int", "float", "str", "bool")

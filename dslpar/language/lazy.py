@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dslpar.core.errors import DslparError, Location
-from dslpar.language.codes import MistakeError, finding
+from dslpar.language.errors import ConfigError, finding
 from dslpar.language.tree import TARGET, Node, Reference
 
 PROGRAM = Location("<program>")
@@ -41,7 +41,7 @@ class Settings(dict[str, Any]):
 
 
 class LazyCall:
-    """`LazyCall(target)(**arguments)` describes the call `target(**arguments)`; containers are copied."""
+    """`LazyCall(target)(**arguments)` describes the call `target(**arguments)`; containers are deep_copy."""
 
     def __init__(self, target: Callable[..., Any] | Reference | str) -> None:
         self.target = as_reference(target)
@@ -78,7 +78,7 @@ def instantiate(description: Any, **extra: Any) -> Any:
     """Make the described call, the calls within its arguments first; `extra` adds to the outermost's arguments.
 
     Lists, tuples and dicts are walked; every other value is itself. `_recursive_=False` leaves the arguments alone.
-    Raises DslparError, with the place in the config where there is one, if a target cannot be imported.
+    Raises DslparError, with the location in the config where there is one, if a target cannot be imported.
     """
     if isinstance(description, Node):
         return _instantiate_node(description, extra)
@@ -103,8 +103,8 @@ def _instantiate_node(node: Node, extra: Mapping[str, Any]) -> Any:
     return node.value
 
 
-def _call(arguments: Any, target: Any, place: Location, make: Callable[[Any], Any], extra: Mapping[str, Any]) -> Any:
-    function = target if callable(target) else locate(as_reference(target), place)
+def _call(arguments: Any, target: Any, location: Location, make: Callable[[Any], Any], extra: Mapping[str, Any]) -> Any:
+    function = target if callable(target) else locate(as_reference(target), location)
     given = {name: value for name, value in arguments.items() if name not in (TARGET, "_recursive_")}
     recursive = arguments.get("_recursive_", True)
     recursive = recursive.value if isinstance(recursive, Node) else recursive
@@ -115,25 +115,25 @@ def _call(arguments: Any, target: Any, place: Location, make: Callable[[Any], An
     return function(**(made | dict(extra)))
 
 
-def locate(reference: Reference | str, place: Location = PROGRAM) -> Any:
-    """Import what a reference names. Raises DslparError, at `place`, if there is no such thing.
+def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
+    """Import what a reference names. Raises DslparError, at `location`, if there is no such thing.
 
     Only for `build`: importing runs the package's code. The package is logged.
     """
     name = str(reference)
     parts = name.split(".")
     if len(parts) < 2 or not all(part.isidentifier() and not part.startswith("__") for part in parts):
-        raise _not_found(f"{name!r} is not the full name of a class or function", place)
-    value, rest = _import_longest(parts, place)
+        raise _not_found(f"{name!r} is not the full name of a class or function", location)
+    value, rest = _import_longest(parts, location)
     for index, part in enumerate(rest):
         if not hasattr(value, part):
             owner = ".".join(parts[: len(parts) - len(rest) + index])
-            raise _not_found(f"{owner!r} has no {part!r}", place)
+            raise _not_found(f"{owner!r} has no {part!r}", location)
         value = getattr(value, part)
     return value
 
 
-def _import_longest(parts: list[str], place: Location) -> tuple[Any, list[str]]:
+def _import_longest(parts: list[str], location: Location) -> tuple[Any, list[str]]:
     """The deepest module of a dotted name, and the attributes that are left."""
     import importlib
     import logging
@@ -146,17 +146,17 @@ def _import_longest(parts: list[str], place: Location) -> tuple[Any, list[str]]:
             missing = error.name or ""
             if module == missing or module.startswith(f"{missing}."):
                 continue
-            raise _not_found(f"{module!r} needs the package {missing!r}: it is not installed", place) from error
+            raise _not_found(f"{module!r} needs the package {missing!r}: it is not installed", location) from error
         except ImportError as error:
-            raise _not_found(f"importing {module!r} failed: {error}", place) from error
+            raise _not_found(f"importing {module!r} failed: {error}", location) from error
         logging.getLogger("dslpar").info("imported package %s for %s", parts[0], ".".join(parts))
         return found, parts[end:]
-    raise _not_found(f"there is no package {parts[0]!r}", place)
+    raise _not_found(f"there is no package {parts[0]!r}", location)
 
 
-def _not_found(message: str, place: Location) -> DslparError:
+def _not_found(message: str, location: Location) -> DslparError:
     help = "correct the name, or install the package where it runs"
-    return DslparError([finding("CFG006", place, message, help)])
+    return DslparError([finding("CFG006", location, message, help)])
 
 
 def get_config(name: str) -> Settings:
@@ -166,7 +166,7 @@ def get_config(name: str) -> Settings:
 
     try:
         config = load(find_config(name, "here.py"))
-    except MistakeError as failed:
+    except ConfigError as failed:
         raise DslparError([finding(failed.code, PROGRAM, failed.message, failed.help)]) from None
     if config.findings:
         raise DslparError(config.findings)

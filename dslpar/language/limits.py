@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dslpar.language.codes import BudgetError, MistakeError
+from dslpar.language.errors import BudgetError, ConfigError
 
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_TOKENS = 40_000
@@ -38,9 +38,9 @@ MAX_SUGGESTED = 100
 """Names of the author's that a misspelt one is compared with: to compare takes a step's time for each."""
 
 
-def too_much(message: str, help: str = "") -> MistakeError:
+def limit_error(message: str, help: str = "") -> ConfigError:
     """The failure of a bound."""
-    return MistakeError("CFG005", message, help)
+    return ConfigError("CFG005", message, help)
 
 
 class Budget:
@@ -62,7 +62,7 @@ class Budget:
         for count, item in enumerate(iterable):
             self.spend(1)
             if count >= MAX_ITEMS:
-                raise too_much(f"more than {MAX_ITEMS:,} items")
+                raise limit_error(f"more than {MAX_ITEMS:,} items")
             yield item
 
     def weigh(self, *values: Any) -> None:
@@ -80,7 +80,7 @@ class Budget:
             if isinstance(key, tuple):
                 self.weigh_keys(*key)
             elif isinstance(key, int) and key.bit_length() > MAX_KEY_BITS:
-                raise too_much(f"an int of more than {MAX_KEY_BITS} bits as a key")
+                raise limit_error(f"an int of more than {MAX_KEY_BITS} bits as a key")
 
     def take_all(self, iterable: Iterable[Any]) -> list[Any]:
         """All items of an iterable in a fixed order, paid for."""
@@ -104,12 +104,12 @@ def _weight(value: Any, known: dict[int, int], depth: int) -> int:
     if id(value) in known:
         return known[id(value)]
     if depth >= MAX_DEPTH:
-        raise too_much(f"a container that contains itself, or is nested more than {MAX_DEPTH} levels deep")
+        raise limit_error(f"a container that contains itself, or is nested more than {MAX_DEPTH} levels deep")
     weight = 1 + sum(_weight(item, known, depth + 1) for item in value)
     if isinstance(value, dict):
         weight += sum(_weight(item, known, depth + 1) for item in value.values())
     if weight > MAX_WEIGHT:
-        raise too_much("a value too big to read through", "share less: written out in full, it is too big")
+        raise limit_error("a value too big to read through", "share less: written out in full, it is too big")
     known[id(value)] = weight
     return weight
 
@@ -118,7 +118,7 @@ def check_size(value: Any) -> Any:
     """The value itself, if it is within the bounds of its type."""
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
-            raise too_much(f"a string of {len(value):,} characters; at most {MAX_TEXT:,}")
+            raise limit_error(f"a string of {len(value):,} characters; at most {MAX_TEXT:,}")
         if not value.isascii():
             check_text(value)
     elif isinstance(value, int):
@@ -133,29 +133,29 @@ def check_text(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise MistakeError(
+        raise ConfigError(
             "CFG004", f"a string that is not text: {error.reason}", "write the character itself"
         ) from None
 
 
 def check_bits(bits: int) -> None:
     if bits > MAX_BITS:
-        raise too_much(f"an int of more than {MAX_BITS:,} bits")
+        raise limit_error(f"an int of more than {MAX_BITS:,} bits")
 
 
 def check_items(count: int) -> None:
     if count > MAX_ITEMS:
-        raise too_much(f"a container of {count:,} items; at most {MAX_ITEMS:,}")
+        raise limit_error(f"a container of {count:,} items; at most {MAX_ITEMS:,}")
 
 
 def check_length(count: int) -> None:
     if count > MAX_TEXT:
-        raise too_much(f"a string of {count:,} characters; at most {MAX_TEXT:,}")
+        raise limit_error(f"a string of {count:,} characters; at most {MAX_TEXT:,}")
 
 
 def in_fixed_order(value: Any) -> Any:
     """The value, unless it is a set whose order Python draws anew in each process: ranks must not differ."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
         help = "write sorted(...) around it"
-        raise MistakeError("CFG004", "the order of this set differs from process to process", help)
+        raise ConfigError("CFG004", "the order of this set differs from process to process", help)
     return value

@@ -9,17 +9,19 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from dslpar.core.errors import COMMAND_LINE, Finding, Location
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.language.codes import BudgetError, MistakeError, finding
-from dslpar.language.export import Exporter
+from dslpar.language.errors import BudgetError, ConfigError, finding
+from dslpar.language.export import export
 from dslpar.language.session import Session
 from dslpar.language.source import Source, read_source
+from dslpar.language.statements import evaluate
 from dslpar.language.tree import Node
-from dslpar.language.values import Slot
+from dslpar.language.values import Binding
 
 NO_SHORTHANDS: Mapping[str, str] = {}
 NO_TEXTS: Mapping[str, str] = {}
@@ -80,15 +82,10 @@ def load(
     """
     try:
         source = read_source(path, texts)
-    except MistakeError as failed:
-        place = failed.place or Location(path)
-        return Config(
-            path,
-            Node({}, Location(path)),
-            (finding(failed.code, place, failed.message, failed.help),),
-            {},
-            complete=False,
-        )
+    except ConfigError as error:
+        start = Location(path)
+        failure = finding(error.code, error.location or start, error.message, error.help)
+        return Config(path, Node({}, start), (failure,), {}, complete=False)
     return _load(source, overrides, shorthands, texts)
 
 
@@ -102,54 +99,55 @@ def load_text(
 def _load(
     source: Source, overrides: Sequence[str], shorthands: Mapping[str, str], texts: Mapping[str, str] = NO_TEXTS
 ) -> Config:
-    session, exporter, names, root = Session(texts), None, None, Node({}, Location(source.path))
+    start, key = Location(source.path), os.path.realpath(source.path)
+    session, root, unknown = Session(texts, evaluate), Node({}, start), frozenset[str]()
+    names: dict[str, Binding] | None = None
     try:
-        names = _names(source, session)
+        names = _names(source, key, session)
         complete = names is not None
         if names is not None:
             if overrides:
-                from dslpar.language.overrides import apply_overrides
+                from dslpar.language.overrides import apply_overrides  # most loads have none
 
                 apply_overrides(overrides, shorthands, names, session)
-            exporter = Exporter(session)
-            root = exporter.root(names, Location(source.path))
+            root, unknown = export(names, start, session)
     except BudgetError as error:
         complete = False
-        _add_last(session, source, error)
-    parsed = session.parsed.get(session.main)
+        session.findings.append(_budget_finding(session, start, error))
+    parsed, bindings = session.parsed.get(key), (names or {}).items()
     return Config(
         source.path,
         root,
         _in_order(session),
         session.sources,
-        frozenset(parsed.checked.used) if parsed else frozenset(),
-        frozenset(name for name, slot in (names or {}).items() if slot.bound_by == "config"),
-        {name: slot.place for name, slot in (names or {}).items() if slot.bound_by == "module"},
-        frozenset(exporter.unknown if exporter else ()),
+        frozenset(parsed.names_read) if parsed else frozenset(),
+        frozenset(name for name, binding in bindings if binding.imported_as == "config"),
+        {name: binding.location for name, binding in bindings if binding.imported_as == "module"},
+        unknown,
         complete,
     )
 
 
-def _names(source: Source, session: Session) -> dict[str, Slot] | None:
+def _names(source: Source, key: str, session: Session) -> dict[str, Binding] | None:
     if source.path.endswith(YAML_ENDINGS):
         from dslpar.language.yaml_io import read_names
 
         return read_names(source, session)
-    parsed = session.parse_text(source, session.enter(source.path))
-    return None if parsed is None else session.run(parsed, session.main)
+    parsed = session.parse_text(source, key)
+    return None if parsed is None else session.run(parsed, key)
 
 
-def _add_last(session: Session, source: Source, error: BudgetError) -> None:
-    """The finding that says why evaluation ended, at the statement where it did."""
-    place = Location(source.path)
-    if session.now is not None:
-        place = session.now[0].place(session.now[1])
-    help = "shorten the loops, or write the result itself"
-    session.findings.append(finding("CFG005", place, str(error), help))
+def _budget_finding(session: Session, start: Location, error: BudgetError) -> Finding:
+    """Say why evaluation ended, at the statement where it did."""
+    location = start
+    if session.statement is not None:
+        source, node = session.statement
+        location = source.location(node)
+    return finding("CFG005", location, str(error), "shorten the loops, or write the result itself")
 
 
 def _in_order(session: Session) -> tuple[Finding, ...]:
-    """File by file as they were read, the command line last, each from top to bottom."""
+    """Sort the findings file by file as they were read, the command line last, each from top to bottom."""
     order = {path: index for index, path in enumerate(session.sources)}
     last = len(order) + 1
 

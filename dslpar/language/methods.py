@@ -1,6 +1,6 @@
 """The pure methods of str, list and dict, in three tables; a method in none of them is not in the language.
 
-List and dict methods are written out because they move the items' places along with the items. String methods are
+List and dict methods are written out because they move the items' locations along with the items. String methods are
 Python's own, behind guards where their result can outgrow what they were given.
 """
 
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dslpar.core.suggest import did_you_mean
-from dslpar.language.arguments import Call
-from dslpar.language.codes import MistakeError, UnknownError
+from dslpar.language.call import Call
+from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import format_method
+from dslpar.language.functions import key_function
 from dslpar.language.limits import check_items, check_length, check_size
 from dslpar.language.values import UNKNOWN, Dict, List, Unknown, adopt, origins_of
 
@@ -20,13 +21,13 @@ Method = Callable[[Any, Call], Any]
 
 
 def call_method(owner: Any, name: str, call: Call) -> Any:
-    """`owner.name(...)`. Raises MistakeError if there is no such method in the language."""
+    """`owner.name(...)`. Raises ConfigError if there is no such method in the language."""
     method = find_method(owner, name)
     if method is None:
         kind = type(owner).__name__.lower()
         known = METHODS.get(_kind(owner), {})
         message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known, '; ')}"
-        raise MistakeError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
+        raise ConfigError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
     return check_size(adopt(method(owner, call)))
 
 
@@ -43,7 +44,7 @@ def _plain_text(name: str) -> Method:
     method = getattr(str, name)
 
     def run(owner: str, call: Call) -> Any:
-        call.refuse_unknown()
+        call.require_known()
         call.budget.spend(len(owner) // 32 + sum(len(arg) // 32 for arg in call.args if isinstance(arg, str)))
         return method(owner, *call.args, **call.kwargs)
 
@@ -86,7 +87,7 @@ def _replace(owner: str, call: Call) -> Any:
 
 
 def _join(owner: str, call: Call) -> str:
-    call.refuse_unknown()
+    call.require_known()
     (items,) = call.args
     parts = call.budget.take_all(items)
     if any(isinstance(part, Unknown) for part in parts):
@@ -103,12 +104,12 @@ def _translate(owner: str, call: Call) -> str:
 
 
 def _format(owner: str, call: Call) -> str:
-    call.refuse_unknown()
+    call.require_known()
     return format_method(owner, call.args, call.kwargs, call.budget)
 
 
 def _format_map(owner: str, call: Call) -> str:
-    call.refuse_unknown()
+    call.require_known()
     (mapping,) = call.args
     return format_method(owner, (), mapping, call.budget)
 
@@ -116,7 +117,7 @@ def _format_map(owner: str, call: Call) -> str:
 def _list_append(owner: List, call: Call) -> None:
     (item,) = call.positional(1)
     owner.append(item)
-    owner.origins.append(call.places[0])
+    owner.origins.append(call.locations[0])
     check_items(len(owner))
 
 
@@ -132,7 +133,7 @@ def _list_extend(owner: List, call: Call) -> None:
 def _list_insert(owner: List, call: Call) -> None:
     index, item = call.positional(2)
     owner.insert(index, item)
-    owner.origins.insert(index, call.places[1])
+    owner.origins.insert(index, call.locations[1])
     call.budget.spend(len(owner) // 64)
     check_items(len(owner))
 
@@ -140,7 +141,7 @@ def _list_insert(owner: List, call: Call) -> None:
 def _list_pop(owner: List, call: Call) -> Any:
     call.budget.spend(len(owner) // 64)
     item = owner.pop(*call.args, **call.kwargs)
-    call.passed_on = owner.origins.pop(*call.args)
+    call.result_origin = owner.origins.pop(*call.args)
     return item
 
 
@@ -152,7 +153,7 @@ def _list_remove(owner: List, call: Call) -> None:
 
 def _search(method: Callable[..., int]) -> Method:
     def run(owner: List, call: Call) -> Any:
-        call.refuse_unknown()
+        call.require_known()
         call.budget.weigh(owner, *call.args)
         return method(owner, *call.args, **call.kwargs)
 
@@ -163,14 +164,14 @@ def _list_clear(owner: List, call: Call) -> None:
     call.positional(0)
     owner.clear()
     owner.origins.clear()
-    owner.spoiled = False
+    owner.tainted = False
 
 
 def _list_copy(owner: List, call: Call) -> List:
     call.positional(0)
     call.budget.spend(len(owner) // 8)
     made = List(owner, owner.origins)
-    made.spoiled = owner.spoiled
+    made.tainted = owner.tainted
     return made
 
 
@@ -185,7 +186,7 @@ def _list_sort(owner: List, call: Call) -> None:
     call.budget.weigh(owner)
     call.budget.spend(len(owner))
     reverse = call.kwargs.pop("reverse", False)
-    key = call.key_function()
+    key = key_function(call)
     call.positional(0)
     keys = [key(item) for item in owner] if key else owner
     order = sorted(range(len(owner)), key=keys.__getitem__, reverse=reverse)
@@ -196,18 +197,18 @@ def _dict_get(owner: Dict, call: Call) -> Any:
     key, default = call.positional(1, 1)
     call.budget.weigh(key)
     if key in owner:
-        call.passed_on = owner.place_of(key)
+        call.result_origin = owner.origin_of(key)
         return owner[key]
-    call.passed_on = call.places[1] if len(call.places) > 1 else None
-    return UNKNOWN if owner.spoiled else default
+    call.result_origin = call.locations[1] if len(call.locations) > 1 else None
+    return UNKNOWN if owner.tainted else default
 
 
 def _dict_setdefault(owner: Dict, call: Call) -> Any:
     key, default = call.positional(1, 1)
     call.budget.weigh_keys(key)
     if key not in owner:
-        owner.put(key, default, call.places[-1], call.places[0])
-    call.passed_on = owner.place_of(key)
+        owner.put(key, default, call.locations[-1], call.locations[0])
+    call.result_origin = owner.origin_of(key)
     return owner[key]
 
 
@@ -215,13 +216,13 @@ def _dict_pop(owner: Dict, call: Call) -> Any:
     key, default = call.positional(1, 1)
     call.budget.weigh(key)
     if key in owner:
-        call.passed_on = owner.place_of(key)
+        call.result_origin = owner.origin_of(key)
         return owner.drop(key)
-    if owner.spoiled:
+    if owner.tainted:
         raise UnknownError
     if len(call.args) == 1:
         raise KeyError(key)
-    call.passed_on = call.places[1]
+    call.result_origin = call.locations[1]
     return default
 
 
@@ -237,9 +238,9 @@ def _dict_update(owner: Dict, call: Call) -> None:
     if other is not None or call.args:
         pairs = other if isinstance(other, dict) else call.budget.dict_of(other)
         call.budget.spend(len(pairs) // 4)
-        owner.take(pairs, None if isinstance(pairs, Dict) else call.places[0])
-        owner.spoiled |= getattr(pairs, "spoiled", False)
-    call.put_keywords(owner)
+        owner.take(pairs, None if isinstance(pairs, Dict) else call.locations[0])
+        owner.tainted |= getattr(pairs, "tainted", False)
+    call.put_keywords_into(owner)
     check_items(len(owner))
 
 
@@ -247,7 +248,7 @@ def _dict_clear(owner: Dict, call: Call) -> None:
     call.positional(0)
     owner.clear()
     owner.origins.clear()
-    owner.spoiled = False
+    owner.tainted = False
 
 
 def _dict_copy(owner: Dict, call: Call) -> Dict:
@@ -255,7 +256,7 @@ def _dict_copy(owner: Dict, call: Call) -> Dict:
     call.budget.spend(len(owner) // 4)
     made = Dict()
     made.take(owner)
-    made.spoiled = owner.spoiled
+    made.tainted = owner.tainted
     return made
 
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from dslpar.language.codes import MistakeError, UnknownError
+from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import percent
 from dslpar.language.limits import CONTAINERS, MAX_BITS, Budget, check_bits, check_items, check_length, check_size
 from dslpar.language.tree import Reference
@@ -55,7 +55,7 @@ def unary(op: ast.unaryop, value: Any) -> Any:
 
 
 def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
-    """`left op right`, with the items' places kept."""
+    """`left op right`, with the items' locations kept."""
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         raise UnknownError
     if isinstance(op, ast.Mod) and isinstance(left, str):
@@ -83,7 +83,7 @@ def _as_set(value: Any, budget: Budget) -> Any:
 
 def _number(made: Any) -> Any:
     if isinstance(made, complex):
-        raise MistakeError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
+        raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
     return made
 
 
@@ -104,7 +104,7 @@ def _with_origins(op: ast.operator, left: Any, right: Any, made: Any) -> Any:
 
 
 def in_place(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
-    """`left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
+    """`left op= right`: lists, dicts and sets change in location, so that every name for them sees it."""
     if isinstance(op, ast.Add) and isinstance(left, List):
         items = budget.take_all(right)
         check_items(len(left) + len(items))
@@ -146,7 +146,7 @@ def _searched(item: Any, container: Any, budget: Budget) -> Any:
         budget.spend(0 if hashed else len(container) // 8)
         if not hashed:
             budget.weigh(container)
-        if getattr(container, "spoiled", False):
+        if getattr(container, "tainted", False):
             raise UnknownError
         return container
     if isinstance(container, range) and isinstance(item, int):

@@ -1,8 +1,8 @@
 """Command-line overrides: `a.b=value`, `a.0=value`, `a[0]=value`, `~a.b`.
 
 The form is Hydra's, smaller: no `+` (any key may be set), no sweeps, no quoting of its own. The value is a Python
-literal, or else the text as it stands. Overrides act as if written at the end of the file, in place, so what the file
-shares stays shared. Their places are columns of the command line, joined by spaces.
+literal, or else the text as it stands. Overrides act as if written at the end of the file, and change values in place,
+so what the file shares stays shared. Their locations are columns of the command line, joined by spaces.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
-from dslpar.language.codes import MistakeError, finding
+from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
 from dslpar.language.session import Session
-from dslpar.language.source import quiet_parse
-from dslpar.language.values import UNKNOWN, Dict, List, Placed, Slot, Unknown, make_tuple, origins_of
+from dslpar.language.source import parse_quietly
+from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, make_tuple, origins_of
 
 MISSING = object()
 
@@ -27,25 +27,25 @@ class Override(NamedTuple):
 
     keys: tuple[str | int, ...]
     """Names, and whole numbers for `[0]`."""
-    key_place: Location
+    key_location: Location
     value: Any
-    place: Location
+    location: Location
     delete: bool = False
 
 
 def apply_overrides(
-    texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Slot], session: Session
+    texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Binding], session: Session
 ) -> None:
     """Change the names of a config; what is malformed or leads nowhere is a finding."""
     texts = [text.replace("\n", " ").replace("\r", " ") for text in texts]
     session.sources[COMMAND_LINE] = " ".join(texts)
     column = 1
     for text in texts:
-        place = line_part(column, len(text))
+        location = line_part(column, len(text))
         try:
             _apply(parse_override(text, column), shorthands, names)
-        except MistakeError as failed:
-            session.add(finding(failed.code, failed.place or place, failed.message, failed.help))
+        except ConfigError as failed:
+            session.add(finding(failed.code, failed.location or location, failed.message, failed.help))
         column += len(text) + 1
 
 
@@ -54,22 +54,22 @@ def line_part(column: int, length: int) -> Location:
 
 
 def parse_override(text: str, column: int = 1) -> Override:
-    """Take one override apart. Raises MistakeError if it is malformed."""
+    """Take one override apart. Raises ConfigError if it is malformed."""
     delete = text.startswith("~")
     key, equals, value = text[delete:].partition("=")
-    key_place = line_part(column + delete, len(key))
+    key_location = line_part(column + delete, len(key))
     if len(text) > MAX_TEXT:
-        raise MistakeError("CFG011", "an override of more than 100,000 characters", "write the value into the file")
+        raise ConfigError("CFG011", "an override of more than 100,000 characters", "write the value into the file")
     if delete == bool(equals):
-        raise MistakeError("CFG011", f"{shown(text)} is neither `key=value` nor `~key`")
+        raise ConfigError("CFG011", f"{shown(text)} is neither `key=value` nor `~key`")
     keys = parse_key(key)
     if not keys or not isinstance(keys[0], str) or not keys[0].isidentifier():
-        raise MistakeError("CFG011", f"{shown(key)} is not a key", "write `section.key=value`", key_place)
+        raise ConfigError("CFG011", f"{shown(key)} is not a key", "write `section.key=value`", key_location)
     if len(keys) > MAX_DEPTH:
-        raise MistakeError("CFG011", f"a key of more than {MAX_DEPTH} levels", "write `section.key=value`", key_place)
+        raise ConfigError("CFG011", f"a key of more than {MAX_DEPTH} levels", "write `section.key=value`", key_location)
     start = column + delete + len(key) + 1
-    place = line_part(start, len(value)) if value else line_part(column, len(text))
-    return Override(keys, key_place, parse_value(value, start)[0], place, delete)
+    location = line_part(start, len(value)) if value else line_part(column, len(text))
+    return Override(keys, key_location, parse_value(value, start)[0], location, delete)
 
 
 def shown(text: str) -> str:
@@ -92,38 +92,38 @@ def parse_key(key: str) -> tuple[str | int, ...]:
     return tuple(keys)
 
 
-def parse_value(text: str, column: int) -> Placed:
-    """A Python literal with the places of its parts, or else the text."""
-    place = line_part(column, len(text))
+def parse_value(text: str, column: int) -> Located:
+    """A Python literal with the locations of its parts, or else the text."""
+    location = line_part(column, len(text))
     stripped = text.strip()
     try:
-        tree = quiet_parse(stripped, COMMAND_LINE, "eval").body if stripped else None
+        tree = parse_quietly(stripped, COMMAND_LINE, "eval").body if stripped else None
         if tree is not None and "\n" not in stripped:
             offset = column + len(text) - len(text.lstrip())
             return literal(tree, _characters(stripped), offset, 0)
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
         pass
-    return text, place
+    return text, location
 
 
-def literal(node: Any, at: Sequence[int], column: int, depth: int) -> Placed:
+def literal(node: Any, at: Sequence[int], column: int, depth: int) -> Located:
     """The value of a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
     start, end = at[node.col_offset], at[node.end_col_offset]
-    place = line_part(column + start, end - start)
+    location = line_part(column + start, end - start)
     if depth > MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(node, ast.Constant) and isinstance(node.value, (type(None), bool, int, float, str)):
-        return check_size(node.value), place
+        return check_size(node.value), location
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value, _ = literal(node.operand, at, column, depth + 1)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return (-value if isinstance(node.op, ast.USub) else value), place
+            return (-value if isinstance(node.op, ast.USub) else value), location
     if isinstance(node, (ast.List, ast.Tuple)):
         items = [literal(item, at, column, depth + 1) for item in node.elts]
-        values, places = [value for value, _ in items], [item for _, item in items]
-        return (List(values, places) if isinstance(node, ast.List) else make_tuple(values, places)), place  # type: ignore[arg-type]
+        values, locations = [value for value, _ in items], [item for _, item in items]
+        return (List(values, locations) if isinstance(node, ast.List) else make_tuple(values, locations)), location  # type: ignore[arg-type]
     if isinstance(node, ast.Dict):
-        return literal_dict(node, at, column, depth), place
+        return literal_dict(node, at, column, depth), location
     raise ValueError("not a literal")
 
 
@@ -132,9 +132,9 @@ def literal_dict(node: ast.Dict, at: Sequence[int], column: int, depth: int) -> 
     for key_node, value_node in zip(node.keys, node.values, strict=True):
         if key_node is None:
             raise ValueError("`**` in a literal")
-        key, key_place = literal(key_node, at, column, depth + 1)
-        value, place = literal(value_node, at, column, depth + 1)
-        made.put(key, value, place, key_place)
+        key, key_location = literal(key_node, at, column, depth + 1)
+        value, location = literal(value_node, at, column, depth + 1)
+        made.put(key, value, location, key_location)
     return made
 
 
@@ -145,25 +145,25 @@ def _characters(text: str) -> Sequence[int]:
     return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
 
 
-def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, Slot]) -> None:
+def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, Binding]) -> None:
     root = Dict()
     for name, slot in names.items():
-        root.put(name, slot.value, slot.place, slot.key_place)
+        root.put(name, slot.value, slot.location, slot.name_location)
     changed = _changed(root, override, 0, shorthands)
     first = str(override.keys[0])
     if first not in changed:
         names.pop(first, None)
         return
-    place, key_place = changed.origins[first]
-    assert place is not None
-    assert key_place is not None
+    location, key_location = changed.origins[first]
+    assert location is not None
+    assert key_location is not None
     old = names.get(first)
-    bound_by = old.bound_by if old is not None and old.value is changed[first] else ""
-    names[first] = Slot(changed[first], place, key_place, bound_by)
+    imported_as = old.imported_as if old is not None and old.value is changed[first] else ""
+    names[first] = Binding(changed[first], location, key_location, imported_as)
 
 
 def _changed(owner: Any, override: Override, depth: int, shorthands: Mapping[str, str]) -> Any:
-    """The owner with the override applied: itself, changed in place, except for tuples and scalars."""
+    """The owner with the override applied: itself, changed in location, except for tuples and scalars."""
     key = override.keys[depth]
     path = dotted(override.keys[:depth])
     if isinstance(owner, Unknown):
@@ -173,8 +173,8 @@ def _changed(owner: Any, override: Override, depth: int, shorthands: Mapping[str
         return owner
     if isinstance(owner, (list, tuple)):
         return _changed_sequence(owner, key, override, depth, shorthands)
-    raise MistakeError(
-        "CFG011", f"{path} is {short(owner)}, not a mapping", f"set {path} itself: {path}=value", override.key_place
+    raise ConfigError(
+        "CFG011", f"{path} is {short(owner)}, not a mapping", f"set {path} itself: {path}=value", override.key_location
     )
 
 
@@ -183,39 +183,39 @@ def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, sh
         key = int(key)
     if depth == len(override.keys) - 1:
         if not override.delete:
-            owner.put(key, override.value, override.place, override.key_place)
+            owner.put(key, override.value, override.location, override.key_location)
         elif key in owner:
             owner.drop(key)
-        elif not owner.spoiled:
-            raise MistakeError(
+        elif not owner.tainted:
+            raise ConfigError(
                 "CFG011",
                 f"there is no {dotted(override.keys)} to delete{did_you_mean(key, owner, '; ')}",
                 "leave it out",
             )
         return
     old = owner.get(key)
-    place, key_place = owner.origins.get(key, (None, None))
-    inner = _opened(old, place, key_place, dotted(override.keys[: depth + 1]), override, shorthands)
+    location, key_location = owner.origins.get(key, (None, None))
+    inner = _opened(old, location, key_location, dotted(override.keys[: depth + 1]), override, shorthands)
     changed = _changed(inner, override, depth + 1, shorthands)
     if changed is not old:
         fresh = old is None
         owner.put(
             key,
             changed,
-            (None if fresh else place) or override.place,
-            (None if fresh else key_place) or override.key_place,
+            (None if fresh else location) or override.location,
+            (None if fresh else key_location) or override.key_location,
         )
 
 
 def _opened(
-    value: Any, place: Any, key_place: Any, path: str, override: Override, shorthands: Mapping[str, str]
+    value: Any, location: Any, key_location: Any, path: str, override: Override, shorthands: Mapping[str, str]
 ) -> Any:
     """A value that is to be entered: nothing becomes a mapping, and so does a scalar that stands for a sub-key."""
     if value is None and not override.delete:
         return Dict()
     if isinstance(value, (bool, int, float, str)) and path in shorthands:
         made = Dict()
-        made.put(shorthands[path], value, place, key_place)
+        made.put(shorthands[path], value, location, key_location)
         return made
     return value
 
@@ -225,13 +225,13 @@ def _changed_sequence(owner: Any, key: str | int, override: Override, depth: int
     index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
     if index is None or not -len(owner) <= index < len(owner):
         help = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
-        raise MistakeError("CFG011", f"{path} is not in a list of {len(owner)} items", help, override.key_place)
+        raise ConfigError("CFG011", f"{path} is not in a list of {len(owner)} items", help, override.key_location)
     made = owner if isinstance(owner, List) else List(owner, origins_of(owner))
     if depth == len(override.keys) - 1:
         if override.delete:
             del made[index], made.origins[index]
         else:
-            made[index], made.origins[index] = override.value, override.place
+            made[index], made.origins[index] = override.value, override.location
     else:
         inner = _opened(made[index], made.origins[index], None, path, override, shorthands)
         made[index] = _changed(inner, override, depth + 1, shorthands)

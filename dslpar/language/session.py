@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ast
 import os.path
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dslpar.core.errors import Finding, Location
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.language.codes import BudgetError, MistakeError, finding
-from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, too_much
+from dslpar.language.errors import BudgetError, ConfigError, finding
+from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, limit_error
 from dslpar.language.source import Source, parse, read_source
-from dslpar.language.syntax import Checked, check
-from dslpar.language.values import UNKNOWN, Dict, Slot
+from dslpar.language.syntax import check_syntax
+from dslpar.language.values import UNKNOWN, Binding, Dict
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -29,137 +29,130 @@ class Parsed(NamedTuple):
 
     source: Source
     tree: ast.Module
-    checked: Checked
+    names_read: set[str]
+    """Names that some expression of the file reads."""
 
 
 class Session:
     """What all files of one load share."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], evaluate: Callable[[Parsed, Session], dict[str, Binding]]) -> None:
         self.texts = texts
         """Texts that stand for the files at their real paths."""
+        self.evaluate = evaluate
+        """What runs a parsed file; handed in, since statements import files through this session in turn."""
         self.budget = Budget()
         self.findings: list[Finding] = []
-        self.seen: set[Finding] = set()
         self.parsed: dict[str, Parsed | None] = {}
+        """By real path; None for a file that could not be read or parsed."""
         self.sources: dict[str, str] = {}
-        self.open: list[str] = []
-        """Real paths of the files under evaluation, outermost first."""
-        self.main = ""
-        self.imports = 0
-        self.now: tuple[Source, Any] | None = None
+        self.statement: tuple[Source, ast.stmt] | None = None
         """The statement under evaluation."""
-
-    def enter(self, path: str) -> str:
-        """Name the main file; its key among the parsed."""
-        self.main = os.path.realpath(path)
-        return self.main
+        self._seen: set[Finding] = set()
+        self._open: list[str] = []
+        """Real paths of the files under evaluation, outermost first."""
+        self._imports = 0
 
     def add(self, item: Finding) -> None:
-        """Record a finding once, however often its place is evaluated."""
-        if item in self.seen:
+        """Record a finding once, however often its expression is evaluated."""
+        if item in self._seen:
             return
-        self.seen.add(item)
+        self._seen.add(item)
         self.findings.append(item)
         if len(self.findings) >= MAX_FINDINGS:
             raise BudgetError(f"more than {MAX_FINDINGS} findings: the rest is not listed")
 
-    def report(self, failed: MistakeError, place: Location) -> None:
+    def report(self, error: ConfigError, location: Location) -> None:
+        """Record an error as a finding, at its own location or else at this one."""
         self.budget.spend(100)  # a message costs more than a step
-        self.add(finding(failed.code, failed.place or place, failed.message[:500], failed.help[:1000]))
+        self.add(finding(error.code, error.location or location, error.message[:500], error.help[:1000]))
 
     def parse_text(self, source: Source, key: str) -> Parsed | None:
-        """Parse and check a text; None if it is not Python, with a finding."""
+        """Parse and check a text; returns None, with a finding, if it is not Python."""
         self.sources[source.path] = source.text
         if sum(map(len, self.sources.values())) > MAX_TOTAL_BYTES:
             raise BudgetError("the files of this config are too long together")
         self.parsed[key] = None
         try:
             tree = parse(source)
-        except MistakeError as failed:
-            self.report(failed, Location(source.path))
+        except ConfigError as error:
+            self.report(error, Location(source.path))
             return None
-        checked = check(tree, source)
-        for item in checked.findings:
+        findings, names_read = check_syntax(tree, source)
+        for item in findings:
             self.add(item)
-        self.parsed[key] = Parsed(source, tree, checked)
+        self.parsed[key] = Parsed(source, tree, names_read)
         return self.parsed[key]
 
-    def parse_file(self, path: str, place: Location) -> Parsed | None:
-        """Read and parse a file, once; a failure to read it is a finding at `place`."""
+    def parse_file(self, path: str, location: Location) -> Parsed | None:
+        """Read and parse a file, once; a failure to read it is a finding at `location`."""
         key = os.path.realpath(path)
         if key in self.parsed:
             return self.parsed[key]
         try:
             source = read_source(path, self.texts)
-        except MistakeError as failed:
-            missing = self.open and not os.path.lexists(path)
+        except ConfigError as error:
+            missing = self._open and not os.path.lexists(path)
             self.parsed[key] = None
-            self.report(MistakeError("CFG006", f"there is no file {path!r}") if missing else failed, place)
+            self.report(ConfigError("CFG006", f"there is no file {path!r}") if missing else error, location)
             return None
         return self.parse_text(source, key)
 
-    def names_of(self, path: str, place: Location) -> dict[str, Slot] | None:
-        """The names of a config file, evaluated afresh; None if that failed, with findings."""
+    def names_of(self, path: str, location: Location) -> dict[str, Binding] | None:
+        """Evaluate a config file afresh, for its names; returns None, with findings, if that failed."""
         key = os.path.realpath(path)
-        if key in self.open:
-            chain = " -> ".join(os.path.basename(item) for item in [*self.open[self.open.index(key) :], key])
-            raise MistakeError("CFG007", f"this import closes a cycle: {chain}")
-        self.imports += 1
-        if len(self.open) >= MAX_IMPORT_DEPTH or self.imports > MAX_IMPORTS:
-            raise too_much("imports nested too deep, or too many of them", "import fewer files")
-        parsed = self.parse_file(path, place)
-        if parsed is None:
-            return None
-        return self.run(parsed, key)
+        if key in self._open:
+            chain = " -> ".join(os.path.basename(item) for item in [*self._open[self._open.index(key) :], key])
+            raise ConfigError("CFG007", f"this import closes a cycle: {chain}")
+        self._imports += 1
+        if len(self._open) >= MAX_IMPORT_DEPTH or self._imports > MAX_IMPORTS:
+            raise limit_error("imports nested too deep, or too many of them", "import fewer files")
+        parsed = self.parse_file(path, location)
+        return None if parsed is None else self.run(parsed, key)
 
-    def run(self, parsed: Parsed, key: str) -> dict[str, Slot]:
-        """Evaluate a parsed file."""
-        from dslpar.language.statements import Evaluator
-
+    def run(self, parsed: Parsed, key: str) -> dict[str, Binding]:
+        """Evaluate a parsed file, which is open meanwhile."""
         self.budget.spend(20)
-        evaluator = Evaluator(parsed.source, self)
-        self.open.append(key)
+        self._open.append(key)
         try:
-            evaluator.run(parsed.tree.body)
+            return self.evaluate(parsed, self)
         finally:
-            self.open.pop()
-        return evaluator.globals.names
+            self._open.pop()
 
-    def open_config(self, name: str, importer: str, place: Location) -> Any:
-        """`get_config(name)`: a mapping of that file's names."""
-        return as_mapping(self.names_of(find_config(name, importer), place))
+    def open_config(self, name: str, importer: str, location: Location) -> Any:
+        """Evaluate `get_config(name)` to a mapping of that file's names."""
+        return as_mapping(self.names_of(find_config(name, importer), location))
 
 
-def as_mapping(names: dict[str, Slot] | None) -> Any:
-    """A config's names as one mapping; unknown if the config could not be evaluated."""
+def as_mapping(names: dict[str, Binding] | None) -> Any:
+    """Make one mapping of a config's names; unknown if the config could not be evaluated."""
     if names is None:
         return UNKNOWN
     made = Dict()
-    for name, slot in names.items():
-        if slot.bound_by != "module":
-            made.put(name, slot.value, slot.place, slot.key_place)
+    for name, binding in names.items():
+        if binding.imported_as != "module":
+            made.put(name, binding.value, binding.location, binding.name_location)
     return made
 
 
 def find_config(name: str, importer: str) -> str:
-    """The path of `get_config(name)` in a file. Raises MistakeError if there is none."""
+    """Find the file of `get_config(name)`, called in `importer`. Raises ConfigError if there is none."""
     parts = name.split("/")
     if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
         help = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
-        raise MistakeError("CFG009", f"{name!r} is not a path that a config may read", help)
+        raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", help)
     if not name.endswith(".py"):
-        raise MistakeError("CFG009", f"{name!r} is not a Python config", "name a .py file")
+        raise ConfigError("CFG009", f"{name!r} is not a Python config", "name a .py file")
     for folder in search_path(importer):
         path = os.path.join(folder, *parts)
         if os.path.exists(path):
             return path
     where = "beside this file, in its parents or among the shipped configs"
-    raise MistakeError("CFG006", f"there is no {name!r} {where}", "correct the path: 'common/train.py'")
+    raise ConfigError("CFG006", f"there is no {name!r} {where}", "correct the path: 'common/train.py'")
 
 
 def search_path(importer: str) -> list[str]:
-    """Folders where `get_config` looks."""
+    """List the folders where `get_config` looks: the importer's, its parents, the shipped configs."""
     folder = os.path.dirname(importer)
     full = os.path.abspath(folder)
     folders = [folder]
@@ -170,7 +163,7 @@ def search_path(importer: str) -> list[str]:
 
 
 def find_module(module: str, level: int, importer: str) -> str:
-    """The path that `from <level dots><module>` names, without its ending."""
+    """Return the path that `from <level dots><module>` names, without its ending."""
     folder = os.path.dirname(importer)
     steps = [os.pardir] * (level - 1) + (module.split(".") if module else [])
     return os.path.normpath(os.path.join(folder or ".", *steps))

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dslpar.core.errors import Finding
-from dslpar.core.named_tuple import NamedTuple
-from dslpar.language.codes import finding
+from dslpar.language.errors import finding
 from dslpar.language.limits import MAX_NESTING
 from dslpar.language.source import Source
 
@@ -45,81 +44,75 @@ CONSTANTS: dict[type, tuple[str, str]] = {
     type(...): ("`...`", "write None"),
 }
 
-CHANGING = frozenset(
+MUTATING_METHODS = frozenset(
     ["append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"]
 )
 """Methods that change their owner."""
 
 
-class Checked(NamedTuple):
-    """What the static pass found."""
-
-    findings: list[Finding]
-    used: set[str]
-    """Names that some expression reads."""
-
-
-def check(tree: ast.Module, source: Source) -> Checked:
-    """Mark and report what is out of the language."""
-    checked = Checked([], set())
+def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[str]]:
+    """Mark what is out of the language, and return the findings about it and the names that some expression reads."""
+    findings: list[Finding] = []
+    names_read: set[str] = set()
     pending: list[tuple[Any, int]] = [(node, 1) for node in tree.body]
     while pending:
         node, depth = pending.pop()
         if depth > MAX_NESTING:
-            node.out = True
+            node.unsupported = True
             help = "assign the inner parts to names first"
-            checked.findings.append(finding("CFG005", source.place(node), "syntax nested too deep", help))
-        elif not _is_out(node, source, checked):
-            pending.extend(_children(node, depth, source, checked.used))
-    return checked
-
-
-def _is_out(node: Any, source: Source, checked: Checked) -> bool:
-    reason = CONSTANTS.get(type(node.value)) if isinstance(node, ast.Constant) else UNSUPPORTED.get(type(node))
-    if any(clause.is_async for clause in getattr(node, "generators", ())):
-        reason = ("`async for`", "write `for`")
-    if reason is None:
-        return False
-    node.out = True
-    what, help = reason
-    checked.findings.append(finding("CFG002", source.place(node), f"{what} is not part of the config language", help))
-    return True
-
-
-def _children(node: Any, depth: int, source: Source, used: set[str]) -> Iterator[tuple[Any, int]]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not getattr(node, "is_base", False):
-        used.add(node.id)
-    if isinstance(node, ast.JoinedStr):
-        _give_place(node, source)
-    if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-        _mark_base(node)
-    is_elif = isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
+            findings.append(finding("CFG005", source.location(node), "syntax nested too deep", help))
             continue
-        yield child, depth if is_elif and child is node.orelse[0] else depth + 1
+        reason = _why_unsupported(node)
+        if reason is not None:
+            node.unsupported = True
+            what, help = reason
+            message = f"{what} is not part of the config language"
+            findings.append(finding("CFG002", source.location(node), message, help))
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(node, "is_assigned"):
+            names_read.add(node.id)
+        elif isinstance(node, ast.JoinedStr):
+            _set_location(node, source)
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            _mark_assigned(node)
+        # A chain of `elif` is nested in the tree and not on the page: it may be as long as the author likes.
+        is_chain = isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, _NO_EXPRESSION):
+                pending.append((child, depth if is_chain and child is node.orelse[0] else depth + 1))
+    return findings, names_read
 
 
-def _give_place(joined: ast.JoinedStr, source: Source) -> None:
-    """Inside an f-string, Python 3.11 counts lines and columns from odd places: give them the string's."""
-    place = source.place(joined)
+_NO_EXPRESSION = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+
+
+def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
+    """Return what a node is that the language has not, and what to write instead."""
+    if any(clause.is_async for clause in getattr(node, "generators", ())):
+        return "`async for`", "write `for`"
+    return CONSTANTS.get(type(node.value)) if isinstance(node, ast.Constant) else UNSUPPORTED.get(type(node))
+
+
+def _set_location(joined: ast.JoinedStr, source: Source) -> None:
+    """Give the nodes within an f-string the string's own location: Python 3.11 counts theirs from odd places."""
+    location = source.location(joined)
     for node in ast.walk(joined):
-        node.place = place  # type: ignore[attr-defined]
+        node.location = location  # type: ignore[attr-defined]
 
 
-def _mark_base(node: Any) -> None:
-    """`train` in `train.dist.x = 4` is changed, not read."""
+def _mark_assigned(node: Any) -> None:
+    """Mark the name at the left of a target: `train` in `train.dist.x = 4` is changed, not read."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
-    node.is_base = True
+    node.is_assigned = True
 
 
-def bound_names(node: ast.AST) -> Iterator[Any]:
-    """The targets that a statement which is not evaluated would bind or change: names, attributes, items, lists."""
+def changed_targets(node: ast.AST) -> Iterator[Any]:
+    """Yield what a statement that is not evaluated would bind or change: names, attributes, items, methods' owners."""
     pending: list[Any] = [node]
     while pending:
         item = pending.pop()
-        if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute) and item.func.attr in CHANGING:
+        if isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute) and item.func.attr in MUTATING_METHODS:
             yield item.func
         elif isinstance(item, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(item.ctx, ast.Load):
             yield item

@@ -2,7 +2,7 @@
 
 `Node` is what everything after the evaluator reads: plain, immutable, free of the language. That each value carries
 its origin through imports, names and overrides is the idea of Nix and Jsonnet stack traces turned to data: a linter
-needs the place of a *value*, not of a call.
+needs the location of a *value*, not of a call.
 
 A mapping made by `LazyCall` is a mapping whose `target` is set; its `_target_` key is not among the children. In
 `plain()` it is a dict whose first key is `_target_`, with the `Reference` as value: what `instantiate` takes.

@@ -1,8 +1,8 @@
 """Values during evaluation: Python's own, in containers that also remember where each item was written.
 
-Every expression evaluates to a pair `(value, place)`. Scalars are plain Python; `List`, `Tuple` and `Dict` are
-subclasses of Python's, so that the interpreter's own operators work on them, with the items' places beside them. A
-place that is None means "as the container's". `UNKNOWN` stands for what could not be evaluated: touching it raises
+Every expression evaluates to a pair `(value, origin)`. Scalars are plain Python; `List`, `Tuple` and `Dict` are
+subclasses of Python's, so that the interpreter's own operators work on them, with the items' origins beside them. An
+origin that is None means "as the container's". `UNKNOWN` stands for what could not be evaluated: touching it raises
 `UnknownError`, so whatever depends on it is unknown as well, silently: the NaN of IEEE, the error node of a compiler.
 """
 
@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 
 from dslpar.core.errors import Location
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.language.codes import UnknownError
+from dslpar.language.errors import UnknownError
 from dslpar.language.tree import Reference
 
-Place = Location | None
-Placed = tuple[Any, Location]
+Origin = Location | None
+Located = tuple[Any, Location]
 
 
-class Slot(NamedTuple):
-    """What a name stands for: its value, where that was written, where the name was written."""
+class Binding(NamedTuple):
+    """What a name stands for: its value, where that was written, where the name was."""
 
     value: Any
-    place: Location
-    key_place: Location
-    bound_by: str = ""
+    location: Location
+    name_location: Location
+    imported_as: str = ""
     """`"module"` or `"config"` where an import bound the name to a module or reference, or to a config's value."""
 
 
@@ -48,55 +48,55 @@ UNKNOWN = Unknown()
 
 
 class List(list[Any]):
-    """A list with a place for each item."""
+    """A list with a location for each item."""
 
-    __slots__ = ("origins", "spoiled")
+    __slots__ = ("origins", "tainted")
 
-    def __init__(self, items: Iterable[Any] = (), origins: Iterable[Place] | None = None) -> None:
+    def __init__(self, items: Iterable[Any] = (), origins: Iterable[Origin] | None = None) -> None:
         super().__init__(items)
-        self.origins: list[Place] = [None] * len(self) if origins is None else list(origins)
-        self.spoiled = False
+        self.origins: list[Origin] = [None] * len(self) if origins is None else list(origins)
+        self.tainted = False
         assert len(self.origins) == len(self)
 
 
 class Tuple(tuple[Any, ...]):
-    """A tuple with a place for each item."""
+    """A tuple with a location for each item."""
 
-    origins: list[Place]
+    origins: list[Origin]
 
 
 class Dict(dict[Any, Any]):
-    """A dict with places for each value and each key; attribute access is the language's one extension."""
+    """A dict with locations for each value and each key; attribute access is the language's one extension."""
 
-    __slots__ = ("origins", "spoiled")
+    __slots__ = ("origins", "tainted")
 
     def __init__(self) -> None:
         super().__init__()
-        self.origins: dict[Any, tuple[Place, Place]] = {}
-        self.spoiled = False
+        self.origins: dict[Any, tuple[Origin, Origin]] = {}
+        self.tainted = False
         """Whether a change of unknown effect was made: then a missing key is unknown, not wrong."""
 
-    def put(self, key: Any, value: Any, place: Place = None, key_place: Place = None) -> None:
-        """Set an item and its places."""
+    def put(self, key: Any, value: Any, location: Origin = None, key_location: Origin = None) -> None:
+        """Set an item and its locations."""
         self[key] = value
-        self.origins[key] = (place, key_place)
+        self.origins[key] = (location, key_location)
 
     def drop(self, key: Any) -> Any:
         """Remove an item, and return its value."""
         self.origins.pop(key, None)
         return self.pop(key)
 
-    def place_of(self, key: Any) -> Place:
-        return self.origins.get(key, NO_PLACES)[0]
+    def origin_of(self, key: Any) -> Origin:
+        return self.origins.get(key, NO_ORIGINS)[0]
 
-    def take(self, other: dict[Any, Any], place: Place = None) -> None:
-        """Update from another dict, with its places, or with one place for all that has none."""
+    def take(self, other: dict[Any, Any], location: Origin = None) -> None:
+        """Update from another dict, with its locations, or with one location for all that has none."""
         for key, value in other.items():
-            value_place, key_place = other.origins.get(key, NO_PLACES) if isinstance(other, Dict) else NO_PLACES
-            self.put(key, value, value_place or place, key_place or place)
+            value_location, key_location = other.origins.get(key, NO_ORIGINS) if isinstance(other, Dict) else NO_ORIGINS
+            self.put(key, value, value_location or location, key_location or location)
 
 
-NO_PLACES: tuple[Place, Place] = (None, None)
+NO_ORIGINS: tuple[Origin, Origin] = (None, None)
 
 
 class LazyTarget:
@@ -108,12 +108,12 @@ class LazyTarget:
         self.target = target
 
 
-def origins_of(items: Any) -> list[Place]:
-    """The places of a sequence's items."""
+def origins_of(items: Any) -> list[Origin]:
+    """The locations of a sequence's items."""
     return items.origins if isinstance(items, (List, Tuple)) else [None] * len(items)
 
 
-def make_tuple(items: Iterable[Any], origins: list[Place]) -> Tuple:
+def make_tuple(items: Iterable[Any], origins: list[Origin]) -> Tuple:
     made = Tuple(items)
     made.origins = origins
     return made
@@ -130,7 +130,7 @@ def adopt(value: Any) -> Any:
     return value
 
 
-def copied(value: Any, known: dict[int, Any] | None = None) -> Any:
+def deep_copy(value: Any, known: dict[int, Any] | None = None) -> Any:
     """A deep copy of the containers, sharing kept: what OmegaConf does with the values it is given."""
     known = {} if known is None else known
     if not isinstance(value, (list, dict, tuple)):
@@ -138,13 +138,13 @@ def copied(value: Any, known: dict[int, Any] | None = None) -> Any:
     if id(value) in known:
         return known[id(value)]
     if isinstance(value, tuple):
-        items = tuple(copied(item, known) for item in value)
+        items = tuple(deep_copy(item, known) for item in value)
         known[id(value)] = make_tuple(items, origins_of(value))
     elif isinstance(value, list):
         made = known[id(value)] = List((), ())
-        made.extend(copied(item, known) for item in value)
+        made.extend(deep_copy(item, known) for item in value)
         made.origins = list(origins_of(value))
-        made.spoiled = getattr(value, "spoiled", False)
+        made.tainted = getattr(value, "tainted", False)
     else:
         known[id(value)] = _copied_dict(value, known)
     return known[id(value)]
@@ -153,7 +153,7 @@ def copied(value: Any, known: dict[int, Any] | None = None) -> Any:
 def _copied_dict(value: dict[Any, Any], known: dict[int, Any]) -> Dict:
     made = known[id(value)] = Dict()
     for key, item in value.items():
-        made[key] = copied(item, known)
+        made[key] = deep_copy(item, known)
     made.origins = dict(value.origins) if isinstance(value, Dict) else {}
-    made.spoiled = getattr(value, "spoiled", False)
+    made.tainted = getattr(value, "tainted", False)
     return made

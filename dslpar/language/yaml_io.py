@@ -1,4 +1,4 @@
-"""`config.yaml`: written as safe YAML, read back with places, through the parser's events only.
+"""`config.yaml`: written as safe YAML, read back with locations, through the parser's events only.
 
 No tag is ever constructed. Scalars follow YAML 1.2's core schema with one addition, so that `1e-4` is a float (PyYAML's
 YAML 1.1 reads a string) and `yes`, `010`, `1:30` and dates are strings (there: True, 8, 90, a date); what is
@@ -13,13 +13,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dslpar.core.errors import Location
-from dslpar.language.codes import MistakeError, finding
-from dslpar.language.limits import MAX_DEPTH, check_items, check_size, too_much
-from dslpar.language.load import Config
+from dslpar.language.errors import ConfigError, finding
+from dslpar.language.limits import MAX_DEPTH, check_items, check_size, limit_error
 from dslpar.language.session import Session
 from dslpar.language.source import Source, check_tokens
 from dslpar.language.tree import TARGET, Node, Reference
-from dslpar.language.values import Dict, List, Placed, Slot
+from dslpar.language.values import Binding, Dict, List, Located
 
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -32,10 +31,9 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-def dump(config: Config, resolved: Mapping[str, object], sections: Collection[str] = ()) -> str:
-    """The author's merged values as YAML, and what dslpar resolved beneath; `sections` are the names to write."""
-    names = [name for name in config.root.value if not sections or name in sections]
-    values = {name: portable(config.root.value[name]) for name in names}
+def dump(root: Node, resolved: Mapping[str, object], sections: Collection[str] = ()) -> str:
+    """Write the author's merged values as YAML, and what dslpar resolved beneath; `sections` are the names to write."""
+    values = {name: portable(node) for name, node in root.value.items() if not sections or name in sections}
     return dump_plain(values | ({"resolved": portable(resolved)} if resolved else {}))
 
 
@@ -90,7 +88,7 @@ def scalar(text: str) -> Any:
     return text
 
 
-def read_names(source: Source, session: Session) -> dict[str, Slot] | None:
+def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
     """The top-level names of a YAML or JSON file; None if it is not YAML, with a finding."""
     import yaml
 
@@ -100,21 +98,21 @@ def read_names(source: Source, session: Session) -> dict[str, Slot] | None:
         check_tokens(source)
         value, _ = _Reader(source, session).document()
         if not isinstance(value, Dict):
-            raise MistakeError("CFG001", "this YAML is not a mapping", "write `section:` and its keys below, indented")
+            raise ConfigError("CFG001", "this YAML is not a mapping", "write `section:` and its keys below, indented")
     except yaml.MarkedYAMLError as error:
-        place = _place_of_mark(error.problem_mark or error.context_mark, source)
-        session.report(MistakeError("CFG001", f"this is not YAML: {error.problem or error.context}"), place)
+        location = _location_of_mark(error.problem_mark or error.context_mark, source)
+        session.report(ConfigError("CFG001", f"this is not YAML: {error.problem or error.context}"), location)
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
-        session.report(MistakeError("CFG001", f"this is not YAML: {message}", "save the file as UTF-8 text"), start)
-    except MistakeError as failed:
+        session.report(ConfigError("CFG001", f"this is not YAML: {message}", "save the file as UTF-8 text"), start)
+    except ConfigError as failed:
         session.report(failed, start)
     else:
         return _slots(value, session, start)
     return None
 
 
-def _place_of_mark(mark: Any, source: Source) -> Location:
+def _location_of_mark(mark: Any, source: Source) -> Location:
     """Where the parser stopped; the end of the text is on its last line."""
     if mark is None:
         return Location(source.path)
@@ -123,14 +121,16 @@ def _place_of_mark(mark: Any, source: Source) -> Location:
     return Location(source.path, line, column, line, column + 1)
 
 
-def _slots(value: Dict, session: Session, start: Location) -> dict[str, Slot]:
+def _slots(value: Dict, session: Session, start: Location) -> dict[str, Binding]:
     names = {}
     for key, item in value.items():
-        place, key_place = value.origins[key]
+        location, key_location = value.origins[key]
         if isinstance(key, str):
-            names[key] = Slot(item, place or start, key_place or start)
+            names[key] = Binding(item, location or start, key_location or start)
         else:
-            session.report(MistakeError("CFG013", f"the name {key!r} is not a string", "quote it"), key_place or start)
+            session.report(
+                ConfigError("CFG013", f"the name {key!r} is not a string", "quote it"), key_location or start
+            )
     return names
 
 
@@ -143,52 +143,52 @@ class _Reader:
         self.source, self.session = source, session
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events = yaml.parse(source.text, Loader=loader)
-        self.anchors: dict[str, Placed] = {}
+        self.anchors: dict[str, Located] = {}
 
-    def document(self) -> Placed:
+    def document(self) -> Located:
         """The one document of the stream."""
         import yaml
 
-        result: Placed = (Dict(), Location(self.source.path))
+        result: Located = (Dict(), Location(self.source.path))
         documents = 0
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise MistakeError("CFG002", "more than one YAML document", "keep one", self.place(event))
+                    raise ConfigError("CFG002", "more than one YAML document", "keep one", self.location(event))
             elif isinstance(
                 event, (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent, yaml.AliasEvent)
             ):
                 result = self.value(event, 0)
         return result
 
-    def place(self, event: Any) -> Location:
+    def location(self, event: Any) -> Location:
         start, end = event.start_mark, event.end_mark
         return Location(self.source.path, start.line + 1, start.column + 1, end.line + 1, end.column + 1)
 
-    def value(self, event: Any, depth: int) -> Placed:
+    def value(self, event: Any, depth: int) -> Located:
         import yaml
 
         self.session.budget.spend(1)
-        place = self.place(event)
+        location = self.location(event)
         if depth > MAX_DEPTH:
-            raise too_much("YAML nested too deep")
+            raise limit_error("YAML nested too deep")
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                raise MistakeError("CFG001", f"the anchor {event.anchor!r} is not defined before", place=place)
+                raise ConfigError("CFG001", f"the anchor {event.anchor!r} is not defined before", location=location)
             return self.anchors[event.anchor]
-        self.check_tag(event, place)
+        self.check_tag(event, location)
         if isinstance(event, yaml.ScalarEvent):
             made: Any = self.scalar_value(event)
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
         if event.anchor:
-            self.anchors[event.anchor] = (made, place)
+            self.anchors[event.anchor] = (made, location)
         if isinstance(made, Dict):
             self.fill_mapping(made, depth)
         elif isinstance(made, List):
             self.fill_list(made, depth)
-        return made, place
+        return made, location
 
     @staticmethod
     def scalar_value(event: Any) -> Any:
@@ -196,11 +196,11 @@ class _Reader:
         return check_size(event.value if as_text else scalar(event.value))
 
     @staticmethod
-    def check_tag(event: Any, place: Location) -> None:
+    def check_tag(event: Any, location: Location) -> None:
         tag = event.tag
         if tag and tag not in ("!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-            raise MistakeError(
-                "CFG002", f"the YAML tag {tag!r} is not part of the config language", "leave it out", place
+            raise ConfigError(
+                "CFG002", f"the YAML tag {tag!r} is not part of the config language", "leave it out", location
             )
 
     def fill_list(self, made: List, depth: int) -> None:
@@ -209,9 +209,9 @@ class _Reader:
         for event in self.events:
             if isinstance(event, yaml.SequenceEndEvent):
                 return
-            value, place = self.value(event, depth + 1)
+            value, location = self.value(event, depth + 1)
             made.append(value)
-            made.origins.append(place)
+            made.origins.append(location)
             check_items(len(made))
 
     def fill_mapping(self, made: Dict, depth: int) -> None:
@@ -220,21 +220,21 @@ class _Reader:
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
                 return
-            key, key_place = self.value(event, depth + 1)
-            value, place = self.value(next(self.events), depth + 1)
-            self.put(made, key, value, place, key_place)
+            key, key_location = self.value(event, depth + 1)
+            value, location = self.value(next(self.events), depth + 1)
+            self.put(made, key, value, location, key_location)
 
-    def put(self, made: Dict, key: Any, value: Any, place: Location, key_place: Location) -> None:
+    def put(self, made: Dict, key: Any, value: Any, location: Location, key_location: Location) -> None:
         if isinstance(key, (Dict, List)):
-            self.session.report(MistakeError("CFG013", "a key that is neither a string nor a number"), key_place)
+            self.session.report(ConfigError("CFG013", "a key that is neither a string nor a number"), key_location)
             return
         if key == "<<":
-            failed = MistakeError(
+            failed = ConfigError(
                 "CFG002", "the merge key `<<` is not part of the config language", "write the keys out"
             )
-            self.session.report(failed, key_place)
+            self.session.report(failed, key_location)
             return
         if key in made:
             message = f"the key {key!r} stands twice in this mapping"
-            self.session.add(finding("CFG012", key_place, message, severity="error"))
-        made.put(key, value, place, key_place)
+            self.session.add(finding("CFG012", key_location, message, severity="error"))
+        made.put(key, value, location, key_location)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Location
-from dslpar.language.codes import MistakeError
+from dslpar.language.errors import ConfigError
 from dslpar.language.load import YAML_ENDINGS, Config
 from dslpar.language.session import find_config, find_module
 from dslpar.language.source import Source as Text
@@ -129,7 +129,7 @@ def _packages(text: str, path: str) -> Iterator[str]:
 def _tree(text: str, path: str) -> ast.Module:
     try:
         return parse(Text(path, text))
-    except MistakeError:  # the evaluator reports it
+    except ConfigError:  # the evaluator reports it
         return ast.Module([], [])
 
 
@@ -147,9 +147,9 @@ def assigned(source: Source) -> Places:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 key = target.id if isinstance(target, ast.Name) else ".".join(map(str, _chain(target)))
-                places |= {key: (text.place(target), text.place(node))} | _below(key, node.value, text)
+                places |= {key: (text.location(target), text.location(node))} | _below(key, node.value, text)
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            places[node.name] = (text.place(node), text.place(node))
+            places[node.name] = (text.location(node), text.location(node))
     return places
 
 
@@ -166,7 +166,7 @@ def _below(key: str, value: ast.expr, text: Text) -> Places:
     places: Places = {}
     for name, node, item in items:
         path = f"{key}.{name}"
-        places |= {path: (text.place(node), text.place(item))} | _below(path, item, text)
+        places |= {path: (text.location(node), text.location(item))} | _below(path, item, text)
     return places
 
 
@@ -198,7 +198,7 @@ def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str
     missing: list[tuple[Location, str]] = []
     for node in ast.walk(tree):
         file, names = _missing(node, path)
-        place = source.place(node) if file or names else Location(path)
+        place = source.location(node) if file or names else Location(path)
         if file:
             missing.append((place, file))
             edits.append(Edit(place, "; ".join(f"{name} = {_skeleton(tree, name)}" for name in names)))
@@ -216,7 +216,7 @@ def _missing(node: ast.AST, path: str) -> tuple[str, list[str]]:
         try:
             if file:
                 find_config(file, path)
-        except MistakeError:
+        except ConfigError:
             return file, [node.targets[0].id]
     return "", []
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
-from dslpar.language.codes import MistakeError
+from dslpar.language.errors import ConfigError
 from dslpar.language.load import Config
 from dslpar.language.session import find_config, find_module
 from dslpar.language.source import Source, parse
@@ -92,21 +92,21 @@ def _named(text: str, importer: str) -> Iterator[tuple[str, Location]]:
     source = Source(importer, text)
     try:
         tree = parse(source)
-    except MistakeError:
+    except ConfigError:
         return  # a finding says so
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             stem = find_module(node.module or "", node.level, importer)
-            yield f"{stem}.py", source.place(node)
-            yield from ((os.path.join(stem, f"{each.name}.py"), source.place(node)) for each in node.names)
+            yield f"{stem}.py", source.location(node)
+            yield from ((os.path.join(stem, f"{each.name}.py"), source.location(node)) for each in node.names)
         elif (name := _asked_for(node)) is not None:
-            yield from ((path, source.place(node)) for path in _found(name, importer))
+            yield from ((path, source.location(node)) for path in _found(name, importer))
 
 
 def _found(name: str, importer: str) -> list[str]:
     try:
         return [find_config(name, importer)]
-    except MistakeError:
+    except ConfigError:
         return []  # a finding says so
 
 

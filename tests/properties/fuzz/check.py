@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from dslpar.cluster import hostfile
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
-from dslpar.language.codes import MistakeError
-from dslpar.language.source import quiet_parse
+from dslpar.language.errors import ConfigError
+from dslpar.language.source import parse_quietly
 from dslpar.linter import check, fixes
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import writer
@@ -190,7 +190,7 @@ def repaired(given: Input, found: Sequence[Finding], path: str) -> list[str]:
 
 def _parses(text: str) -> bool:
     try:
-        quiet_parse(text, "cfg.py")
+        parse_quietly(text, "cfg.py")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
@@ -201,7 +201,7 @@ def imported(given: Input) -> list[str]:
     if given.seed % 16 or not given.data.isascii() or len(given.data) > 20_000:
         return []
     name = NAMES[given.seed // 16 % len(NAMES)]
-    with contextlib.suppress(MistakeError):
+    with contextlib.suppress(ConfigError):
         source = read_text(given.data.decode(), given.name, name)
         if source.config.complete and not _parses(writer.file_of(convert(source))):
             return [f"import from {name} writes no Python"]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dslpar.language import codes
+from dslpar.language import errors
 from dslpar.language.load import load_text
 
 # The place is marked in the text: <<here>>.
@@ -134,16 +134,16 @@ def test_message(case: str) -> None:
     assert words in item.message
     assert item.location[1:] == place
     assert item.help
-    assert item.name == codes.CODES[code].name
+    assert item.name == errors.CODES[code].name
 
 
 def test_every_code_is_shown() -> None:
     elsewhere = {"CFG011"}  # overrides: test_overrides.py
-    assert {code for code, _, _ in CASES.values()} | elsewhere == set(codes.CODES)
+    assert {code for code, _, _ in CASES.values()} | elsewhere == set(errors.CODES)
 
 
 def test_names_are_kebab_case_and_help_is_there() -> None:
-    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", row.name) and row.help for row in codes.CODES.values())
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", row.name) and row.help for row in errors.CODES.values())
 
 
 def test_all_at_once() -> None:

@@ -1,7 +1,7 @@
 """Every code of the config language in one table, and the exceptions that become findings.
 
-A rule of the language that is broken raises `MistakeError` where it is noticed; the evaluator turns it into a `Finding`
-at the expression's place and goes on with `Unknown` (see values.py).
+A rule of the language that is broken raises `ConfigError` where it is noticed; the evaluator turns it into a `Finding`
+at the expression's location and goes on with `Unknown` (see values.py).
 
     >>> from dslpar.core.errors import Location
     >>> finding("CFG010", Location("a.py"), "name 'x' is not defined").name
@@ -42,12 +42,12 @@ CODES = {
 }
 
 
-class MistakeError(Exception):
-    """A rule of the language is broken; `place` is None where the expression's own place is right."""
+class ConfigError(Exception):
+    """A rule of the language is broken; `location` is None where the expression's own location is right."""
 
-    def __init__(self, code: str, message: str, help: str = "", place: Location | None = None) -> None:
+    def __init__(self, code: str, message: str, help: str = "", location: Location | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.help, self.place = code, message, help, place
+        self.code, self.message, self.help, self.location = code, message, help, location
 
 
 class UnknownError(Exception):

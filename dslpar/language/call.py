@@ -1,0 +1,65 @@
+"""One call in a config: its arguments, where each was written, and what the called function needs of the evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dslpar.core.errors import Location
+from dslpar.language.errors import UnknownError
+from dslpar.language.limits import Budget
+from dslpar.language.values import Dict, Origin, Unknown
+
+
+class Call:
+    """Arguments by position and by keyword, evaluated, with their origins."""
+
+    __slots__ = ("args", "budget", "keyword_origins", "kwargs", "location", "locations", "open_config", "result_origin")
+
+    def __init__(self, location: Location, budget: Budget, open_config: Callable[[str, Location], Any]) -> None:
+        self.args: list[Any] = []
+        self.locations: list[Location] = []
+        """Of the arguments by position."""
+        self.kwargs: dict[str, Any] = {}
+        self.keyword_origins: dict[str, tuple[Origin, Origin]] = {}
+        """Of each keyword argument, its value's and its name's."""
+        self.location = location
+        self.result_origin: Origin = None
+        """The origin of the result, where it is not the call itself."""
+        self.budget = budget
+        self.open_config = open_config
+
+    def add_keyword(self, name: object, value: Any, location: Origin, key_location: Origin) -> None:
+        """Add a keyword argument. Raises TypeError as Python does where it comes twice or is no string."""
+        if not isinstance(name, str):
+            raise TypeError("keywords must be strings")
+        if name in self.kwargs:
+            raise TypeError(f"got multiple values for keyword argument {name!r}")
+        self.kwargs[name] = value
+        self.keyword_origins[name] = (location, key_location)
+
+    def positional(self, least: int, optional: int = 0, keywords: bool = False) -> list[Any]:
+        """Return the positional arguments, filled up with None. Raises TypeError if there are too few or too many."""
+        count = len(self.args)
+        if self.kwargs and not keywords:
+            raise TypeError(f"got an unexpected keyword argument {next(iter(self.kwargs))!r}")
+        if not least <= count <= least + optional:
+            wanted = str(least) if not optional else f"{least} to {least + optional}"
+            raise TypeError(f"expected {wanted} arguments, got {count}")
+        return self.args + [None] * (least + optional - count)
+
+    def require_known(self) -> None:
+        """Raise UnknownError if an argument is unknown: so is what depends on it."""
+        if any(isinstance(value, Unknown) for value in (*self.args, *self.kwargs.values())):
+            raise UnknownError
+
+    def put_keywords_into(self, target: Dict) -> None:
+        """Put the keyword arguments into a dict."""
+        for name, value in self.kwargs.items():
+            target.put(name, value, *self.keyword_origins[name])
+
+    def with_args(self, args: list[Any]) -> Call:
+        """Make another call at the same location."""
+        call = Call(self.location, self.budget, self.open_config)
+        call.args, call.locations = args, [self.location] * len(args)
+        return call

@@ -1,0 +1,135 @@
+"""The evaluator of one config file: its names, and the dispatch of each expression to the handler of its syntax.
+
+An `Evaluator` holds what the handlers of expressions and statements share, and knows no syntax itself: handlers are
+functions `(evaluator, node)`, gathered in one table a module and put together in statements.py. A failure is recorded
+where it happens and its expression becomes `UNKNOWN`, so that one pass reports everything.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from dslpar.core.errors import Location
+from dslpar.language.errors import CODES, PYTHON_ERRORS, ConfigError, UnknownError
+from dslpar.language.session import Session
+from dslpar.language.source import Source
+from dslpar.language.syntax import changed_targets
+from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, origins_of
+
+Handlers: TypeAlias = "Mapping[type[ast.AST], Callable[[Evaluator, Any], Located]]"
+
+
+class Scope:
+    """The names of a file, or of a comprehension within it."""
+
+    __slots__ = ("names", "outer")
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.names: dict[str, Binding] = {}
+        self.outer = outer
+
+    def find(self, name: str) -> Binding | None:
+        """Look a name up, from the innermost scope outwards."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        return None
+
+
+class Evaluator:
+    """One file under evaluation."""
+
+    def __init__(self, source: Source, session: Session, expressions: Handlers) -> None:
+        self.source, self.session, self.budget = source, session, session.budget
+        self.expressions = expressions
+        self.globals = self.scope = Scope()
+        self.loops = 0
+        """Loops around the current statement."""
+
+    def location(self, node: ast.AST) -> Location:
+        """Where a node stands in the file."""
+        return self.source.location(node)
+
+    def eval(self, node: ast.AST) -> Located:
+        """Evaluate an expression to its value and origin; to `UNKNOWN` where that fails, with a finding."""
+        self.budget.spend(1)
+        if hasattr(node, "unsupported"):
+            if isinstance(node, ast.NamedExpr):
+                self.globals.names[node.target.id] = Binding(UNKNOWN, self.location(node), self.location(node))
+            return UNKNOWN, self.location(node)
+        try:
+            handler = self.expressions.get(type(node))
+            if handler is None:  # a starred expression or a slice where neither belongs
+                raise ConfigError("CFG002", "this expression has no value", "write a value")
+            return handler(self, node)
+        except UnknownError:
+            pass
+        except (ConfigError, *PYTHON_ERRORS) as error:
+            self.report(error, node)
+        return UNKNOWN, self.location(node)
+
+    def report(self, error: Exception, node: ast.AST) -> None:
+        """Record a failure at its own location, or else at the node's."""
+        self.session.report(as_config_error(error), self.location(node))
+
+    def bind(self, name: str, value: Any, location: Location, name_location: Location, imported_as: str = "") -> None:
+        """Let a name of the current scope stand for a value."""
+        self.scope.names[name] = Binding(value, location, name_location, imported_as)
+
+    def items_of(self, value: Any, location: Location) -> tuple[list[Any], list[Any]]:
+        """Read an iterable to its end: the items and their origins."""
+        check_known(value)
+        items = self.budget.take_all(value)
+        known = isinstance(value, (List, tuple))
+        return items, [origin or location for origin in origins_of(value)] if known else [location] * len(items)
+
+    def peek(self, node: ast.AST) -> Any:
+        """Follow a chain of names and keys without findings; of an item of unknown key, return the whole."""
+        if isinstance(node, ast.Name):
+            binding = self.scope.find(node.id)
+            return binding.value if binding else None
+        owner = self.peek(node.value) if isinstance(node, (ast.Attribute, ast.Subscript)) else None
+        if isinstance(owner, Dict) and isinstance(node, ast.Attribute):
+            return owner.get(node.attr)
+        return owner
+
+    def make_unknown(self, node: ast.AST) -> None:
+        """Make unknown all that a statement, which failed or was not evaluated, would have bound or changed."""
+        for target in changed_targets(node):
+            self.budget.spend(1)
+            if isinstance(target, ast.Name):
+                location = self.location(target if hasattr(target, "lineno") else node)
+                self.bind(target.id, UNKNOWN, location, location)
+                continue
+            owner = self.peek(target.value)
+            if isinstance(owner, (List, Dict)):
+                owner.tainted = True
+
+
+def check_known(*values: object) -> None:
+    """Raise UnknownError for what is unknown, or was changed in an unknown way: so is all that depends on it."""
+    for value in values:
+        if isinstance(value, Unknown) or getattr(value, "tainted", False):
+            raise UnknownError
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type as the author knows it."""
+    name = type(value).__name__
+    return name.lower() if isinstance(value, (list, tuple, dict)) else name
+
+
+def as_config_error(error: Exception) -> ConfigError:
+    """Say a Python error in the language's own words: `Dict` and its kin are dicts to the author."""
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, RecursionError):
+        return ConfigError("CFG005", "evaluation nested too deep", "assign the inner parts to names first")
+    message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
+    for ours in ("List", "Dict", "Tuple"):
+        message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
+    return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].help)
