@@ -102,6 +102,8 @@ def _modules_of_lint() -> Iterator[str]:
     for package in ("cluster", "core", "forecast", "language", "layout", "linter", "linter/rules", "schema"):
         folder = ROOT / "dslpar" / package
         yield from (f"dslpar.{package.replace('/', '.')}.{path.stem}" for path in folder.glob("[!_]*.py"))
+    for path in (ROOT / "dslpar" / "models").glob("*/costs.py"):
+        yield f"dslpar.models.{path.parent.name}.costs"
 
 
 _LATE = ("encodings.utf_8_sig", "encodings.ascii", "difflib", "json", "yaml", "string", "fractions", "decimal",
