@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
-from dslpar.data.corpus import corpus_of
-from dslpar.data.loader import Loader, Pairs, is_dataset
+from dslpar.data.corpus import load_corpus
+from dslpar.data.loader import Loader, PairSamples, is_dataset
 from dslpar.data.order import Samples
-from dslpar.data.text import Text
+from dslpar.data.text import TextSamples
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
@@ -198,8 +198,8 @@ def initialize(
         layered = Given(model_of(job), criterion)
     samples = _samples(run, job, train_data, eval_data, from_config=model is None)
     _check_equal_numbers(samples, groups)
-    all_counted = criterion is not None or isinstance(samples[0], Text)
-    with logging.set_aside(None):
+    all_counted = criterion is not None or isinstance(samples[0], TextSamples)
+    with logging.prints_to_log(None):
         engine = build_engine(
             job, groups, model=layered, optimizer=optimizer, lr_scheduler=lr_scheduler, all_counted=all_counted
         )
@@ -282,7 +282,7 @@ def _job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
         checked = checked.without(NO_MODEL)
     job = checked.job
     if rank == 0:
-        logging.say(checked.findings, config.sources)
+        logging.print_findings(checked.findings, config.sources)
     return job
 
 
@@ -339,15 +339,15 @@ def _samples(
     """What is trained on and evaluated on: the config's text where the program brings nothing."""
     wants_text = train_data is None and (from_config or run.config.root.child("data") is not None)
     text: tuple[Samples | None, Samples | None] = _text(job) if wants_text else (None, None)
-    given = [Pairs(data, job.path) if is_dataset(data) else data for data in (train_data, eval_data)]  # type: ignore[arg-type]
+    given = [PairSamples(data, job.path) if is_dataset(data) else data for data in (train_data, eval_data)]  # type: ignore[arg-type]
     train, held_out = (mine if mine is not None else theirs for mine, theirs in zip(given, text, strict=True))
     return train, held_out
 
 
-def _text(job: Job) -> tuple[Text, Text | None]:
-    corpus = corpus_of(job)
-    held_out = Text.of(corpus.held_out, job.seq_len) if job.spec.train.eval_interval else None
-    return Text.of(corpus.train, job.seq_len), held_out
+def _text(job: Job) -> tuple[TextSamples, TextSamples | None]:
+    corpus = load_corpus(job)
+    held_out = TextSamples.from_files(corpus.held_out, job.seq_len) if job.spec.train.eval_interval else None
+    return TextSamples.from_files(corpus.train, job.seq_len), held_out
 
 
 def _loader(engine: Engine, samples: Any, position: Callable[[], int]) -> Iterable[Any] | None:

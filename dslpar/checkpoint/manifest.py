@@ -23,7 +23,7 @@ from typing import Any
 from dslpar.checkpoint.folder import FORMAT, Stored
 from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER
-from dslpar.data.corpus import Piece
+from dslpar.data.corpus import FileSlice
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
 from dslpar.reporting import run_dir
@@ -91,7 +91,7 @@ def decided(job: Job, data: str) -> Plain:
     return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
 
 
-def text_identity(pieces: Iterable[Piece]) -> str:
+def text_identity(pieces: Iterable[FileSlice]) -> str:
     """Of a text: names and lengths of its files; where they lie may differ."""
     seen = [(os.path.basename(piece.path), piece.num_bytes) for piece in pieces]
     return hashlib.sha256(repr(seen).encode()).hexdigest()

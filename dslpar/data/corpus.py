@@ -1,9 +1,9 @@
-"""Which text: files found, checked, and split into train and held-out; plain Python, no torch.
+"""The text corpus: files are found, checked, and split into train and held-out; plain Python, no torch.
 
 The default is the source of Python's own standard library, which is on every machine that runs this: about 12 MB in
 700 files, without its tests (some distributions leave them out). The split is by file, so that nothing of a held-out
-file was seen in training: the files whose names hash lowest are held out, whatever the machine. One file by itself is
-cut near its end.
+file was seen in training: the files whose names have the least hashes are held out, on every machine. A single file is
+split near its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dslpar.layout.resolve import Job
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
-class Piece(NamedTuple):
+class FileSlice(NamedTuple):
     """Bytes `start` to `stop` of a file."""
 
     path: str
@@ -29,64 +29,59 @@ class Piece(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Its length."""
+        """The slice's length."""
         return self.stop - self.start
 
 
 class Corpus(NamedTuple):
-    """The text of a run; a byte is a token."""
+    """The text of a run; a token is a byte."""
 
-    train: tuple[Piece, ...]
-    held_out: tuple[Piece, ...]
+    train: tuple[FileSlice, ...]
+    held_out: tuple[FileSlice, ...]
 
 
 class File(NamedTuple):
-    """A file, by its name relative to where it was found: the same on every machine."""
+    """A file; its name is relative to where it was found, and so the same on every machine."""
 
     name: str
     path: str
 
 
-def corpus_of(job: Job) -> Corpus:
-    """The corpus that a job asks for.
+def load_corpus(job: Job) -> Corpus:
+    """Find, split and check the corpus of a job.
 
     Raises:
         DslparError: a file is missing, or there is too little text for one sample.
     """
-    files = _asked(job) if job.spec.data.files is not None else _standard_library()
+    files = _files_of(job) if job.spec.data.files is not None else _standard_library()
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
     return corpus
 
 
 def split(files: Sequence[File], fraction: float) -> Corpus:
-    """A share of the files held out, at least one if any, and never all; of a single file, the end of it."""
-    pieces = {file.path: Piece(file.path, 0, os.path.getsize(file.path)) for file in files}
-    if len(pieces) == 1:
-        (whole,) = pieces.values()
-        return _cut(whole, fraction)
-    count = min(max(round(len(pieces) * fraction), 1), len(pieces) - 1) if fraction else 0
+    """Hold out a share of the files, at least one if the share is not 0, and never all; of a single file its end."""
+    slices = {file.path: FileSlice(file.path, 0, os.path.getsize(file.path)) for file in files}
+    if len(slices) == 1:
+        (whole,) = slices.values()
+        middle = whole.stop - round(whole.stop * fraction)
+        parts = whole._replace(stop=middle), whole._replace(start=middle)
+        return Corpus(*((part,) if part.num_bytes else () for part in parts))
+    count = min(max(round(len(slices) * fraction), 1), len(slices) - 1) if fraction else 0
     by_hash = sorted(files, key=lambda file: (_hash(file.name), file.path))
     held_out = {file.path for file in by_hash[:count]}
-    train = tuple(piece for path, piece in pieces.items() if path not in held_out)
-    return Corpus(train, tuple(pieces[path] for path in pieces if path in held_out))
+    train = tuple(part for path, part in slices.items() if path not in held_out)
+    return Corpus(train, tuple(part for path, part in slices.items() if path in held_out))
 
 
-def read(pieces: Iterable[Piece]) -> bytearray:
-    """The bytes of all pieces, one after the other."""
+def read(slices: Iterable[FileSlice]) -> bytearray:
+    """Read the bytes of all slices, one after the other."""
     text = bytearray()
-    for piece in pieces:
-        with open(piece.path, "rb") as file:
-            file.seek(piece.start)
-            text += file.read(piece.num_bytes)
+    for part in slices:
+        with open(part.path, "rb") as file:
+            file.seek(part.start)
+            text += file.read(part.num_bytes)
     return text
-
-
-def _cut(piece: Piece, fraction: float) -> Corpus:
-    middle = piece.stop - round(piece.stop * fraction)
-    parts = piece._replace(stop=middle), piece._replace(start=middle)
-    train, held_out = (((part,) if part.num_bytes else ()) for part in parts)
-    return Corpus(train, held_out)
 
 
 def _hash(name: str) -> bytes:
@@ -101,7 +96,7 @@ def _standard_library() -> list[File]:
     return [file for file in _walk(root, skip=_NOT_SOURCE) if file.name.endswith(".py")]
 
 
-def _asked(job: Job) -> list[File]:
+def _files_of(job: Job) -> list[File]:
     folder = os.path.dirname(job.path)
     found: list[File] = []
     for name in job.spec.data.files or ():
@@ -116,7 +111,7 @@ def _asked(job: Job) -> list[File]:
 
 
 def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
-    """All files below `root`, but for hidden ones, in the order of their names."""
+    """Yield all files below `root`, except hidden ones, in the order of their names."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for name in sorted(names):
@@ -137,8 +132,8 @@ def _check_length(job: Job, corpus: Corpus) -> None:
         _check_part(job, corpus.held_out, "held out", "a larger data.eval_fraction, or no train.eval_interval")
 
 
-def _check_part(job: Job, pieces: Sequence[Piece], which: str, hint: str) -> None:
-    num_bytes = sum(piece.num_bytes for piece in pieces)
+def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) -> None:
+    num_bytes = sum(part.num_bytes for part in slices)
     if num_bytes <= job.seq_len:
         message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
         raise_finding("BAT203", message, hint, job.path, "data")

@@ -1,10 +1,10 @@
 """Micro-batches of a data set in the order of `data.order`: the same samples a step in every layout.
 
-    loader = Loader(Pairs(dataset), job, data_rank, position=lambda: engine.consumed_samples)
-    for x, y in loader: ...                          # one epoch, from where the run stands; then the next
+    loader = Loader(PairSamples(dataset), job, data_rank, consumed_samples=lambda: engine.consumed_samples)
+    for x, y in loader: ...                          # one epoch, from the run's position; then the next
 
-A pass gives whole steps, `accumulation` micro-batches each. Where a step does not end with the epoch, it takes its last
-samples from the next one, and the next pass begins after them.
+A pass yields whole steps, `accumulation` micro-batches each. Where a step does not end with the epoch, it takes its
+last samples from the next one, and the next pass begins after them.
 """
 
 from __future__ import annotations
@@ -20,58 +20,57 @@ from dslpar.layout.resolve import Job
 
 
 class Dataset(Protocol):
-    """A map-style data set, as torch has it: of (input, label) pairs."""
+    """A map-style data set of (input, label) pairs, as in torch."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
 
 
-class Pairs:
-    """A map-style data set as samples; pairs are joined as torch's DataLoader joins them, lists to tuples."""
+class PairSamples:
+    """A map-style data set as samples; pairs are collated as torch's DataLoader does, with tuples for lists."""
 
     def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
         self.dataset, self.num_samples = dataset, len(dataset)
         if not self.num_samples or not _is_pair(dataset[0]):
-            message = (
-                "the data set is empty" if not self.num_samples else "an item of the data set is no (input, label)"
-            )
+            wrong_item = "an item of the data set is not an (input, label) pair"
+            message = wrong_item if self.num_samples else "the data set is empty"
             hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
             raise_finding("BAT207", message, hint, path)
 
     def batch(self, samples: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and labels, each [len(samples), ...]."""
+        """Return inputs and labels, each [len(samples), ...]."""
         inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
         return _tuples(inputs), _tuples(labels)
 
 
 class Loader:
-    """Passes over samples; `position` says where the run stands, in samples, when a pass begins."""
+    """Passes over samples; each begins at the run's position, `consumed_samples()`."""
 
-    def __init__(self, samples: Samples, job: Job, data_rank: int, position: Callable[[], int]) -> None:
-        self.samples, self.job, self.data_rank, self.position = samples, job, data_rank, position
+    def __init__(self, samples: Samples, job: Job, data_rank: int, consumed_samples: Callable[[], int]) -> None:
+        self.samples, self.job, self.data_rank, self.consumed_samples = samples, job, data_rank, consumed_samples
 
     @property
     def num_steps(self) -> int:
-        """Steps of a pass that begins now."""
-        consumed, size = self.position(), self.samples.num_samples
+        """The number of steps of a pass that begins now."""
+        consumed, size = self.consumed_samples(), self.samples.num_samples
         left = size - consumed % size
         return -(-left // self.job.batch.global_size)
 
     def __len__(self) -> int:
-        """Micro-batches of a pass that begins now."""
+        """The number of micro-batches of a pass that begins now."""
         return self.num_steps * self.job.batch.accumulation
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed
-        began = self.position()
+        start = self.consumed_samples()  # once: the engine steps while the pass goes on
         for step in range(self.num_steps):
-            consumed = began + step * batch.global_size
+            consumed = start + step * batch.global_size
             yield from micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether it can be read in our order; what can only be iterated is used as it is."""
+    """Return whether data can be read in our order; what can only be iterated is used as it is."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 

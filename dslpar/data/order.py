@@ -1,4 +1,4 @@
-"""Which samples come when: a function of the seed and the step alone, never of the layout (DESIGN, section 9).
+"""The order of samples: a function of the seed and the step alone, never of the layout.
 
 Sample k of a run over N samples is perm_(k // N)[k % N], a new permutation each epoch; step t takes the next
 `global_size` of them; micro-batch a of data rank d takes `micro_size` rows of these from (a * D + d) * micro_size on.
@@ -18,31 +18,33 @@ from dslpar.layout.resolve import Batch
 
 
 class Samples(Protocol):
-    """What can be trained on."""
+    """Samples that can be trained on, by index."""
 
     num_samples: int
 
     def batch(self, samples: list[int]) -> tuple[Tensor, Tensor]:
-        """ids and labels, int64 [len(samples), seq_len]."""
+        """Return ids and labels, int64 [len(samples), seq_len]."""
 
 
 def micro_batches(
     samples: Samples, batch: Batch, seed: int, consumed: int, data: int, data_rank: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What data rank `data_rank` of `data` reads in the step that begins after `consumed` samples."""
+    """Yield the micro-batches of data rank `data_rank` of `data`, in the step that begins after `consumed` samples."""
     for index in range(batch.accumulation):
         first = consumed + (index * data + data_rank) * batch.micro_size
-        yield samples.batch([sample_at(k, samples.num_samples, seed) for k in range(first, first + batch.micro_size)])
+        yield samples.batch(
+            [sample_index(k, samples.num_samples, seed) for k in range(first, first + batch.micro_size)]
+        )
 
 
-def sample_at(k: int, num_samples: int, seed: int) -> int:
-    """The k-th sample of a run."""
+def sample_index(k: int, num_samples: int, seed: int) -> int:
+    """Return the index of the k-th sample of a run."""
     epoch, position = divmod(k, num_samples)
-    return int(permutation(num_samples, seed, epoch)[position])
+    return int(epoch_permutation(num_samples, seed, epoch)[position])
 
 
-@lru_cache(maxsize=4)  # of a pure function: a step may straddle two epochs, of train and of held-out data
-def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of one epoch, equal on every machine."""
+@lru_cache(maxsize=4)  # a step may straddle two epochs, of train and of held-out data
+def epoch_permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """Return the order of one epoch, equal on every machine."""
     generator = torch.Generator("cpu").manual_seed(stable_hash("epoch", seed, epoch))
     return torch.randperm(num_samples, generator=generator)

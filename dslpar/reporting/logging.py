@@ -1,7 +1,7 @@
-"""Who says what where: rank 0 to the terminal and to log.txt, the other ranks only in error.
+"""Logging: rank 0 to the terminal and to log.txt, the other ranks only in error.
 
-What other ranks would have said before processes meet is kept, for the case that they alone cannot run. DeepSpeed's
-lines, its prints among them, go to log.txt and not to the terminal.
+What other ranks would print before the process group exists is kept, in case they alone cannot run. DeepSpeed's lines,
+its prints among them, go to log.txt and not to the terminal.
 """
 
 from __future__ import annotations
@@ -13,45 +13,54 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn
 
 from dslpar.core.errors import Finding
 from dslpar.linter.report import text as report_text
 from dslpar.reporting.run_dir import LOG
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 log = logging.getLogger("dslpar")
 
+NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 
-def say(findings: Sequence[Finding], sources: Mapping[str, str]) -> None:
-    """Findings, as lint prints them."""
+
+def print_findings(findings: Sequence[Finding], sources: Mapping[str, str] = NO_SOURCES) -> None:
+    """Print findings to stderr, as lint prints them, with their lines of the `sources`."""
     if findings:
         sys.stderr.write(report_text.text(findings, sources))
 
 
 @contextlib.contextmanager
-def of_rank(rank: int) -> Iterator[io.StringIO]:
-    """Rank 0 speaks, since the others say the same; what they would have said is kept."""
-    unsaid = io.StringIO()
+def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
+    """Keep what ranks other than 0 print, since rank 0 prints the same."""
+    kept = io.StringIO()
     if rank == 0:
-        yield unsaid
+        yield kept
         return
-    with contextlib.redirect_stderr(unsaid), contextlib.redirect_stdout(unsaid):
-        yield unsaid
+    with contextlib.redirect_stderr(kept), contextlib.redirect_stdout(kept):
+        yield kept
 
 
 @contextlib.contextmanager
-def logging_to(folder: Path | None, rank: int) -> Iterator[None]:
-    """Our lines to the terminal and to log.txt; DeepSpeed's and Python's warnings to log.txt alone; all by rank 0.
+def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
+    """Log our lines to the terminal and to log.txt, DeepSpeed's and Python's warnings to log.txt alone; on rank 0.
 
     Without a folder, to the terminal alone.
     """
-    theirs = [logging.getLogger("DeepSpeed"), logging.getLogger("py.warnings")]
-    for logger in theirs:
+    external = [logging.getLogger("DeepSpeed"), logging.getLogger("py.warnings")]
+    for logger in external:
         logger.handlers, logger.propagate = [], False
     logging.captureWarnings(True)
     log.propagate = False
-    file = _file(folder) if rank == 0 and folder else logging.NullHandler()
-    for logger in (log, *theirs):
+    file: logging.Handler = logging.NullHandler()
+    if rank == 0 and folder:
+        file = _LogFile(folder / LOG, encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    for logger in (log, *external):
         logger.setLevel(logging.INFO)
         logger.addHandler(file)
     if rank == 0:
@@ -62,17 +71,11 @@ def logging_to(folder: Path | None, rank: int) -> Iterator[None]:
         file.close()
 
 
-def _file(folder: Path) -> logging.Handler:
-    file = _File(folder / LOG, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    return file
-
-
-class _File(logging.FileHandler):
-    """log.txt: a full disk is told by what must be written, metrics and checkpoints, and once."""
+class _LogFile(logging.FileHandler):
+    """log.txt; a full disk is reported once, by what must be written: metrics and checkpoints."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
-        """A line that cannot be written is left out."""
+        """Drop the line."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -80,7 +83,7 @@ class _File(logging.FileHandler):
 
 
 class _Terminal(logging.Handler):
-    """Lines above the progress bar, if there is one."""
+    """Prints lines above the progress bar, if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -89,15 +92,15 @@ class _Terminal(logging.Handler):
         sys.stdout.flush()
 
 
-def progress(steps: int, done: int, shown: bool) -> Any:
-    """A bar on a terminal; nothing elsewhere."""
+def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
+    """Return a progress bar, which shows on a terminal only."""
     from tqdm import tqdm
 
     return tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()), leave=False)
 
 
 @contextlib.contextmanager
-def set_aside(folder: Path | None) -> Iterator[None]:
-    """What DeepSpeed prints goes to log.txt, where there is one."""
+def prints_to_log(folder: Path | None) -> Iterator[None]:
+    """Send what DeepSpeed prints to log.txt, or nowhere without a folder."""
     with open(folder / LOG if folder else os.devnull, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         yield

@@ -1,14 +1,14 @@
-"""The numbers of each step to DeepSpeed's monitors: CSV, TensorBoard, W&B.
+"""Write each step's metrics to DeepSpeed's monitors: CSV, TensorBoard, W&B.
 
-    monitor.check_packages(job)                  # before anything is built
-    os.environ.update(monitor.environment(job))
-    monitor.take_over(engine.deepspeed.monitor)
-    monitor.write(engine.deepspeed.monitor, record)      # a line of metrics.jsonl: Train/loss, Train/lr, ..., Eval/loss
-    monitor.close(engine.deepspeed.monitor)
+    monitors.check_packages(job)                      # before anything is built
+    os.environ.update(monitors.environment(job))
+    monitors.silence_engine(engine.deepspeed.monitor)
+    monitors.write(engine.deepspeed.monitor, record)  # a line of metrics.jsonl: Train/loss, Train/lr, ..., Eval/loss
+    monitors.close(engine.deepspeed.monitor)
 
 DeepSpeed's `MonitorMaster` does the writing, on rank 0 alone. What its engine would write by itself
-(`Train/Samples/lr`, and with a pipeline the loss) stands among our numbers, by step: its own events count samples, and
-W&B drops every number whose step is below one that it has seen.
+(`Train/Samples/lr`, and with a pipeline the loss) is among our metrics, by step: its own events count samples, and W&B
+drops every number whose step is below one that it has seen.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dslpar.layout.resolve import Job
 from dslpar.schema import sections
 
 SECTIONS = ("csv_monitor", "tensorboard", "wandb", "comet")
-"""DeepSpeed's, of its config."""
+"""Sections of DeepSpeed's config, one for each monitor."""
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 _NAMES = {"eval_loss": "Eval/loss"}
 
 
 def enabled(job: Job) -> list[str]:
-    """DeepSpeed's sections of the monitors that are asked for, also by the raw `deepspeed` section."""
+    """Return DeepSpeed's sections of the monitors that the config enables, also by its raw `deepspeed` section."""
     config = ds_config(job)
     return [name for name in SECTIONS if config.get(name, {}).get("enabled")]
 
 
 def check_packages(job: Job) -> None:
-    """Of the process that will write.
+    """Check that the packages of all monitors are installed, in the process that will write.
 
     Raises:
         DslparError: a monitor's package is not installed.
@@ -57,30 +57,30 @@ def _not_installed(job: Job, name: str) -> Finding:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What W&B must find in the environment when it starts."""
+    """Return the variables that W&B reads when it starts."""
     if "wandb" not in enabled(job):
         return {}
-    asked = job.spec.monitor.wandb
-    offline = {"WANDB_MODE": "offline"} if asked is not None and asked.offline else {}
+    wandb = job.spec.monitor.wandb
+    offline = {"WANDB_MODE": "offline"} if wandb is not None and wandb.offline else {}
     folder = Path(job.output_dir).absolute()
-    # Our lines stand in log.txt; W&B would put itself between Python and the terminal to read them.
+    # Our lines are in log.txt; to capture them, W&B would replace stdout and stderr.
     return {"WANDB_DIR": str(folder), "WANDB_CONSOLE": "off", "WANDB_SILENT": "true"} | offline
 
 
-def without(job: Job) -> Job:
-    """The same job with no monitor: for what is no run."""
+def without_monitors(job: Job) -> Job:
+    """Return the job without monitors: for what is not a run."""
     raw = {key: value for key, value in job.spec.deepspeed.items() if key not in SECTIONS}
     quiet = dataclasses.replace(job.spec, monitor=sections.Monitor(), deepspeed=raw)
     return dataclasses.replace(job, spec=quiet)
 
 
-def take_over(master: Any) -> None:
-    """From now on DeepSpeed's engine writes no events of its own to its monitors, on any rank."""
+def silence_engine(master: Any) -> None:
+    """Keep DeepSpeed's engine from writing events of its own to its monitors, on any rank."""
     master.enabled = False
 
 
 def csv_files(master: Any) -> list[Path]:
-    """Those that an earlier part of this run wrote, none but on rank 0: they keep the one header that they have."""
+    """Return the CSV files of a resumed run, on rank 0, and have DeepSpeed append to them without a second header."""
     monitor = master.csv_monitor
     if monitor is None:
         return []
@@ -90,12 +90,12 @@ def csv_files(master: Any) -> list[Path]:
 
 
 def write(master: Any, record: Mapping[str, Any]) -> None:
-    """A line of metrics.jsonl."""
+    """Write a line of metrics.jsonl to the monitors."""
     master.write_events(events(record))
 
 
 def events(record: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """(name, value, step) of each number of a line; what is not finite is no number to draw, and left out.
+    """Return (name, value, step) of each metric of a line, without those that are not finite.
 
     >>> events({"step": 3, "loss": 2.5, "grad_norm": math.inf, "eval_loss": 2.0})
     [('Train/loss', 2.5, 3), ('Eval/loss', 2.0, 3)]
@@ -105,7 +105,7 @@ def events(record: Mapping[str, Any]) -> list[tuple[str, float, int]]:
 
 
 def close(master: Any) -> None:
-    """Writes what is left, and ends W&B's process."""
+    """Write what is buffered, and end W&B's process."""
     if master.tb_monitor is not None:
         master.tb_monitor.summary_writer.close()
     if master.wandb_monitor is not None:

@@ -1,5 +1,5 @@
-"""`dslpar show`: a Job for the eye and for programs: sizes, rank groups, stages, batch, what divides by what, what is
-sent, DeepSpeed's dict.
+"""The report of `dslpar show`, as text and as JSON: a Job's sizes, rank groups, stages, batch, divisors, traffic, and
+the DeepSpeed config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN_GROUPS = 8
 
 
 def as_record(job: Job) -> dict[str, object]:
-    """The JSON of `dslpar show` (DESIGN, section 8)."""
+    """Return the values of `dslpar show --format json`; programs rely on their names."""
     mesh, cuboid, stages = job.mesh, job.mesh.tensor, job.stages
     return {
         "world_size": mesh.world_size,
@@ -36,20 +36,20 @@ def as_record(job: Job) -> dict[str, object]:
         },
         "batch": job.batch._asdict(),
         "deepspeed": ds_config(job),
-        "divisors": [{"key": each.key, "value": each.value, "by": each.by, "why": each.why} for each in _divisors(job)],
-        "traffic": sent._asdict() if (sent := comparison.summary(job)) else None,
+        "divisors": [{"key": one.key, "value": one.value, "by": one.by, "why": one.why} for one in _divisors(job)],
+        "traffic": traffic._asdict() if (traffic := comparison.summary(job)) else None,
     }
 
 
 def as_json(job: Job) -> str:
-    """The record as JSON text."""
+    """Return the record as JSON."""
     import json
 
     return json.dumps(as_record(job), indent=2) + "\n"
 
 
 def as_text(job: Job) -> str:
-    """The same for a person; of many groups, the first and the last."""
+    """Return the record as text; of many groups, only the first ones and the last."""
     import json
 
     mesh, cuboid = job.mesh, job.mesh.tensor
@@ -83,7 +83,7 @@ def _stage_lines(job: Job) -> list[str]:
 
 
 def _divisors(job: Job) -> list[Condition]:
-    """What must divide, under whole keys; of the vocabulary, what it is padded to."""
+    """Return the conditions of divisibility, with full keys, and what the vocabulary is padded to."""
     model, cuboid = job.spec.model, job.mesh.tensor
     found = conditions(model, cuboid, job.seq_len, job.batch.micro_size)
     if isinstance(model, Model):
@@ -96,8 +96,8 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     if found:
         yield "divides"
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
-        words = ", ".join(each.why for each in found if each.key == key)
-        yield f"  {key} {value:,} by {words}"
+        reasons = ", ".join(each.why for each in found if each.key == key)
+        yield f"  {key} {value:,} by {reasons}"
 
 
 def _traffic_lines(job: Job) -> Iterator[str]:

@@ -18,9 +18,9 @@ from dslpar import checkpoint
 from dslpar.checkpoint import text_identity
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
-from dslpar.data.corpus import Corpus, Piece
+from dslpar.data.corpus import Corpus, FileSlice
 from dslpar.data.order import micro_batches
-from dslpar.data.text import Text
+from dslpar.data.text import TextSamples
 from dslpar.distributed import collectives
 from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
@@ -30,7 +30,7 @@ from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.reporting import logging, monitors
 from dslpar.reporting.logging import log
-from dslpar.reporting.run_dir import METRICS, cut_rows, write_line
+from dslpar.reporting.run_dir import METRICS, truncate_csv, write_record
 from dslpar.schema import sections
 from dslpar.watchdog.rank_monitor import RankMonitor
 
@@ -70,10 +70,10 @@ class Steps:
         before = self.held_out_loss() if self._evaluates and self.engine.steps_done == 0 else None
         if before is not None:
             log.info("held-out loss before: %.4f", before)
-        monitors.take_over(self.engine.deepspeed.monitor)
+        monitors.silence_engine(self.engine.deepspeed.monitor)
         if self.engine.steps_done:
             for path in monitors.csv_files(self.engine.deepspeed.monitor):
-                cut_rows(path, self.engine.steps_done)
+                truncate_csv(path, self.engine.steps_done)
         after = self._all()
         monitors.close(self.engine.deepspeed.monitor)
         if before is not None and after is not None:
@@ -93,7 +93,7 @@ class Steps:
         train = self.job.spec.train
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(_appended(self.folder / METRICS)) if self.folder else None
-            bar = stack.enter_context(logging.progress(train.steps, self.engine.steps_done, shown=bool(metrics)))
+            bar = stack.enter_context(logging.progress_bar(train.steps, self.engine.steps_done, shown=bool(metrics)))
             record: dict[str, Any] = {}
             self.stopped = self._agree()
             while self.engine.steps_done < train.steps and not self.stopped:
@@ -160,7 +160,7 @@ class Steps:
             self._unwritten = error
 
     def _report(self, metrics: TextIO, record: Mapping[str, Any]) -> None:
-        write_line(metrics, record)
+        write_record(metrics, record)
         monitors.write(self.engine.deepspeed.monitor, record)
         train = self.job.spec.train
         if self._at(train.log_interval) or "eval_loss" in record:
@@ -243,17 +243,17 @@ class Steps:
     # ---- samples ----
 
     @cached_property
-    def _samples(self) -> Text | None:
+    def _samples(self) -> TextSamples | None:
         return self._read(self.corpus.train)
 
     @cached_property
-    def _held_out(self) -> Text | None:
+    def _held_out(self) -> TextSamples | None:
         return self._read(self.corpus.held_out)
 
-    def _read(self, pieces: Sequence[Piece]) -> Text | None:
-        return Text.of(pieces, self.job.seq_len) if self.engine.needs_data else None
+    def _read(self, pieces: Sequence[FileSlice]) -> TextSamples | None:
+        return TextSamples.from_files(pieces, self.job.seq_len) if self.engine.needs_data else None
 
-    def _batches(self, samples: Text | None, consumed: int) -> Iterator[Any]:
+    def _batches(self, samples: TextSamples | None, consumed: int) -> Iterator[Any]:
         """This rank's micro-batches of the step that begins after `consumed` samples."""
         if samples is None:
             return iter(())

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(report_text.text(error.findings, {}))
         return 1
     monitor = bootstrap.monitor_rank(dist_env, os.environ)
-    with logging.of_rank(dist_env.rank) as unsaid:
+    with logging.muted_unless_rank_0(dist_env.rank) as unsaid:
         status, ready = _prepare(dist_env, sys.argv[1:] if argv is None else argv)
     if ready is not None:
         return _run(dist_env, ready, monitor)
@@ -93,14 +93,14 @@ def _run(dist_env: DistributedEnv, ready: Ready, monitor: RankMonitor) -> int:
     try:
         _agree(dist_env, ready)  # so from here on, every rank has read the config
         if dist_env.rank == 0 and ready.trains:
-            run_dir.hold(ready.job, ready.config)  # before it is looked what is there
+            run_dir.lock_run_folder(ready.job, ready.config)  # before it is looked what is there
         stored = _stored(dist_env, ready) if ready.loads else None
         folder = _claim(dist_env, ready, stored)
     except DslparError as error:
         if dist_env.rank == 0:
-            logging.say([_placed(finding, ready) for finding in error.findings], ready.config.sources)
+            logging.print_findings([_placed(finding, ready) for finding in error.findings], ready.config.sources)
         return _leave(dist_env, monitor)
-    with logging.logging_to(folder, dist_env.rank):
+    with logging.log_to_run_folder(folder, dist_env.rank):
         try:
             status = _work(ready, stored, folder, monitor)
         except DslparError as error:  # what the machine alone could tell, and tells every rank
@@ -133,24 +133,24 @@ def _placed(finding: Finding, ready: Ready) -> Finding:
 
 def _prepare(dist_env: DistributedEnv, words: Sequence[str]) -> tuple[int, Ready | None]:
     """Everything that can be known to be wrong before a process group exists; with it, the exit status."""
-    from dslpar.data.corpus import corpus_of
+    from dslpar.data.corpus import load_corpus
 
     config: Config | None = None
     try:
         flags = _parser().parse_intermixed_args(words)
         config = linter_check.load(flags.config, flags.overrides)
         checked = linter_check.check(config, dist_env.world_size)
-        logging.say(checked.findings, config.sources)
+        logging.print_findings(checked.findings, config.sources)
         if checked.has_errors:
             return 1, None
         job = _asked(checked.job, flags)
         if dist_env.rank == 0:
             monitors.check_packages(job)
-        ready = Ready(job, corpus_of(job), config, flags)
-        logging.say([*run_dir.unused_checkpoint(job, config, loads=ready.loads)], config.sources)
+        ready = Ready(job, load_corpus(job), config, flags)
+        logging.print_findings([*run_dir.unused_checkpoint(job, config, loads=ready.loads)], config.sources)
         return 0, ready
     except DslparError as error:
-        logging.say(error.findings, config.sources if config else {})
+        logging.print_findings(error.findings, config.sources if config else {})
         return 1, None
     except SystemExit as ended:  # argparse's, which has printed why
         return int(ended.code or 0), None
@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
 def _asked(job: Job, flags: argparse.Namespace) -> Job:
     """The job as the flags have it: what does not train needs no monitors, and an evaluation held-out text."""
     if flags.eval_only or flags.dry_run:
-        job = monitors.without(job)
+        job = monitors.without_monitors(job)
     if flags.eval_only:
         train = dataclasses.replace(job.spec.train, eval_interval=job.spec.train.steps)
         job = dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
@@ -224,7 +224,9 @@ def _claim(dist_env: DistributedEnv, ready: Ready, stored: Stored | None) -> Pat
     """The folder to write to, on rank 0 of a run that trains; what is complete leaves all as it is."""
     if dist_env.rank or not ready.trains or _is_complete(ready, stored):
         return None
-    return run_dir.claim(ready.job, ready.config, resumed=stored is not None and _is_own(ready.job, stored))
+    return run_dir.prepare_run_folder(
+        ready.job, ready.config, resumed=stored is not None and _is_own(ready.job, stored)
+    )
 
 
 def _is_own(job: Job, stored: Stored) -> bool:
@@ -286,15 +288,15 @@ def _tell_changes(job: Job, stored: Stored) -> None:
 def _build(job: Job, stored: Stored | None, folder: Path | None, monitor: RankMonitor) -> Engine:
     """The engine, as the checkpoint has it."""
     from dslpar import checkpoint
-    from dslpar.data.text import Text
+    from dslpar.data.text import TextSamples
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
-    with logging.set_aside(folder):
+    with logging.prints_to_log(folder):
         groups = Groups(job.mesh)
         monitor.page.set_location(groups.stage_name)
         monitor.page.enter("building")
-        engine = build_engine(job, groups, all_counted=Text.all_counted)
+        engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
         _outwait(job)
         if stored is not None:
             monitor.page.enter("loading")
@@ -307,7 +309,7 @@ def _train(ready: Ready, engine: Engine, folder: Path | None, monitor: RankMonit
     from dslpar.training.loop import Steps
 
     if folder is not None:
-        run_dir.cut(folder, engine.steps_done)
+        run_dir.truncate_metrics(folder, engine.steps_done)
     steps = Steps(ready.job, engine, ready.corpus, folder, monitor)
     steps.train()
     if not steps.stopped or engine.steps_done == ready.job.spec.train.steps:
@@ -326,7 +328,7 @@ def _evaluate(ready: Ready, engine: Engine) -> None:
     log.info("held-out loss at step %d: %.4f, over %d tokens", engine.steps_done, loss, tokens)
     if engine.groups.rank == 0:
         with open(Path(job.output_dir, run_dir.EVAL), "a", encoding="utf-8") as file:
-            run_dir.write_line(file, {"step": engine.steps_done, "eval_loss": loss, "tokens": tokens})
+            run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, "tokens": tokens})
 
 
 def _introduce(job: Job, engine: Engine) -> None:

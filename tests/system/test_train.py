@@ -161,7 +161,7 @@ def in_use(tmp_path: Path) -> Iterator[IO[str]]:
 def test_a_folder_that_another_run_writes_to_is_left_alone(
     tmp_path: Path, in_use: IO[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_dir, "_LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr(run_dir, "_LOCK_TIMEOUT_S", 0.5)
     done = train_alone(*_one_step(tmp_path))
     assert done.status == 1, done.output
     assert f"CKP211 output-dir-in-use: another run writes to '{tmp_path / 'out'}': process 7 on node1" in done.output
@@ -188,7 +188,7 @@ def test_a_file_system_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "lockf", none)
     config = check.load(str(write_config(tmp_path)), [f"train.output_dir={tmp_path / 'out'}"])
-    run_dir.hold(check.resolve(config, 1), config)
+    run_dir.lock_run_folder(check.resolve(config, 1), config)
     assert "no locks on this file system (No locks available): run one at a time there" in capsys.readouterr().out
 
 
@@ -324,7 +324,7 @@ def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_become_null() -> None:
     file = StringIO()
-    run_dir.write_line(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
+    run_dir.write_record(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     assert json.loads(file.getvalue()) == {"step": 3, "loss": None, "grad_norm": None, "lr": 0.1, "skipped": True}
 
 
@@ -332,5 +332,5 @@ def test_metrics_are_cut_behind_the_checkpoint_whatever_else_stands_there(tmp_pa
     whole = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 8)]
     broken = ['{"step": 5, "lo\n', "\x00\x00\n", "[3]\n", '{"loss": 1.0}\n']
     (tmp_path / run_dir.METRICS).write_text("".join(whole[:3] + broken + whole[3:]) + '{"step": 2')
-    run_dir.cut(tmp_path, 5)
+    run_dir.truncate_metrics(tmp_path, 5)
     assert (tmp_path / run_dir.METRICS).read_text() == "".join(whole[:5])

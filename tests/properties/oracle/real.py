@@ -126,9 +126,9 @@ def _run(job: Job, rank: int) -> bool:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     asked = job.spec.monitor.wandb
     if asked is not None and asked.enabled:
-        job = monitors.without(job)  # as --dry-run has it: W&B would start a process of its own
+        job = monitors.without_monitors(job)  # as --dry-run has it: W&B would start a process of its own
     deepspeed_patches.skip_shm_op()
-    with fake_world(rank, world), logging.set_aside(None):
+    with fake_world(rank, world), logging.prints_to_log(None):
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
         engine = build_engine(job, Groups(job.mesh), all_counted=True)
         return _step(engine)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dslpar.core.errors import DslparError
-from dslpar.data.corpus import Corpus, File, corpus_of, read, split
+from dslpar.data.corpus import Corpus, File, load_corpus, read, split
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections
@@ -35,7 +35,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def test_the_standard_library_is_there_and_large() -> None:
-    corpus = corpus_of(job())
+    corpus = load_corpus(job())
     num_bytes = sum(piece.num_bytes for piece in corpus.train)
     assert num_bytes > 5_000_000
     assert 0.03 < len(corpus.held_out) / len(corpus.train + corpus.held_out) < 0.07
@@ -45,7 +45,7 @@ def test_the_standard_library_is_there_and_large() -> None:
 
 def test_no_file_is_in_both_parts_and_none_is_lost(tmp_path: Path) -> None:
     write(tmp_path, **{f"f{i}_txt": f"{i} " * 50 for i in range(40)})
-    corpus = corpus_of(job(tmp_path, files=(".",), eval_fraction=0.25))
+    corpus = load_corpus(job(tmp_path, files=(".",), eval_fraction=0.25))
     assert len(corpus.held_out) == 10
     assert sorted(names(corpus.train) + names(corpus.held_out)) == sorted(f"f{i}.txt" for i in range(40))
 
@@ -54,26 +54,26 @@ def test_the_split_goes_by_name_not_by_place(tmp_path: Path) -> None:
     parts = []
     for place in ("here", "there/deeper"):
         write(tmp_path / place, **{f"f{i}_txt": "text " * 50 for i in range(20)})
-        parts.append([names(part) for part in corpus_of(job(tmp_path / place, files=(".",), eval_fraction=0.3))])
+        parts.append([names(part) for part in load_corpus(job(tmp_path / place, files=(".",), eval_fraction=0.3))])
     assert parts[0] == parts[1]
 
 
 def test_a_single_file_is_cut_near_its_end(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefghij" * 10)
-    corpus = corpus_of(job(tmp_path, files=("a.txt",), eval_fraction=0.2))
+    corpus = load_corpus(job(tmp_path, files=("a.txt",), eval_fraction=0.2))
     assert read(corpus.train) == b"abcdefghij" * 8
     assert read(corpus.held_out) == b"abcdefghij" * 2
 
 
 def test_nothing_is_held_out_of_a_fraction_of_0(tmp_path: Path) -> None:
     write(tmp_path, a_txt="text " * 50, b_txt="text " * 50)
-    assert corpus_of(job(tmp_path, files=(".",), eval_fraction=0.0)).held_out == ()
-    assert corpus_of(job(tmp_path, files=("a.txt",), eval_fraction=0.0)).held_out == ()
+    assert load_corpus(job(tmp_path, files=(".",), eval_fraction=0.0)).held_out == ()
+    assert load_corpus(job(tmp_path, files=("a.txt",), eval_fraction=0.0)).held_out == ()
 
 
 def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     write(tmp_path, a_txt="text " * 50, b_txt="text " * 50)
-    corpus = corpus_of(job(tmp_path, files=(".", "a.txt"), eval_fraction=0.0))
+    corpus = load_corpus(job(tmp_path, files=(".", "a.txt"), eval_fraction=0.0))
     assert sorted(names(corpus.train)) == ["a.txt", "b.txt"]
 
 
@@ -82,7 +82,7 @@ def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / ".secret").write_text("text " * 50)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "c.txt").write_text("text " * 50)
-    corpus = corpus_of(job(tmp_path, files=(".",), eval_fraction=0.0))
+    corpus = load_corpus(job(tmp_path, files=(".",), eval_fraction=0.0))
     assert names(corpus.train) == ["a.txt", "b.txt"]
 
 
@@ -106,10 +106,10 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path, data: dict[str, Any],
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("123456789")
     if not code:
-        corpus_of(job(tmp_path, **data))
+        load_corpus(job(tmp_path, **data))
         return
     with pytest.raises(DslparError) as caught:
-        corpus_of(job(tmp_path, **data))
+        load_corpus(job(tmp_path, **data))
     (finding,) = caught.value.findings
     assert finding.code == code
     assert said in finding.message
@@ -118,13 +118,13 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path, data: dict[str, Any],
 
 def test_evaluation_needs_held_out_text(tmp_path: Path) -> None:
     write(tmp_path, a_txt="text " * 50)
-    corpus_of(job(tmp_path, files=("a.txt",), eval_fraction=0.0))
+    load_corpus(job(tmp_path, files=("a.txt",), eval_fraction=0.0))
     with pytest.raises(DslparError, match="held out") as caught:
-        corpus_of(job(tmp_path, files=("a.txt",), eval_fraction=0.0, train=sections.Train(eval_interval=5)))
+        load_corpus(job(tmp_path, files=("a.txt",), eval_fraction=0.0, train=sections.Train(eval_interval=5)))
     assert "data.eval_fraction" in caught.value.findings[0].help
 
 
 def test_a_model_that_says_nothing_of_length_needs_seq_len() -> None:
     other = sections.Spec(model=sections.OtherModel(target="a.B"))
     with pytest.raises(DslparError, match="BAT202"):
-        corpus_of(resolve(other, 1, "cfg.py"))
+        load_corpus(resolve(other, 1, "cfg.py"))

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslpar.data.order import micro_batches, permutation, sample_at
-from dslpar.data.text import Text
+from dslpar.data.order import epoch_permutation, micro_batches, sample_index
+from dslpar.data.text import TextSamples
 from dslpar.layout.resolve import Batch
 
 
@@ -38,29 +38,29 @@ def step_of(data: int, accumulation: int, num_samples: int, consumed: int, seed:
 def test_a_step_takes_the_next_samples_of_the_run_in_every_layout(
     data: int, accumulation: int, num_samples: int, step: int
 ) -> None:
-    expected = [sample_at(k, num_samples, 3) for k in range(step * 72, (step + 1) * 72)]
+    expected = [sample_index(k, num_samples, 3) for k in range(step * 72, (step + 1) * 72)]
     assert step_of(data, accumulation, num_samples, step * 72) == expected
 
 
 @given(st.integers(1, 50), st.integers(0, 3), st.integers(0, 2**40))
 def test_each_epoch_is_a_permutation(num_samples: int, epoch: int, seed: int) -> None:
-    order = [sample_at(k, num_samples, seed) for k in range(epoch * num_samples, (epoch + 1) * num_samples)]
+    order = [sample_index(k, num_samples, seed) for k in range(epoch * num_samples, (epoch + 1) * num_samples)]
     assert sorted(order) == list(range(num_samples))
-    assert order == permutation(num_samples, seed, epoch).tolist()
+    assert order == epoch_permutation(num_samples, seed, epoch).tolist()
 
 
 def test_epochs_and_seeds_differ() -> None:
-    orders = [tuple(permutation(100, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
+    orders = [tuple(epoch_permutation(100, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
     assert len(set(orders)) == 4
 
 
 def test_the_order_is_the_same_in_every_version() -> None:
     """Changing it would change every run's curve."""
-    assert permutation(8, 1234, 0).tolist() == [0, 2, 6, 7, 4, 5, 1, 3]
+    assert epoch_permutation(8, 1234, 0).tolist() == [0, 2, 6, 7, 4, 5, 1, 3]
 
 
 def test_windows_of_text_overlap_in_one_byte() -> None:
-    text = Text(bytearray(b"abcdefghij"), 3)
+    text = TextSamples(bytearray(b"abcdefghij"), 3)
     assert text.num_samples == 3
     ids, labels = text.batch([2, 0])
     assert ids.dtype == labels.dtype == torch.int64
@@ -69,5 +69,5 @@ def test_windows_of_text_overlap_in_one_byte() -> None:
 
 
 def test_the_last_window_needs_a_byte_after_it() -> None:
-    assert Text(bytearray(b"abcdef"), 3).num_samples == 1
-    assert Text(bytearray(b"abcdefg"), 3).num_samples == 2
+    assert TextSamples(bytearray(b"abcdef"), 3).num_samples == 1
+    assert TextSamples(bytearray(b"abcdefg"), 3).num_samples == 2

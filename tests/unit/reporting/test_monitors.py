@@ -79,7 +79,7 @@ def _go_on(job: Job) -> None:
 
     master = MonitorMaster(get_monitor_config(ds_config(job)))
     for path in monitors.csv_files(master):
-        record.cut_rows(path, 2)
+        record.truncate_csv(path, 2)
     monitors.write(master, {"step": 3, "loss": 4.75})
 
 
@@ -130,7 +130,7 @@ def _own_events(job: Job) -> list[str]:
 
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
     if job.spec.train.seed:
-        monitors.take_over(engine.deepspeed.monitor)
+        monitors.silence_engine(engine.deepspeed.monitor)
     ids = torch.zeros(job.batch.micro_size, 4, dtype=torch.int64)
     engine.train_batch([(ids, ids)])
     return sorted(os.listdir(engine.deepspeed.monitor.csv_monitor.log_dir))
@@ -173,4 +173,4 @@ def test_wandb_is_told_by_the_environment() -> None:
 def test_what_is_no_run_has_no_monitors() -> None:
     asked = job_of(sections.Monitor(wandb=sections.WandbMonitor()), {"csv_monitor": {"enabled": True}})
     assert monitors.enabled(asked) == ["csv_monitor", "wandb"]
-    assert monitors.enabled(monitors.without(asked)) == []
+    assert monitors.enabled(monitors.without_monitors(asked)) == []
