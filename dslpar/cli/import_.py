@@ -21,8 +21,9 @@ from dslpar.linter.problem import UnknownValueError
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import report, writer
 from dslpar.migrate.convert import Import, convert, refused
-from dslpar.migrate.rows import Epoch
-from dslpar.migrate.sources import NAMES, OURS, Source, read_text
+from dslpar.migrate.registry import TABLES
+from dslpar.migrate.sources import OURS, Source, read_text
+from dslpar.migrate.table import Epoch
 
 EPILOG = """\
 The converted config goes to stdout and the report to stderr; with -o, the config to OUT and the
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, number = parser.add_argument, arguments.positive_int
     add("file", metavar="FILE", help="a config of ColossalAI or LiBai (.py), or of DeepSpeed (.json)")
     add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
-    add("--from", dest="source", choices=NAMES, help="whose config it is; default: detected from FILE")
+    add("--from", dest="source", choices=tuple(TABLES), help="whose config it is; default: detected from FILE")
     add("--model", metavar="FILE", help="take the model from this dslpar config")
     add("--world-size", type=number, metavar="N", help="lint the result for this number of ranks")
     add("--num-samples", type=number, metavar="N", help="samples in the data, to convert the source's epochs to steps")
@@ -80,7 +81,7 @@ def _source(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Source
     if source.name == OURS:
         parser.error(f"{args.file} is already a dslpar config: there is nothing to import (else say so with --from)")
     if not source.name:
-        parser.error(f"cannot tell whose config {args.file} is: --from {', '.join(NAMES)}")
+        parser.error(f"cannot tell whose config {args.file} is: --from {', '.join(TABLES)}")
     return source
 
 

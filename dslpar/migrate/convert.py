@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 from dslpar.core.errors import Finding, Location
 from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
-from dslpar.migrate import colossalai, deepspeed, libai
-from dslpar.migrate.rows import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dropped, filled, needed
+from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
+from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, View, dropped, filled, needed
 from dslpar.schema.sections_reader import SECTIONS
 
-TABLES: Mapping[str, Table] = {table.name: table for table in (colossalai.TABLE, libai.TABLE, deepspeed.TABLE)}
 IMPLIED = "implied by "
-WRAPPER = "CONFIG"
-"""Configs of ColossalAI's keep all sections in one dict of this name."""
 
 
 class Entry(NamedTuple):
@@ -69,12 +66,14 @@ class Converter:
     def __init__(self, source: Source, model: Mapping[str, Any] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
         self.table = TABLES[source.name]
-        leaves = leaves_of(source.config.root, wrapped=source.name == "colossalai")
+        leaves = leaves_of(source.config.root, self.table.wrapper)
         self.leaves = [leaf for leaf in leaves if leaf.value != {} or not _has_unread(source, leaf.key)]
         named = {leaf.name: leaf.value for leaf in self.leaves}
-        self.unread = _unread(source)
+        self.unread = _unread(source, self.table.wrapper)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
-        self.view = View(named, source.config.used, "GPT" if model else _model_of(source.config.root), epoch)
+        self.view = View(
+            named, source.config.used, "GPT" if model else _model_of(source.config.root, self.table.wrapper), epoch
+        )
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.said: dict[str, str] = {}
@@ -98,11 +97,13 @@ class Converter:
             return dropped("--model says it")
         row, rest = self.row(leaf.name)
         if row is not None and leaf.value is UNREAD:
-            return row.outcome(UNREAD, rest, self.view) if row.unread else _not_evaluated(filled(row.to, rest))
+            if row.needs_value:
+                return _not_evaluated(filled(row.to, rest))
+            return self.table.outcome(row, UNREAD, rest, self.view)
         if leaf.value is None or leaf.value == {}:
             nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
-            return dropped(row.why if row is not None and row.fate == "dropped" and row.make is None else nothing)
-        return self.strange(leaf, first) if row is None else row.outcome(leaf.value, rest, self.view)
+            return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
+        return self.unknown(leaf, first) if row is None else self.table.outcome(row, leaf.value, rest, self.view)
 
     def row(self, name: str) -> tuple[Row | None, str]:
         """The first row about a key, and what its `**` stands for."""
@@ -112,7 +113,7 @@ class Converter:
                 return row, rest
         return None, ""
 
-    def strange(self, leaf: Leaf, first: str) -> Outcome:
+    def unknown(self, leaf: Leaf, first: str) -> Outcome:
         """A key without a row."""
         known = {row.pattern.partition(".")[0] for row in self.table.rows}
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
@@ -212,12 +213,12 @@ class Converter:
 # The keys of a source ---------------------------------------------------------------------------------------------
 
 
-def leaves_of(root: Node, wrapped: bool = False) -> Iterator[Leaf]:
+def leaves_of(root: Node, wrapper: str = "") -> Iterator[Leaf]:
     """Every leaf key of a source, in its order."""
     for key, node in root.value.items():
-        inside = wrapped and key == WRAPPER and node.is_mapping
+        inside = bool(wrapper) and key == wrapper and node.is_mapping
         for path, value, place in _leaves(_name(key), node):
-            yield Leaf(path, path.removeprefix(f"{WRAPPER}.") if inside else path, value, place)
+            yield Leaf(path, path.removeprefix(f"{wrapper}.") if inside else path, value, place)
 
 
 def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
@@ -240,7 +241,7 @@ def _has_unread(source: Source, key: str) -> bool:
     return any(path.startswith(f"{key}.") for path in source.config.unknown)
 
 
-def _unread(source: Source) -> list[tuple[Leaf, Location]]:
+def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
     """Keys whose value could not be evaluated, and the range of the file around each."""
     made = []
     named = assigned(source) if source.config.unknown else {}
@@ -248,16 +249,16 @@ def _unread(source: Source) -> list[tuple[Leaf, Location]]:
         node = source.config.root.get(path)
         if node is not None and node.is_mapping and node.value:
             continue  # what it holds is listed by itself, and a finding says what is not
-        name = path.removeprefix(f"{WRAPPER}.") if source.name == "colossalai" else path
+        name = path.removeprefix(f"{wrapper}.") if wrapper else path
         if node is None:
             place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
             made.append((Leaf(path, name, UNREAD, place), around))
     return made
 
 
-def _model_of(root: Node) -> str:
+def _model_of(root: Node, wrapper: str) -> str:
     """The class that the model names."""
-    config = root.value.get(WRAPPER)
+    config = root.value.get(wrapper)
     node = root.get("model") or (config.get("model") if config is not None and config.is_mapping else None)
     if node is None:
         return ""

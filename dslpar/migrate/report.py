@@ -8,8 +8,9 @@ from typing import Any
 
 from dslpar.core.errors import Finding
 from dslpar.language.tree import Reference
-from dslpar.migrate.convert import TABLES, Entry, Import
-from dslpar.migrate.rows import FATES
+from dslpar.migrate.convert import Entry, Import
+from dslpar.migrate.registry import TABLES
+from dslpar.migrate.table import FATES
 
 
 def text(made: Import, out: str | None) -> str:

@@ -20,64 +20,18 @@ from dslpar.language.session import find_config, find_module
 from dslpar.language.source import Source as Text
 from dslpar.language.source import parse
 from dslpar.linter import check
+from dslpar.migrate.registry import TABLES
 from dslpar.schema.sections_reader import SECTIONS
 
-NAMES = ("colossalai", "libai", "deepspeed")
 OURS = "dslpar"
 JSON_ENDINGS = (".json", ".hjson")
-
-_PACKAGES = {"dslpar": OURS, "colossalai": "colossalai", "titans": "colossalai", "libai": "libai", "oneflow": "libai"}
-_COLOSSAL = frozenset(
-    {
-        "fp16",
-        "clip_grad_norm",
-        "gradient_accumulation",
-        "CONFIG",
-        "BATCH_SIZE",
-        "NUM_EPOCHS",
-        "NUM_MICRO_BATCHES",
-        "TENSOR_SHAPE",
-        "SEQ_LEN",
-        "SEQ_LENGTH",
-        "LEARNING_RATE",
-        "WARMUP_EPOCHS",
-        "cudnn_benchmark",
-        "loss",
-        "loss_fn",
-    }
-)
-_LIBAI = frozenset(
-    {
-        "optim",
-        "graph",
-        "dataloader",
-        "tokenization",
-    }
-)
-_LIBAI_TRAIN = frozenset(
-    {
-        "train_micro_batch_size",
-        "global_batch_size",
-        "num_accumulation_steps",
-        "train_iter",
-        "train_epoch",
-        "amp",
-        "zero_optimization",
-        "warmup_ratio",
-        "checkpointer",
-        "evaluation",
-        "log_period",
-        "scheduler",
-        "activation_checkpoint",
-    }
-)
 
 
 class Source(NamedTuple):
     """A config of another framework, evaluated."""
 
     name: str
-    """One of NAMES, 'dslpar', or empty where nothing tells."""
+    """A name of the registry, 'dslpar', or empty where nothing tells."""
     path: str
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
@@ -100,22 +54,22 @@ def read_text(text: str, path: str, name: str = "") -> Source:
 
 def _of_json(config: Config) -> str:
     names = set(map(str, config.root.value))
-    return OURS if "model" in names and names <= {*SECTIONS, "resolved"} else "deepspeed"
+    ours = "model" in names and names <= {*SECTIONS, "resolved"}
+    return OURS if ours else next(name for name, table in TABLES.items() if table.json)
 
 
 def recognise(config: Config, text: str) -> str:
-    """By what it imports, then by the names that it sets; empty where neither tells."""
-    found = {_PACKAGES.get(package) for package in _packages(text, config.path)}
-    for name in (OURS, "libai", "colossalai"):
-        if name in found:
-            return name
-    names = set(map(str, config.root.value))
-    train = config.root.value.get("train")
-    if names & _LIBAI or (train is not None and train.is_mapping and set(train.value) & _LIBAI_TRAIN):
-        return "libai"
-    if names & _COLOSSAL:
-        return "colossalai"
-    return OURS if names & set(SECTIONS) else ""
+    """Tell a source by what it imports, then by the names that it sets; empty where neither tells."""
+    imported = set(_packages(text, config.path))
+    if OURS in imported:
+        return OURS
+    for table in TABLES.values():
+        if not imported.isdisjoint(table.packages):
+            return table.name
+    for table in TABLES.values():
+        if any(config.root.get(name) is not None for name in table.names):
+            return table.name
+    return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""
 
 
 def _packages(text: str, path: str) -> Iterator[str]:

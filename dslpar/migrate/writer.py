@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dslpar.language.tree import Reference
-from dslpar.migrate.convert import IMPLIED, TABLES, Entry, Import
+from dslpar.migrate.convert import IMPLIED, Entry, Import
+from dslpar.migrate.registry import TABLES
 from dslpar.schema.sections_reader import SECTIONS
 
 WIDTH = 120

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dslpar.core.frozen import frozen
+from dslpar.core.named_tuple import NamedTuple
 
 Resume = Literal["free", "reported", "refused"]
 """What a resume says to another value; `dslpar.checkpoint.resume_policy` has the meaning of each."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema import families, sections
 from dslpar.schema.fields import KeyFacts, Resume, facts_of
 from dslpar.schema.types import TYPES, ValueType, one_of

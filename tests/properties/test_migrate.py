@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dslpar.language.load import load_text
-from dslpar.migrate.convert import TABLES, WRAPPER, Import, convert
-from dslpar.migrate.rows import FATES, Table
-from dslpar.migrate.sources import NAMES, read_text
+from dslpar.migrate.convert import Import, convert
+from dslpar.migrate.registry import TABLES
+from dslpar.migrate.sources import read_text
+from dslpar.migrate.table import FATES, Table
 from dslpar.migrate.writer import file_of
 from dslpar.schema.sections_reader import SECTIONS
 
@@ -59,7 +60,7 @@ def keys_of(table: Table) -> list[str]:
             made += [prefix + name for name in (*tuple(row.among)[:6], "xyz")]
     sections = sorted({key.partition(".")[0] for key in made if "." in key} | set(SECTIONS))
     strange = [f"{section}.{name}" for section in sections for name in STRANGE]
-    return sorted({*made, *strange, *STRANGE, *(f"{WRAPPER}.{key}" for key in made[:20])})
+    return sorted({*made, *strange, *STRANGE, *(f"CONFIG.{key}" for key in made[:20])})
 
 
 def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def wrong(made: Import, tree: Mapping[str, Any]) -> list[str]:
             value = expected[entry.key]
             if node is None or node.plain() != value or type(node.plain()) is not type(value):
                 said.append(f"{entry.key} -> {entry.to}: {value!r} is not in the file")
-            if (entry.to == entry.key.removeprefix(f"{WRAPPER}.")) != (entry.fate == "kept"):
+            if (entry.to == entry.key.removeprefix("CONFIG.")) != (entry.fate == "kept"):
                 said.append(f"{entry.key} -> {entry.to}: {entry.fate}")
         elif not entry.why:
             said.append(f"{entry.key}: {entry.fate} without a reason")
@@ -121,7 +122,7 @@ def words(text: str) -> str:
     return " ".join(word for word in text.split() if word != "#")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_every_key_is_in_the_report_once(name: str, data: st.DataObject) -> None:
@@ -152,7 +153,7 @@ def test_a_step_of_colossalai_takes_the_samples_that_it_took(size: int, pieces: 
         assert made.values["batch.accumulation"] == steps * (pieces if stages > 1 else 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_silent_drop_would_be_seen(name: str) -> None:
     tree = (
         {"zero_optimization": {"stage": 1, "levle": 2}} if name == "deepspeed" else {"zero": {"stage": 1, "levle": 2}}

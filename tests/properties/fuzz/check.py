@@ -34,7 +34,8 @@ from dslpar.linter import check, fixes
 from dslpar.linter.report import text as report_text
 from dslpar.migrate import writer
 from dslpar.migrate.convert import convert
-from dslpar.migrate.sources import NAMES, read_text
+from dslpar.migrate.registry import TABLES
+from dslpar.migrate.sources import read_text
 from tests.properties.fuzz.inputs import ROOT, Input, sample
 
 MAX_CPU_S = 1.0
@@ -202,7 +203,7 @@ def imported(given: Input) -> list[str]:
     """What is wrong with the file that `dslpar import` would write of some of the inputs."""
     if given.seed % 16 or not given.data.isascii() or len(given.data) > 20_000:
         return []
-    name = NAMES[given.seed // 16 % len(NAMES)]
+    name = tuple(TABLES)[given.seed // 16 % len(TABLES)]
     with contextlib.suppress(ConfigError):
         source = read_text(given.data.decode(), given.name, name)
         if source.config.complete and not _parses(writer.file_of(convert(source))):

@@ -13,10 +13,11 @@ from dslpar.core.errors import has_errors
 from dslpar.language.load import load_text
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
-from dslpar.migrate.convert import TABLES, Entry, Import, convert
+from dslpar.migrate.convert import Entry, Import, convert
 from dslpar.migrate.page import page
-from dslpar.migrate.rows import Epoch
-from dslpar.migrate.sources import NAMES, read_text, without_comments
+from dslpar.migrate.registry import TABLES
+from dslpar.migrate.sources import read_text, without_comments
+from dslpar.migrate.table import Epoch
 from dslpar.migrate.writer import file_of
 from tests.support.paths import ROOT
 from tests.unit.test_repository import heavy_imports
@@ -659,7 +660,7 @@ def test_the_page_is_made_of_the_tables() -> None:
     assert (ROOT / "docs/import.md").read_text() == page(), "python -m dslpar.migrate.page > docs/import.md"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_every_row_can_be_met(name: str) -> None:
     """No row stands behind another that takes all its keys."""
     rows = TABLES[name].rows

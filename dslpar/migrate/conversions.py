@@ -1,0 +1,56 @@
+"""Conversions of values that several sources share; see `dslpar.migrate.table` for how rows name them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from typing import Any
+
+from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dropped, needed
+
+
+def only(value: Any, view: View, row: Row) -> Outcome:
+    """Drop the value that dslpar's way implies ("VALUE else TEXT"); any other one needs the author."""
+    right, _, otherwise = row.argument.partition(" else ")
+    return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise)
+
+
+def on(value: Any, view: View, row: Row) -> Outcome:
+    """Turn True into a value ("VALUE: WHY"), and drop False."""
+    to, _, why = row.argument.partition(": ")
+    if value is True:
+        return changed(row.to, ast.literal_eval(to), why)
+    return dropped("off") if value is False else needed(f"it is {value!r}, neither True nor False", row.to)
+
+
+def number(convert: Conversion) -> Conversion:
+    """Decorate a conversion of numbers: of anything else only the author can say what it means."""
+
+    @functools.wraps(convert)
+    def checked(value: Any, view: View, row: Row) -> Any:
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        return convert(value, view, row) if is_number else needed(f"it is {value!r}, which is no number", row.to)
+
+    return checked
+
+
+@number
+def exponent(value: Any, view: View, row: Row) -> Any:
+    """Take log2 of a loss scale."""
+    power = int(value).bit_length() - 1
+    if value < 1 or 2**power != value:
+        return needed(f"DeepSpeed starts from a power of two, and {value!r} is none", row.to)
+    return power
+
+
+def clip(value: Any, view: View, row: Row) -> Outcome:
+    """Keep a bound of the gradient's norm; 0 is none."""
+    return dropped("0 is off, as is leaving it out") if value == 0 else row.as_is(value)
+
+
+def one_dropout(value: Any, all_of_them: list[Any], row: Row) -> Outcome:
+    """Merge several probabilities of dropout into dslpar's one, where they are equal."""
+    if any(item != value for item in all_of_them):
+        return needed(f"dslpar has one dropout, and the source several that differ: {all_of_them}", row.to)
+    return changed(row.to, value, "one probability for embedding, attention and outputs")

@@ -1,0 +1,98 @@
+"""The sources that `dslpar import` knows: each has a table in data/, and a module of the conversions that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from importlib import resources
+from types import ModuleType
+
+from dslpar.migrate import colossalai, conversions, deepspeed, libai
+from dslpar.migrate.table import Row, Table
+from dslpar.schema import deepspeed_policy
+
+_LISTS = {
+    "zero": deepspeed_policy.ZERO,
+    "offload_optimizer": deepspeed_policy.OFFLOAD_OPTIMIZER,
+    "offload_param": deepspeed_policy.OFFLOAD_PARAM,
+    "fp16": deepspeed_policy.FP16,
+    "bf16": deepspeed_policy.BF16,
+    "top": deepspeed_policy.TOP,
+    "removed": [name for name in deepspeed_policy.REMOVED if name != "amp"],  # which has a row of its own
+    "unsupported": deepspeed_policy.UNSUPPORTED,
+}
+"""Keys of DeepSpeed's, for rows that name them by `@`."""
+Lists = Mapping[str, Collection[str]]
+
+
+_ROW = re.compile(r"(?P<fate>\w+) +(?P<pattern>(?:\{[^}]*\}|\S)+)(?: -> (?P<to>\S+))?(?: \| (?P<why>.*))?")
+
+
+def read_table(module: ModuleType, lists: Lists) -> Table:
+    """Read the table of the source whose conversions are in `module`; `lists` are names that rows refer to by `@`."""
+    name = module.__name__.rpartition(".")[2]
+    text = resources.files("dslpar.migrate").joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
+    head, _, body = text.partition("\n\n")
+    facts: dict[str, str] = {}
+    for line in head.splitlines():
+        if not line.startswith("#"):
+            key, _, value = line.partition(": ")
+            facts[key] = f"{facts[key]} {value}" if key in facts else value
+    rows = tuple(_rows(body, lists))
+    functions = {**vars(conversions), **vars(module)}
+    return Table(
+        name,
+        facts["title"],
+        rows,
+        {name: functions[name] for name in {row.conversion for row in rows} if name},
+        facts.get("packages", "").split(),
+        facts.get("names", "").split(),
+        facts.get("wrapper", ""),
+        facts.get("own_names") == "yes",
+        facts.get("json") == "yes",
+    )
+
+
+def _rows(text: str, lists: Lists) -> Iterator[Row]:
+    # A row goes on in lines that are indented: the rest of a list in braces, `among`, and the conversion.
+    for entry in re.split(r"\n(?! )", text.strip("\n")):
+        lines = entry.split("\n")
+        first = lines.pop(0)
+        while first.count("{") > first.count("}"):
+            first += " " + lines.pop(0).strip()
+        found = _ROW.fullmatch(first)
+        assert found is not None, f"no row: {first!r}"
+        fate, pattern, to, why = found.group("fate", "pattern", "to", "why")
+        row = Row(fate, pattern, to or (pattern if fate == "kept" else ""), why or "")  # type: ignore[arg-type]
+        for line in map(str.strip, lines):
+            word, _, rest = line.partition(" ")
+            if word == "among":
+                row = row._replace(among=_names(rest, lists))
+            elif word == "unread":
+                row = row._replace(needs_value=False)
+            else:
+                row = row._replace(conversion=word, argument=rest)
+        if fate == "dropped" and not row.conversion:
+            row = row._replace(needs_value=False)
+        yield from _expanded(row, lists)
+
+
+def _expanded(row: Row, lists: Lists) -> Iterator[Row]:
+    braces = re.search(r"\{(.+?)\}", row.pattern)
+    if braces is None:
+        yield row
+        return
+    for name in _names(braces[1], lists):
+        pattern = row.pattern.replace(braces[0], name)
+        yield row._replace(pattern=pattern, to=pattern if row.fate == "kept" else row.to.replace("{}", name))
+
+
+def _names(text: str, lists: Lists) -> tuple[str, ...]:
+    return tuple(lists[text[1:]]) if text.startswith("@") else tuple(text.split())
+
+
+TABLES: Mapping[str, Table] = {
+    "colossalai": read_table(colossalai, _LISTS),
+    "libai": read_table(libai, _LISTS),
+    "deepspeed": read_table(deepspeed, _LISTS),
+}
