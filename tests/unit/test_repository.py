@@ -122,8 +122,9 @@ def test_the_wheel_holds_dslpar_and_nothing_else(wheel: Path) -> None:
     here |= {f"dslpar/{name}" for name in modules if name.startswith("layers/")}
     here |= {name.replace("configs/", "dslpar/shipped_configs/", 1) for name in modules if name.startswith("configs/")}
     assert {name for name in names if name.endswith(".py")} == here
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dslpar" / "core" / "catalog").glob("*.md")}
-    assert {name for name in names if name.endswith(".md")} == pages
+    data = {path.relative_to(ROOT).as_posix() for path in files() if path.suffix in (".json", ".md", ".txt")}
+    shipped = {name for name in names if name.endswith((".json", ".md", ".txt")) and ".dist-info/" not in name}
+    assert shipped == {name for name in data if name.startswith("dslpar/")}
 
 
 def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
