@@ -132,11 +132,11 @@ def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> N
     """Forward from the first stage, its gradient from the last, once a micro-batch. DeepSpeed's own partitioning is
     off: it would cut copies once more, and take pieces for copies.
     """
-    section, shape = BOUNDARIES[name]
+    tensor, shape = BOUNDARIES[name]
     model = section.GPT(num_layers=2, hidden_size=24, num_heads=4, vocab_size=30, max_seq_len=12)
-    parallel = sections.Parallel(pipeline=sections.PipelineParallel(size=2), tensor=sections.TensorParallel(**section))
+    parallel = sections.Parallel(pipeline=sections.PipelineParallel(size=2), tensor=sections.TensorParallel(**tensor))
     batch = sections.Batch(micro_size=4, accumulation=2)
-    world = 2 * section["size"]
+    world = 2 * tensor["size"]
     made = resolve(sections.Spec(model=model, parallel=parallel, batch=batch), world, "cfg.py")
     ranks = on_ranks(world, _sent, made, init="deepspeed", timeout=200)
     assert [partitioned for _, partitioned in ranks] == [False] * world
