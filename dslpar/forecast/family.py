@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import Held
+from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.traffic import Number, Passes
 from dslpar.schema import families
 from dslpar.schema.sections import Model
@@ -23,7 +23,7 @@ class FamilyCosts(Protocol):
         """What a rank sends for the whole model and its loss, all on one stage."""
         ...
 
-    def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> Held:
+    def layer_memory(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerMemory:
         """What a rank holds of one layer."""
         ...
 

@@ -48,7 +48,7 @@ class Saved:
 
 
 @frozen
-class Held:
+class LayerMemory:
     """What a rank holds of a layer."""
 
     weights: Number
@@ -56,23 +56,25 @@ class Held:
     saved: Saved
     """By one micro-batch."""
 
-    def __add__(self, other: Held) -> Held:
-        return Held(weights=self.weights + other.weights, saved=self.saved + other.saved)
+    def __add__(self, other: LayerMemory) -> LayerMemory:
+        return LayerMemory(weights=self.weights + other.weights, saved=self.saved + other.saved)
 
 
 def linear(
     tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role, bias: bool = True
-) -> Held:
+) -> LayerMemory:
     """A linear layer with its input; of several blocks of features `out_features` is the sum."""
     matrix = Fraction(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
     vector = Fraction(out_features, ranks(tensor, cuts.features)) if bias else 0
     saved = Saved(elements=_input(tensor, tokens, in_features, role) + panel)
-    return Held(weights=matrix / tensor.q + vector, saved=saved)
+    return LayerMemory(weights=matrix / tensor.q + vector, saved=saved)
 
 
-def norm(tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True) -> Held:
+def norm(
+    tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True
+) -> LayerMemory:
     """A norm with its input, and one or two statistics a token.
 
     Torch's own RMSNorm, for features that are whole, saves what it normalised as well where no kernel fuses it (CPU).
@@ -82,12 +84,12 @@ def norm(tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layer
     pieces = ranks(tensor, residual_cuts(tensor).features)
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
-    return Held(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
+    return LayerMemory(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
 
 
 def attention(
     tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, bias: bool = True
-) -> Held:
+) -> LayerMemory:
     """Fused attention without dropout and mask: q, k, v and its result once, its log-sum-exp, the result's panel.
 
     Over a split sequence the result crosses ranks (ulysses) or is laid out anew (ring; grouped queries too), before the
@@ -104,16 +106,16 @@ def attention(
     if split and tensor.impl == "ring" and kv_size < hidden_size:
         core += result
     wide = _inner(tensor, tokens, num_heads)
-    return inward + Held(weights=0, saved=Saved(elements=core, wide=wide)) + outward
+    return inward + LayerMemory(weights=0, saved=Saved(elements=core, wide=wide)) + outward
 
 
 def mlp(
     tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
-) -> Held:
+) -> LayerMemory:
     """Up, what the activation needs (its input, of two blocks with 'swiglu'), and down."""
     inner = (2 if activation == "swiglu" else 1) * ffn_size
     up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias)
-    activated = Held(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
+    activated = LayerMemory(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
     return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 

@@ -100,11 +100,22 @@ def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
         yield Condition("num_heads", sizes.num_heads, sizes.num_kv_heads, why, "TEN207")
 
 
+def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
+    """What the features of the residual stream divide by, where attention cuts as many as inner ones."""
+    for axes in residual_axes(cuboid):
+        yield _cut(key, size, cuboid, axes, "TEN202")
+
+
+def inner_features(size: int, cuboid: Tensor, key: str = "ffn_hidden_size") -> Iterator[Condition]:
+    """What the features between an inward and an outward layer divide by."""
+    for axes in _inner_axes(cuboid):
+        yield _cut(key, size, cuboid, axes, "TEN203")
+
+
 def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
-    """What the residual's features divide by."""
+    """What the residual's features divide by, as those of heads."""
     size, num_heads, num_kv_heads, rotary = sizes
-    for axes in hidden_axes(cuboid):
-        yield _cut("hidden_size", size, cuboid, axes, "TEN202")
+    yield from residual_features(size, cuboid)
     yield Condition("hidden_size", size, num_heads, f"num_heads = {num_heads}", "TEN205")
     if num_kv_heads is not None:
         # The weights of q, k and v are blocks of one weight, each cut by itself: H * G / A features divide by y * q.
@@ -115,12 +126,6 @@ def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
     if rotary:
         why = f"num_heads * 2 = {2 * num_heads} (pairs of features for rotary positions)"
         yield Condition("hidden_size", size, 2 * num_heads, why, "TEN209")
-
-
-def ffn(ffn_size: int, cuboid: Tensor) -> Iterator[Condition]:
-    """What the MLP's features divide by."""
-    for axes in _inner_axes(cuboid):
-        yield _cut("ffn_hidden_size", ffn_size, cuboid, axes, "TEN203")
 
 
 def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
@@ -174,7 +179,7 @@ def _inner_axes(cuboid: Tensor) -> list[Axes]:
     return [("y", "q")] + ([activations] if "z" in activations else [])
 
 
-def hidden_axes(cuboid: Tensor) -> list[Axes]:
+def residual_axes(cuboid: Tensor) -> list[Axes]:
     """What residual features are cut over: in weights, as features of attention, and in activations."""
     kept = [("y", "z")] if "y" in residual_cuts(cuboid).features and cuboid.z > 1 else []
     return list(dict.fromkeys([("z", "q"), *_inner_axes(cuboid), *kept]))

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, hidden_axes, ranks
+from dslpar.layout.divisors import Attention, attention, divisors, head_ranks, ranks, residual_axes
 
 LARGEST = 2**31 - 1
 """No size may be larger."""
@@ -84,7 +84,7 @@ class _Demand(NamedTuple):
 def _demand(sizes: Attention, cuboid: Tensor) -> _Demand:
     return _Demand(
         heads_by=head_ranks(cuboid),
-        hidden_by=math.lcm(*(ranks(cuboid, axes) for axes in hidden_axes(cuboid))),
+        hidden_by=math.lcm(*(ranks(cuboid, axes) for axes in residual_axes(cuboid))),
         kv_features_by=cuboid.y * cuboid.q,
         head_dim_by=2 if sizes.rotary else 1,
     )

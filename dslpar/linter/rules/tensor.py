@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dslpar.core import mesh
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout import divisors
-from dslpar.layout.nearest import multiples
 from dslpar.layout.resolve import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
@@ -296,6 +295,8 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     for condition in divisors.sequence(length, cx.cuboid):
         if condition.holds:
             continue
+        from dslpar.layout.nearest import multiples  # here: only a mistake needs it
+
         by = condition.by
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
         fix = " or ".join(legal) or f"seq_len={by} with max_seq_len={by}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic
 from dslpar.forecast.flops import Flops
-from dslpar.forecast.memory import Held
+from dslpar.forecast.memory import LayerMemory
 from dslpar.forecast.traffic import Number, Passes
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
@@ -42,7 +42,7 @@ def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
     )
 
 
-def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> Held:
+def layer_memory(model: GPT, cuboid: Tensor, tokens: Number) -> LayerMemory:
     """Return what a rank holds of a block without dropout and rotary positions.
 
     With gelu, and where all is whole, that is 16 s b h elements (sequence s, samples b, hidden size h).

@@ -21,7 +21,7 @@ def conditions(model: GPT, cuboid: Tensor, seq_len: int) -> list[Condition]:
     """Return what must divide by what; `seq_len` 0: not known."""
     return [
         *divisors.attention(attention_sizes(model), cuboid),
-        *divisors.ffn(model.ffn_size, cuboid),
+        *divisors.inner_features(model.ffn_size, cuboid),
         *divisors.sequence(seq_len, cuboid),
     ]
 

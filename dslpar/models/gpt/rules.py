@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
-from dslpar.layout.nearest import multiples, nearest_attention
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -91,9 +90,11 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
                      ffn_hidden_size=96)
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
-    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.ffn(_gpt(cx).ffn_size, cx.cuboid))
+    ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.cuboid))
     wrong = _wrong(found, "TEN203")
     if ffn is not None and wrong:
+        from dslpar.layout.nearest import multiples  # here as below: only a mistake needs it
+
         fix = "nearest legal: " + _either(multiples(ffn, divisors.common(found)))
         yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", wrong), fix)
 
@@ -245,6 +246,8 @@ def _fix(cx: Context) -> str:
         cuboid = cx.cuboid
     except UnknownValueError:  # another rule reports it; one rank has the fewest conditions
         cuboid = Tensor()
+    from dslpar.layout.nearest import nearest_attention
+
     choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
     if not choices:
         return "a smaller tensor size"

@@ -18,7 +18,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import memory
-from dslpar.forecast.memory import Held
+from dslpar.forecast.memory import LayerMemory
 from dslpar.layers import MLP, Attention, Block, Form, LayerNorm, Linear, RMSNorm, initialize, placement
 from dslpar.models.gpt import costs, section
 from tests.distributed.layers.compare_dense import BATCH, FFN, HEADS, HIDDEN, SEQUENCE
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     """A layer, and what it is said to hold."""
 
     layer: Callable[[Groups], torch.nn.Module]
-    said: Callable[[mesh.Tensor], Held]
+    said: Callable[[mesh.Tensor], LayerMemory]
     features: int = 0
     """Of an inner input; 0: the residual goes in."""
 

@@ -264,7 +264,7 @@ def _gpt(rng: Random, layout: Layout) -> Sections:
     made |= fit
     if rng.random() < 0.25:
         made["ffn_hidden_size"] = made["hidden_size"] * rng.choice((1, 2))
-        by = divisors.common(divisors.ffn(made["ffn_hidden_size"], cuboid))
+        by = divisors.common(divisors.inner_features(made["ffn_hidden_size"], cuboid))
         made["ffn_hidden_size"] = -(-made["ffn_hidden_size"] // by) * by
     return {"type": rng.choice(("GPT", "GPT", "dslpar.models.GPT"))} | _renamed(rng, made | options)
 

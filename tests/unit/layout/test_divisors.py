@@ -140,7 +140,7 @@ def test_the_mlp_divides_where_its_placements_can_be_made() -> None:
     for tensor, ffn in product(CUBOIDS, FFN):
         hidden = 12 * 12 * 4  # divides by all
         expected = fits(*mlp(tensor, hidden, ffn))
-        assert holds(divisors.ffn(ffn, tensor)) == expected, (tensor, ffn)
+        assert holds(divisors.inner_features(ffn, tensor)) == expected, (tensor, ffn)
         seen.add(expected)
     assert seen == {True, False}
 
