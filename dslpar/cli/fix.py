@@ -54,7 +54,7 @@ class Fixer:
             found = (item for each in readers for item in self.findings_of(check.load(each, self.overrides, texts)))
             return list(dict.fromkeys(found))  # a file that several configs import has its findings in each of them
 
-        return fixes.repair(path, fixes.text_of(data), relint, self.texts)
+        return fixes.repair(path, fixes.decode(data), relint, self.texts)
 
     def _fixable_files(self, batch: Sequence[Linted], roots: Sequence[str]) -> dict[str, bytes]:
         """Return the bytes of the files with something to fix that are named, or below a named folder."""

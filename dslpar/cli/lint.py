@@ -132,10 +132,10 @@ def _selection(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Cal
     """Return whether the report has findings of a code."""
     if not (args.select or args.ignore):
         return lambda code: True
-    from dslpar.linter.selection import selection
+    from dslpar.linter.selection import Selection
 
     try:
-        return selection(args.select, args.ignore).includes
+        return Selection.parse(args.select, args.ignore).includes
     except ValueError as error:
         parser.error(str(error))
 

@@ -1,9 +1,8 @@
-"""`dslpar lint --fix` and `--diff`: changes that are certain to be meant, in files that were given.
+"""`dslpar lint --fix` and `--diff`: changes that are certain to be meant, in the files that were named.
 
-A file is changed from its end to its start, and every other byte of it stays: byte order mark, line ends, blanks. What
-is linted again must have lost the finding and got no new error; else the change is tried by itself, and refused. That
-fixes are applied in rounds, until nothing is left to change, is as in ruff; that each is checked by linting its result
-is not.
+A file is changed from its end to its start, and every other byte of it stays: byte order mark, line ends, blanks. The
+result is linted: it must have lost the finding and have no new error; else each change is tried by itself, and refused
+if it fails alone. Applying fixes in rounds until none is left is ruff's way; linting the result of each is not.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from dslpar.core.errors import Finding, Fix
+from dslpar.core.errors import Finding, Fix, Location
 
 Relint = Callable[[Mapping[str, str]], list[Finding]]
-"""The findings of the configs that read a file, with these texts in place of files at real paths."""
+"""Lints the configs that read a file, with these texts in place of files at real paths."""
 
-MARK = b"\xef\xbb\xbf"
-_ROUNDS = 10
-_TRIALS = 100
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MAX_ROUNDS = 10
+_MAX_SINGLE_TRIALS = 100
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 
 
@@ -35,128 +34,120 @@ class Repair(NamedTuple):
     refused: tuple[tuple[Finding, str], ...]
     """Findings whose change was not made, and why."""
     changes: int
-    """Changes that were made."""
+    """Number of changes that were made."""
 
 
 def repair(path: str, text: str, relint: Relint, texts: Mapping[str, str]) -> Repair:
     """Make every change of the file at `path` that holds; `texts` are those of files repaired before."""
     trial = _Trial(path, relint, texts)
-    whole, count = trial.in_rounds(text)
-    if not trial.refusal(text, whole, trial.fixable(text)):
-        return Repair(path, text, whole, (), count)
+    after, count = trial.all_in_rounds(text)
+    if not trial.objection(text, after, trial.fixable(text)):
+        return Repair(path, text, after, (), count)
     return trial.one_by_one(text)
 
 
 class _Trial:
-    """Changes of one file, each linted."""
+    """Changes of one file, each tried by linting its result."""
 
     def __init__(self, path: str, relint: Relint, texts: Mapping[str, str]) -> None:
         self.path, self.relint, self.texts = path, relint, texts
         self.real = os.path.realpath(path)
-        self.known: dict[str, list[Finding]] = {}
+        self.linted: dict[str, list[Finding]] = {}
+        """Findings by the text of the file: most texts are asked about several times."""
 
     def findings(self, text: str) -> list[Finding]:
-        """What is found with that text in the file."""
-        if text not in self.known:
-            self.known[text] = self.relint({**self.texts, self.real: text})
-        return self.known[text]
+        """Lint with that text in the file."""
+        if text not in self.linted:
+            self.linted[text] = self.relint({**self.texts, self.real: text})
+        return self.linted[text]
 
-    def fixable(self, text: str) -> list[Finding]:
-        """Findings that a change of this file takes away; configs may call the file by several paths."""
-        found = []
-        for item in self.findings(text):
-            if item.fix is not None and os.path.realpath(item.fix.location.path) == self.real:
-                place = item.fix.location._replace(path=self.path)
-                found.append(item._replace(fix=Fix(place, item.fix.text)))
-        return found
+    def fixable(self, text: str) -> list[tuple[Finding, Fix]]:
+        """Return the findings that a change of this file resolves; configs may know the file by several paths."""
+        fixes = ((item, item.fix) for item in self.findings(text) if item.fix is not None)
+        return [
+            (item, fix._replace(location=fix.location._replace(path=self.path)))
+            for item, fix in fixes
+            if os.path.realpath(fix.location.path) == self.real
+        ]
 
-    def in_rounds(self, text: str) -> tuple[str, int]:
-        """The text with all changes, those among them that others bring to light; and their number."""
+    def all_in_rounds(self, text: str) -> tuple[str, int]:
+        """Make all changes, and those that they bring to light; return the text and the number of changes."""
         count = 0
-        for _ in range(_ROUNDS):
-            fixes = _fixes(self.fixable(text))
-            changed = applied(text, fixes)
+        for _ in range(_MAX_ROUNDS):
+            fixes = {fix for _, fix in self.fixable(text)}
+            changed = apply(text, fixes)
             if changed == text:
                 break
             text, count = changed, count + len(fixes)
         return text, count
 
-    def refusal(self, before: str, after: str, taken: Iterable[Finding]) -> str:
-        """Why the changed text may not stand; nothing if it may."""
+    def objection(self, before: str, after: str, resolved: Iterable[tuple[Finding, Fix]]) -> str:
+        """Return why the changed text is refused: a new error, or a finding that stays; nothing if it is accepted."""
         old, new = self.findings(before), self.findings(after)
-        errors = {_what(item) for item in old if item.severity == "error"}
+        old_errors = {_subject(item) for item in old if item.severity == "error"}
         for item in new:
-            if item.severity == "error" and _what(item) not in errors:
-                return f"it would bring {item.code} {item.name}: {item.message}"
-        counts, left = Counter(map(_said, old)), Counter(map(_said, new))
-        stays = next((item for item in taken if left[_said(item)] >= counts[_said(item)]), None)
-        return f"{stays.code} would stay" if stays else ""
+            if item.severity == "error" and _subject(item) not in old_errors:
+                return f"it would cause {item.code} {item.name}: {item.message}"
+        counts, left = (Counter((_subject(item), item.message) for item in findings) for findings in (old, new))
+        for item, _ in resolved:
+            if left[_subject(item), item.message] >= counts[_subject(item), item.message]:
+                return f"{item.code} would stay"
+        return ""
 
     def one_by_one(self, text: str) -> Repair:
-        """The text with each change that holds by itself, after those before it."""
-        taken: list[Fix] = []
+        """Make each change that holds by itself, after those before it."""
+        made: list[Fix] = []
         refused = []
-        for number, item in enumerate(self.fixable(text)):
-            assert item.fix is not None
-            if item.fix in taken:
+        for number, (item, fix) in enumerate(self.fixable(text)):
+            if fix in made:
                 continue
-            before, after = applied(text, taken), applied(text, [*taken, item.fix])
-            why = "there are too many to try" if number >= _TRIALS else self.refusal(before, after, [item])
+            before, after = apply(text, made), apply(text, [*made, fix])
+            why = "too many changes to try" if number >= _MAX_SINGLE_TRIALS else ""
+            why = why or self.objection(before, after, [(item, fix)])
             if why:
                 refused.append((item, why))
             else:
-                taken.append(item.fix)
-        return Repair(self.path, text, applied(text, taken), tuple(refused), len(taken))
+                made.append(fix)
+        return Repair(self.path, text, apply(text, made), tuple(refused), len(made))
 
 
-def _fixes(findings: Iterable[Finding]) -> set[Fix]:
-    return {item.fix for item in findings if item.fix is not None}
-
-
-def _what(finding: Finding) -> tuple[str, str, str]:
+def _subject(finding: Finding) -> tuple[str, str, str]:
+    """What a finding is about, wherever a change has moved it."""
     return finding.code, finding.location.path, finding.key
 
 
-def _said(finding: Finding) -> tuple[str, ...]:
-    return (*_what(finding), finding.message)
-
-
-def applied(text: str, fixes: Iterable[Fix]) -> str:
-    """The text with these changes, from its end to its start; of two that overlap, the later one is made."""
+def apply(text: str, fixes: Iterable[Fix]) -> str:
+    """Make changes from the end of a text to its start; of two that overlap, only the later one."""
     starts = [match.start() for match in _LINE.finditer(text)]
-    ends = len(text) + 1
-    for start, end, new in sorted((_span(starts, fix) for fix in fixes), reverse=True):
-        if end <= ends:
-            text, ends = text[:start] + new + text[end:], start
+
+    def span(location: Location) -> tuple[int, int]:
+        start = starts[location.line - 1] + location.column - 1
+        return start, starts[location.end_line - 1] + location.end_column - 1
+
+    changed_from = len(text) + 1
+    for (start, end), new in sorted(((span(fix.location), fix.text) for fix in fixes), reverse=True):
+        if end <= changed_from:
+            text, changed_from = text[:start] + new + text[end:], start
     return text
 
 
-def _span(starts: Sequence[int], fix: Fix) -> tuple[int, int, str]:
-    place = fix.location
-    start, end = starts[place.line - 1] + place.column - 1, starts[place.end_line - 1] + place.end_column - 1
-    return start, end, fix.text
+# ---- files ----
 
 
-def text_of(data: bytes) -> str:
-    """The text of a file, line ends as they are, without its byte order mark.
+def decode(data: bytes) -> str:
+    """Decode a file as it stands, line ends and all, but for its byte order mark.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8.
     """
-    return data.removeprefix(MARK).decode("utf-8")
-
-
-def bytes_of(text: str, before: bytes) -> bytes:
-    """A changed text as bytes, with a byte order mark if there was one."""
-    return (MARK if before.startswith(MARK) else b"") + text.encode("utf-8")
+    return data.removeprefix(BYTE_ORDER_MARK).decode("utf-8")
 
 
 def write(path: str, before: bytes, text: str) -> None:
-    """Replace a file at once by its changed text; its mode and its owner stay, and a link to it.
+    """Replace a file atomically by its changed text; its mode and owner stay, and so does a link to it.
 
     Raises:
-        OSError: the file cannot be written (read-only is read-only, though its folder may be written), or is not what
-            was linted any more.
+        OSError: the file is read-only (even in a folder that can be written), or has changed since it was linted.
     """
     import tempfile
 
@@ -164,16 +155,17 @@ def write(path: str, before: bytes, text: str) -> None:
     with open(real, "rb") as file:
         if file.read() != before:
             raise OSError("it was changed meanwhile")
-        was = os.fstat(file.fileno())
-    if not was.st_mode & 0o222:
+        stat = os.fstat(file.fileno())
+    if not stat.st_mode & 0o222:
         raise OSError("it is read-only")
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".dslpar-")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes_of(text, before))
-        with contextlib.suppress(PermissionError):  # root alone gives files away
-            os.chown(name, was.st_uid, was.st_gid)
-        os.chmod(name, was.st_mode & 0o7777)
+            file.write(BYTE_ORDER_MARK if before.startswith(BYTE_ORDER_MARK) else b"")
+            file.write(text.encode("utf-8"))
+        with contextlib.suppress(PermissionError):  # only root may give files away
+            os.chown(name, stat.st_uid, stat.st_gid)
+        os.chmod(name, stat.st_mode & 0o7777)
         os.replace(name, real)
     except OSError:
         with contextlib.suppress(OSError):
@@ -182,10 +174,11 @@ def write(path: str, before: bytes, text: str) -> None:
 
 
 def diff(repairs: Iterable[Repair]) -> Iterator[str]:
-    """Lines of a unified diff, as `patch` takes them."""
+    """Yield the lines of a unified diff, as `patch` takes them."""
     import difflib
 
-    for path, before, after, _, _ in repairs:
-        old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
-        for line in difflib.unified_diff(old, new, path, path):
+    for repair in repairs:
+        # Not splitlines(), which also splits at form feeds and the like.
+        before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (repair.before, repair.after))
+        for line in difflib.unified_diff(before, after, repair.path, repair.path):
             yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"

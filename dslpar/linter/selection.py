@@ -1,74 +1,68 @@
-"""`--select` and `--ignore`: which findings a report of `dslpar lint` holds.
+"""`--select` and `--ignore`: which findings a report of `dslpar lint` includes.
 
-A word is a code, a name, or the first letters of codes (`PERF`, `TEN2`). The most precise word decides, and of two
-equally precise ones `--ignore`, as in ruff. What says that something was not looked at stays in a report that selects
-other rules, since its silence would be taken for praise; only `--ignore` leaves it out.
+A pattern is a code, a rule's name, or the beginning of codes (`PERF`, `TEN2`). The longest pattern that matches
+decides, and `--ignore` wins a tie, as in ruff. Findings about what could not be checked stay in a report that selects
+other rules, since their absence would be taken for approval; only `--ignore` leaves them out.
 
-    >>> chosen = Selection(select=("PERF",), ignore=("PERF101",))
-    >>> [chosen.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
+    >>> selection = Selection(select=("PERF",), ignore=("PERF101",))
+    >>> [selection.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
     [False, True, False, True]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dslpar.core.suggest import did_you_mean
 from dslpar.linter.registry import RULES, page_of
 
-NOT_LOOKED_AT = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
-"""Files that could not be read to their end, and rules that were skipped."""
+UNCHECKED = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
+"""Rules about files that could not be read to their end, and about rules that were skipped."""
 
 
 class Selection(NamedTuple):
-    """Codes, or first letters of codes."""
+    """Patterns of --select and --ignore: codes, or beginnings of codes."""
 
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
 
+    @classmethod
+    def parse(cls, select: Iterable[str], ignore: Iterable[str]) -> Selection:
+        """Parse the values of the two flags, each with one pattern or several between commas.
+
+        Raises:
+            ValueError: a pattern is neither a name nor the beginning of a code.
+        """
+        return cls(tuple(_patterns(select)), tuple(_patterns(ignore)))
+
     def includes(self, code: str) -> bool:
         """Whether findings of that code are reported."""
-        chosen = _precision(code, self.select) if self.select else 0
-        if chosen < 0 and code in NOT_LOOKED_AT:
-            chosen = 0
-        return chosen > _precision(code, self.ignore)
+        selected = _longest_match(code, self.select) if self.select else 0
+        if selected < 0 and code in UNCHECKED:
+            selected = 0
+        return selected > _longest_match(code, self.ignore)
 
 
-def selection(select: Iterable[str], ignore: Iterable[str]) -> Selection:
-    """A selection from words of the command line, each with commas or without.
-
-    Raises:
-        ValueError: a word is no code, no name, and begins no code.
-    """
-    return Selection(tuple(_codes(select)), tuple(_codes(ignore)))
+def _longest_match(code: str, patterns: Iterable[str]) -> int:
+    """Return the length of the longest pattern that the code begins with; -1 if there is none."""
+    return max((len(pattern) for pattern in patterns if code.startswith(pattern)), default=-1)
 
 
-def _codes(words: Iterable[str]) -> Iterable[str]:
-    for word in (part.strip() for text in words for part in text.split(",")):
-        if word:
-            yield _code(word)
+def _patterns(values: Iterable[str]) -> Iterator[str]:
+    """Yield each pattern in upper case, a name as its rule's code."""
+    codes = {rule.name: rule.code for rule in RULES}
+    for pattern in filter(None, (part.strip() for value in values for part in value.split(","))):
+        if pattern.lower() in codes:
+            yield codes[pattern.lower()]
+        elif any(code.startswith(pattern.upper()) for code in codes.values()):
+            yield pattern.upper()
+        else:
+            raise ValueError(f"unknown rule {pattern!r}; {_hint(pattern, codes)}")
 
 
-def _code(word: str) -> str:
-    by_name = {rule.name: rule.code for rule in RULES}
-    if word.lower() in by_name:
-        return by_name[word.lower()]
-    if any(rule.code.startswith(word.upper()) for rule in RULES):
-        return word.upper()
-    raise ValueError(f"no rule of lint is {word!r}" + _why(word, list(by_name)))
-
-
-def _why(word: str, names: list[str]) -> str:
-    from dslpar.core.suggest import did_you_mean
-
-    page = page_of(word)
-    if page is not None:
-        return f"; {page.code} is found while a job starts or runs"
-    families = sorted({rule.code.rstrip("0123456789") for rule in RULES})
-    close = did_you_mean(word, [*(rule.code for rule in RULES), *names, *families])
-    return "; " + (close or f"the families are {', '.join(families)}")
-
-
-def _precision(code: str, words: Iterable[str]) -> int:
-    """The length of the longest word that begins the code; -1 for none."""
-    return max((len(word) for word in words if code.startswith(word)), default=-1)
+def _hint(pattern: str, codes: dict[str, str]) -> str:
+    if page := page_of(pattern):
+        return f"{page.code} is found while a job starts or runs, not by lint"
+    families = sorted({code.rstrip("0123456789") for code in codes.values()})
+    return did_you_mean(pattern, [*codes.values(), *codes, *families]) or f"the families are {', '.join(families)}"

@@ -47,6 +47,17 @@ def raise_finding(code: str, message: str, hint: str = "", location: Location | 
     raise DslparError([finding(code, message, hint, location, key)]) from None
 
 
+def split_page(text: str) -> tuple[str, dict[str, str]]:
+    """Split a page, of the catalogue or of a rule, into its summary and the text below each heading, dedented."""
+    import re
+    from textwrap import dedent
+
+    summary, *parts = re.split(r"^(\w[\w ]+)::?$", text, flags=re.MULTILINE)
+    return summary.strip(), {
+        heading: dedent(body.strip("\n")).rstrip() for heading, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
 def read_page(code: str) -> Page:
     """Read the page of a code. Raises FileNotFoundError where the catalogue has none."""
     from importlib.resources import files

@@ -1,1 +1,1 @@
-"""Findings as people and programs read them: text with a caret, JSON, GitHub's workflow commands, SARIF."""
+"""The formats of findings, for people and programs: text with a caret, JSON, GitHub's workflow commands, SARIF."""

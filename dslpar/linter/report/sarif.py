@@ -1,9 +1,9 @@
 """Findings as SARIF 2.1.0, which GitHub's code scanning and others read (OASIS Standard, 2020).
 
-A rule that found something is described with its page; a finding has its place, its change where one is certain, and a
-fingerprint that stays as lines move above it. Files below the root (GITHUB_WORKSPACE, else the working folder) have
-relative addresses, others absolute ones. Columns count UTF-16 code units, as readers of SARIF do. What no file wrote
-(a world, the command line) stands at the first line of the config, since a place must be a file.
+Each rule with a finding is described by its page. A finding has its location, its change if one is certain, and a
+fingerprint that stays when lines are added above it. Files below the root (GITHUB_WORKSPACE, else the working folder)
+have relative addresses, others absolute ones. Columns count UTF-16 code units, as readers of SARIF do. What is in no
+file (a world size, the command line) is reported at the first line of the config, since a location must be a file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
+from dslpar.core.catalog import split_page
+from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
 from dslpar.linter.registry import page_of
-from dslpar.linter.report.github import relative, root_of
+from dslpar.linter.report.github import message_with_help, relative, root_of
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "%SRCROOT%"
@@ -28,8 +29,8 @@ _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 def sarif(
     findings: Sequence[Finding], sources: Mapping[str, str], configs: Sequence[str], status: int, env: Mapping[str, str]
 ) -> str:
-    """One run of the linter over `configs`, which ends with exit status `status`."""
-    run = _Run(sources, configs, root_of(env))
+    """Return the log of one run of the linter over `configs`, which ended with exit status `status`."""
+    results = _Results(sources, configs, root_of(env))
     codes = sorted({finding.code for finding in findings})
     log = {
         "$schema": SCHEMA,
@@ -38,9 +39,9 @@ def sarif(
             {
                 "tool": {"driver": _driver(codes)},
                 "columnKind": "utf16CodeUnits",
-                "originalUriBaseIds": {ROOT: {"uri": Path(run.root).as_uri().rstrip("/") + "/"}},
+                "originalUriBaseIds": {ROOT: {"uri": Path(results.root).as_uri().rstrip("/") + "/"}},
                 "invocations": [{"executionSuccessful": True, "exitCode": status}],
-                "results": [run.result(finding, codes.index(finding.code)) for finding in findings],
+                "results": [results.result(finding, codes.index(finding.code)) for finding in findings],
             }
         ],
     }
@@ -56,50 +57,29 @@ def _driver(codes: Sequence[str]) -> dict[str, Any]:
 def _rule(code: str) -> dict[str, Any]:
     page = page_of(code)
     assert page is not None, f"{code} has no page"
-    text = page.text().strip()
-    head = text.partition("\n")[0]
+    summary, sections = split_page(page.text())
+    headline = summary.partition("\n")[0]
     return {
         "id": page.code,
         "name": "".join(word.capitalize() for word in page.name.split("-")),
-        "shortDescription": {"text": head},
-        "fullDescription": {"text": _section(text, "What it does") or head},
-        "help": {"text": text, "markdown": f"# {page.code} {page.name}\n\n{_markdown(text)}"},
+        "shortDescription": {"text": headline},
+        "fullDescription": {"text": " ".join(sections.get("What it does", headline).split())},
+        "help": {"text": page.text().strip(), "markdown": _markdown(f"{page.code} {page.name}", summary, sections)},
         "defaultConfiguration": {"level": _LEVELS[page.severity]},
         "properties": {"tags": [page.code.rstrip("0123456789")]},
     }
 
 
-def _section(page: str, head: str) -> str:
-    """The text below a heading of a page, on one line."""
-    _, _, rest = page.partition(f"\n{head}:\n")
-    lines = []
-    for line in rest.split("\n"):
-        if line and not line.startswith(" "):
-            break
-        lines.append(line.strip())
-    return " ".join(filter(None, lines))
+def _markdown(title: str, summary: str, sections: Mapping[str, str]) -> str:
+    parts = [f"# {title}", summary]
+    for heading, body in sections.items():
+        is_config = heading in ("Example", "Use instead")
+        parts += [f"## {heading}", f"```python\n{body}\n```" if is_config else body]
+    return "\n\n".join(parts) + "\n"
 
 
-def _markdown(page: str) -> str:
-    """A page with its headings marked, prose flush left and examples fenced."""
-    lines: list[str] = []
-    fenced = False
-    for line in page.split("\n"):
-        heading = line.endswith(":") and not line.startswith(" ")
-        if heading and fenced:
-            while lines[-1] == "":
-                lines.pop()
-            lines += ["```", ""]
-        if heading:
-            fenced = line in ("Example:", "Use instead:")
-            lines += [f"## {line.rstrip(':')}", "", *(["```python"] if fenced else [])]
-        else:
-            lines.append(line.removeprefix("    "))
-    return "\n".join([*lines, "```"] if fenced else lines).rstrip() + "\n"
-
-
-class _Run:
-    """What all results of one run share."""
+class _Results:
+    """The results of one run, in order: equal fingerprints are numbered."""
 
     def __init__(self, sources: Mapping[str, str], configs: Sequence[str], root: str) -> None:
         self.configs, self.root = configs, root
@@ -107,27 +87,26 @@ class _Run:
         self.seen: Counter[str] = Counter()
 
     def result(self, finding: Finding, index: int) -> dict[str, Any]:
-        text = finding.message + (f"\nhelp: {finding.help}" if finding.help else "")
-        made: dict[str, Any] = {
+        result: dict[str, Any] = {
             "ruleId": finding.code,
             "ruleIndex": index,
             "level": _LEVELS[finding.severity],
-            "message": {"text": text},
+            "message": {"text": message_with_help(finding)},
             "locations": [self.location(finding)],
             "partialFingerprints": {"primaryLocationLineHash": self.fingerprint(finding)},
             "properties": {"key": finding.key},
         }
         if finding.fix is not None:
-            made["fixes"] = [self.fix(finding)]
-        return made
+            result["fixes"] = [self.fix(finding.fix)]
+        return result
 
     def location(self, finding: Finding) -> dict[str, Any]:
-        place = finding.location
-        if place.path not in (COMMAND_LINE, WORLD):
-            return {"physicalLocation": {"artifactLocation": self.artifact(place.path), "region": self.region(place)}}
-        config = Location(self.configs[0])
-        where = {"artifactLocation": self.artifact(config.path), "region": {"startLine": 1}}
-        return {"physicalLocation": where, "logicalLocations": [{"fullyQualifiedName": place.path}]}
+        path = finding.location.path
+        if path not in (COMMAND_LINE, WORLD):
+            position = {"artifactLocation": self.artifact(path), "region": self.region(finding.location)}
+            return {"physicalLocation": position}
+        first_line = {"artifactLocation": self.artifact(self.configs[0]), "region": {"startLine": 1}}
+        return {"physicalLocation": first_line, "logicalLocations": [{"fullyQualifiedName": path}]}
 
     def artifact(self, path: str) -> dict[str, str]:
         below = relative(path, self.root)
@@ -135,35 +114,35 @@ class _Run:
             return {"uri": quote(below, errors="surrogateescape"), "uriBaseId": ROOT}
         return {"uri": Path(path).resolve().as_uri()}
 
-    def region(self, place: Location) -> dict[str, int]:
+    def region(self, location: Location) -> dict[str, int]:
+        path, line, column, end_line, end_column = location
         return {
-            "startLine": place.line,
-            "startColumn": self.column(place.path, place.line, place.column),
-            "endLine": place.end_line,
-            "endColumn": self.column(place.path, place.end_line, place.end_column),
+            "startLine": line,
+            "startColumn": self.column(path, line, column),
+            "endLine": end_line,
+            "endColumn": self.column(path, end_line, end_column),
         }
 
     def column(self, path: str, line: int, column: int) -> int:
-        """A column in UTF-16 code units; of a character, if the text is not known."""
+        """Convert a column to UTF-16 code units; leave it as it is if the text is unknown."""
         lines = self.lines.get(path, ())
         before = lines[line - 1][: column - 1] if line <= len(lines) else ""
         return column + sum(ord(char) > 0xFFFF for char in before)
 
-    def fix(self, finding: Finding) -> dict[str, Any]:
-        assert finding.fix is not None
-        place, new = finding.fix
-        replacement = {"deletedRegion": self.region(place), "insertedContent": {"text": new}}
-        change = {"artifactLocation": self.artifact(place.path), "replacements": [replacement]}
-        message = f"write {new!r}" if new else "leave it out"
-        return {"description": {"text": message}, "artifactChanges": [change]}
+    def fix(self, fix: Fix) -> dict[str, Any]:
+        replacement = {"deletedRegion": self.region(fix.location), "insertedContent": {"text": fix.text}}
+        change = {"artifactLocation": self.artifact(fix.location.path), "replacements": [replacement]}
+        return {
+            "description": {"text": f"write {fix.text!r}" if fix.text else "leave it out"},
+            "artifactChanges": [change],
+        }
 
     def fingerprint(self, finding: Finding) -> str:
-        """Of the code, the key and the line's own text; and which of several equal ones it is."""
-        place = finding.location
-        lines = self.lines.get(place.path, ())
-        line = lines[place.line - 1].strip() if place.line <= len(lines) and place.path != WORLD else ""
-        digest = hashlib.sha256("\0".join((finding.code, finding.key, line)).encode("utf-8", "replace")).hexdigest()[
-            :16
-        ]
-        self.seen[digest + place.path] += 1
-        return f"{digest}:{self.seen[digest + place.path]}"
+        """Hash the code, the key and the text of the line, and number equal hashes of a file."""
+        path, number = finding.location.path, finding.location.line
+        lines = self.lines.get(path, ())
+        line = lines[number - 1].strip() if number <= len(lines) and path != WORLD else ""
+        hashed = "\0".join((finding.code, finding.key, line)).encode("utf-8", "replace")
+        digest = hashlib.sha256(hashed).hexdigest()[:16]
+        self.seen[digest + path] += 1
+        return f"{digest}:{self.seen[digest + path]}"

@@ -1,4 +1,4 @@
-"""Findings as text, with the line and a caret as rustc prints them, and as JSON; see `github` and `sarif` for others.
+"""Findings as text, with the line and a caret as rustc prints them, and as JSON.
 
 ::
 
@@ -20,24 +20,24 @@ Sources = Mapping[str, str]
 _WIDTH = 160
 _BOLD, _HELP, _DIM = "1", "1;36", "2"
 _COLORS: Mapping[str, str] = {"error": "1;31", "warning": "1;33", "info": "1;34"}
-_WORDS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("note", "notes")}
+_NOUNS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("note", "notes")}
 
 
 def text(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
-    """Each finding with its line, a caret under what is wrong, and what to write instead; a count at the end."""
+    """Return each finding with its line, a caret below what is wrong, and what to write instead; and a count."""
     blocks = [block(finding, sources, color) for finding in findings]
     return "\n".join([*blocks, summary(findings)]) + "\n"
 
 
 def concise(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
-    """One line a finding."""
+    """Return one line for each finding."""
     if not color:
         return "".join(finding.concise() + "\n" for finding in findings)
     return "".join(f"{_head(finding, '', color)}\n" for finding in findings)
 
 
 def as_json(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
-    """The list of records of `dslpar lint`, the contract with other programs."""
+    """Return the list of records that other programs read."""
     import json
 
     return json.dumps([finding.as_json() for finding in findings], indent=2) + "\n"
@@ -51,7 +51,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Finding], Sources, bool], str]] = {
 
 
 def block(finding: Finding, sources: Sources, color: bool = False) -> str:
-    """One finding in full."""
+    """Return one finding in full."""
     label = "" if finding.severity == "error" else f" [{finding.severity}]"
     lines = [_head(finding, label, color), *_excerpt(finding, sources, color)]
     if finding.help:
@@ -60,18 +60,18 @@ def block(finding: Finding, sources: Sources, color: bool = False) -> str:
 
 
 def _head(finding: Finding, label: str, color: bool) -> str:
-    """`path:line:column: CODE name [severity]: message`; colour changes no letter of it."""
+    """Return `path:line:column: CODE name [severity]: message`."""
     code = _paint(f"{finding.code} {finding.name}{label}:", _COLORS[finding.severity], color)
     return f"{_paint(f'{finding.location}:', _BOLD, color)} {code} {finding.message}"
 
 
 def _paint(text: str, style: str, color: bool) -> str:
-    """The text between the codes of a terminal's style."""
+    """Put a text between the escape codes of a terminal's style."""
     return f"\x1b[{style}m{text}\x1b[0m" if color else text
 
 
 def statistics(findings: Sequence[Finding]) -> list[dict[str, object]]:
-    """A row a code, the most frequent first: how often it was found, and how many of those have a fix."""
+    """Count the findings of each code and how many have a fix, the most frequent code first."""
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         by_code.setdefault(finding.code, []).append(finding)
@@ -84,7 +84,7 @@ def statistics(findings: Sequence[Finding]) -> list[dict[str, object]]:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """The statistics as lines of text."""
+    """Return the statistics as lines of text."""
     lines = []
     for row in statistics(findings):
         more = f", {row['fixable']} with a fix" if row["fixable"] else ""
@@ -93,7 +93,7 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def wants_color(choice: str, terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to colour: as asked for; else as NO_COLOR, FORCE_COLOR and CLICOLOR_FORCE say; else on a terminal."""
+    """Decide on colour: by `choice`, else by NO_COLOR, FORCE_COLOR and CLICOLOR_FORCE, else it needs a terminal."""
     if choice != "auto" or environ.get("NO_COLOR"):
         return choice == "always"
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -102,43 +102,43 @@ def wants_color(choice: str, terminal: bool, environ: Mapping[str, str]) -> bool
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """'2 errors, 1 warning', or that there is nothing to say."""
-    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in _WORDS}
-    parts = [f"{count} {_WORDS[severity][count > 1]}" for severity, count in counts.items() if count]
+    """Return '2 errors, 1 warning', or 'no findings'."""
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in _NOUNS}
+    parts = [f"{count} {_NOUNS[severity][count > 1]}" for severity, count in counts.items() if count]
     return ", ".join(parts) if parts else "no findings"
 
 
 def _excerpt(finding: Finding, sources: Sources, color: bool = False) -> list[str]:
-    """The line of the finding and carets below it; nothing where the source is not known."""
-    place = finding.location
-    lines = _lines(sources.get(place.path, ""))
-    if not 1 <= place.line <= len(lines):
+    """Return the line of a finding and carets below it; nothing if the source is unknown."""
+    path, number, column, end_line, end_column = finding.location
+    lines = _lines(sources.get(path, ""))
+    if not 1 <= number <= len(lines):
         return []
-    line = lines[place.line - 1].rstrip("\r")
-    last = place.end_column if place.end_line == place.line else len(line) + 1
-    start = max(0, place.column - _WIDTH // 2) if len(line) > _WIDTH else 0
-    shown, column = line[start : start + _WIDTH], place.column - start
+    line = lines[number - 1].rstrip("\r")
+    last = end_column if end_line == number else len(line) + 1
+    start = max(0, column - _WIDTH // 2) if len(line) > _WIDTH else 0  # a long line is cut around the caret
+    shown, column = line[start : start + _WIDTH], column - start
     carets = max(1, min(last - start, len(shown) + 1) - column)
-    number = f"{place.line:5}"
+    margin = f"{number:5}"
     indent = "".join("\t" if char == "\t" else " " for char in shown[: column - 1])
     bar = _paint(" |", _DIM, color)
     under = _paint("^" * carets, _COLORS[finding.severity], color)
-    return [f"{_paint(number, _DIM, color)}{bar} {visible(shown)}", f"{' ' * len(number)}{bar} {indent}{under}"]
+    return [f"{_paint(margin, _DIM, color)}{bar} {visible(shown)}", f"{' ' * len(margin)}{bar} {indent}{under}"]
 
 
 @lru_cache(maxsize=1)
 def _lines(text: str) -> list[str]:
-    """The lines as Python counts them, not as `splitlines` does; kept for the next finding of the same file."""
+    """Split into lines as Python counts them, not as `splitlines` does; cached for the next finding of the file."""
     return text.split("\n") if text else []
 
 
 def visible(line: str) -> str:
-    """A line as it may be printed: a control character of somebody's file would command the terminal."""
+    """Replace control characters: printed from somebody's file, they would command the terminal."""
     if line.isprintable():
         return line
-    return "".join(char if char.isprintable() or char == "\t" else _picture(char) for char in line)
+    return "".join(char if char.isprintable() or char == "\t" else _symbol(char) for char in line)
 
 
-def _picture(char: str) -> str:
-    """The sign that stands for a character which is not printed; of the same width."""
+def _symbol(char: str) -> str:
+    """Return a printable character of the same width: for the ASCII control characters, Unicode's picture of it."""
     return chr(0x2400 + ord(char)) if ord(char) < 32 else "\N{REPLACEMENT CHARACTER}"

@@ -184,7 +184,7 @@ def repaired(given: Input, found: Sequence[Finding], path: str) -> list[str]:
     def relint(texts: Mapping[str, str]) -> list[Finding]:
         return check.lint(check.load(path, given.overrides, texts), given.world)
 
-    before = fixes.text_of(given.data)
+    before = fixes.decode(given.data)
     after = fixes.repair(path, before, relint, {}).after
     wrong = ["a fix broke the syntax"] if _parses(before) and not _parses(after) else []
     again = fixes.repair(path, after, relint, {}).after

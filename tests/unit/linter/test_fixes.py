@@ -19,7 +19,7 @@ from dslpar.cli.main import main
 from dslpar.core.errors import Fix, Location
 from dslpar.core.suggest import is_within, only_near, only_recased
 from dslpar.linter.check import lint
-from dslpar.linter.fixes import applied
+from dslpar.linter.fixes import apply
 from tests.support.lint import MODEL
 from tests.support.paths import ROOT
 
@@ -178,9 +178,9 @@ def test_what_is_certain_is_written(here: Path, wrong: str, right: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("parallel = dict(pipline=3)", "it would bring PAR101 world-not-a-multiple"),
-        ("parallel = dict(pipline='two')", "it would bring CFG102 wrong-type"),
-        ("paralel = dict(tensor=1)\nparalel.pipeline = 1", "it would bring CFG010 undefined-name"),
+        ("parallel = dict(pipline=3)", "it would cause PAR101 world-not-a-multiple"),
+        ("parallel = dict(pipline='two')", "it would cause CFG102 wrong-type"),
+        ("paralel = dict(tensor=1)\nparalel.pipeline = 1", "it would cause CFG010 undefined-name"),
         ("parallel = dict(pipeline=1, pipline=2)", ""),
         ("parallel = dict(xyzzy=2)", ""),
         ("parallel = dict(tensor=dict(size=2, mode='1d '))", ""),
@@ -259,7 +259,7 @@ def test_a_part_is_changed_only_if_all_its_configs_agree(here: Path, capsys: pyt
     (here / "other.py").write_text("from .part import train\nassert train.stesp == 1\n" + MODEL)
     assert main(["lint", ".", "--fix"]) == 1
     assert part.read_text() == "train = dict(stesp=1)\n"
-    assert "it would bring CFG004 evaluation-error" in capsys.readouterr().err
+    assert "it would cause CFG004 evaluation-error" in capsys.readouterr().err
 
 
 # --diff and stdin -------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_applied_replaces_characters_and_nothing_else(text: str, spans: list[tup
         end = starts[line] + column
         fixes.append(Fix(Location("f", line + 1, column + 1, line + 1, last + 1), "X"))
         expected = expected[:end] + "X" + expected[starts[line] + last :]
-    assert applied(text, fixes) == expected
+    assert apply(text, fixes) == expected
 
 
 @given(st.text("abc", max_size=6), st.text("abc", max_size=6), st.integers(0, 3))

@@ -12,7 +12,7 @@ import pytest
 from dslpar.cli.main import main
 from dslpar.core.errors import Finding
 from dslpar.linter.check import lint, load_text
-from dslpar.linter.fixes import applied
+from dslpar.linter.fixes import apply
 from dslpar.linter.suppressions import read
 from tests.support.lint import MODEL, codes, findings
 
@@ -27,7 +27,7 @@ def fixed(text: str) -> str:
     """The text after the fixes of what lint finds."""
     whole = MODEL + text
     fixes = {found.fix for found in findings(whole) if found.fix is not None}
-    return applied(whole, fixes).removeprefix(MODEL)
+    return apply(whole, fixes).removeprefix(MODEL)
 
 
 @pytest.mark.parametrize(
