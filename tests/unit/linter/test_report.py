@@ -226,3 +226,16 @@ def test_each_format_of_a_right_config(form: str, config: Path, capsys: pytest.C
     assert main(["lint", "cfg.py", "--format", form, "--world-size", "8"]) == 0
     out = capsys.readouterr().out
     assert {"text": out == "no findings\n", "json": out == "[]\n", "sarif": '"results": []' in out}.get(form, not out)
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    line = "x = [" + "1, " * 200 + "]"
+    found = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 300, 1, 301))
+    shown, caret = report_text.block(found, {"f.py": line}).splitlines()[1:3]
+    assert len(shown) < 180
+    assert shown[caret.index("^")] == line[299]
+
+
+def test_a_tab_keeps_the_caret_in_place() -> None:
+    found = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 3, 1, 4))
+    assert report_text.block(found, {"f.py": "\tx1\n"}).splitlines()[2] == "      | \t ^"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from inspect import cleandoc
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
+from dslpar.core.catalog import split_page
 from dslpar.core.errors import Finding
 from dslpar.linter.registry import RULES, page_of, pages
 from dslpar.linter.rule import Rule
@@ -24,8 +23,7 @@ TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
 
 def sections(rule: Rule) -> dict[str, str]:
     """Heading -> text of a page."""
-    parts = re.split(r"^(\w[\w ]+)::?$", cleandoc(rule.page), flags=re.MULTILINE)
-    return {head: dedent(body).strip() + "\n" for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {heading: body + "\n" for heading, body in split_page(rule.text())[1].items()}
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:

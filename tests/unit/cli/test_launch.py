@@ -1,0 +1,66 @@
+"""`dslpar launch`, as far as nothing starts; tests/system has the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli.main import main
+
+
+def test_launch_prints_the_command_line_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", str(config), "--print", "--world-size", "4", "--launcher", "torchrun", "--resume", "--dry-run"]
+    assert main([*words, "train.steps=2"]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert line.endswith(f"--standalone -m dslpar.training --config {config} --resume --dry-run train.steps=2")
+    assert captured.err == ""
+
+
+def test_launch_prints_one_line_a_host_where_it_needs_them(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1 slots=4\nnode2 slots=4\n")
+    words = ["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]
+    assert main(words) == 0
+    first, over_ssh, second, also_over_ssh, wait = capsys.readouterr().out.splitlines()
+    assert (first, second, wait) == ("# for node1", "# for node2", "wait")
+    assert over_ssh.startswith("ssh ")
+    assert over_ssh.endswith(" &")
+    assert "--node_rank 1" in also_over_ssh
+    assert main([*words, "--no-ssh"]) == 0
+    first, of_first, second, of_second = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("# on node1", "# on node2")
+    assert "--node_rank 0" in of_first
+    assert "--node_rank 1" in of_second
+    assert "ssh " not in of_first + of_second
+    assert main([*words, "--no-ssh", "--node-rank", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [second, of_second]
+
+
+def test_launch_starts_nothing_on_hosts_that_cannot_be_reached(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1.invalid slots=4\nnode2.invalid slots=4\n")
+    assert main(["launch", str(config), "--hostfile", str(hosts), "--launcher", "torchrun"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("HST211") == 2, "each of them, at once"
+    assert f"{hosts}:2:1: HST211 unreachable-host: node2.invalid has a name that is not known here" in captured.err
+
+
+def test_launch_starts_nothing_that_lint_refuses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(config), "--world-size", "6"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "PAR101" in captured.err, "help:" in captured.err) == ("", True, True)
+
+
+def test_launch_of_a_launcher_that_is_missing(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["launch", str(config), "--world-size", "4", "--launcher", "slurm"]) == 1
+    assert "HST204 launcher-not-installed: slurm: no srun here" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""The command `dslpar`: which command is meant, its help, wrong usage, and output that nobody reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli.main import main
+
+
+def test_flags_and_overrides_stand_anywhere(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "parallel.pipeline=3", "--world-size", "6", str(config), "train.steps=0"]) == 1
+    out = capsys.readouterr().out
+    assert "<command line>:1:33: CFG103 out-of-range: train.steps is 0" in out
+    assert "    1 | parallel.pipeline=3 train.steps=0" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["lint"],
+        ["lnit", "cfg.py"],
+        ["lint", "a=1"],
+        ["lint", "cfg.py", "--world-size", "0"],
+        ["lint", "cfg.py", "--world-size", "eight"],
+        ["lint", "cfg.py", "--hostfile", "no/such/file"],
+        ["lint", "cfg.py", "--format", "xml"],
+        ["explain", "XYZ999"],
+        ["show", "cfg.py"],
+        ["launch"],
+        ["launch", "cfg.py"],
+        ["launch", "cfg.py", "other.py", "--world-size", "2"],
+        ["launch", "cfg.py", "--world-size", "2", "--launcher", "ssh"],
+        ["launch", "cfg.py", "--hostfile", "no/such/file"],
+        ["launch", "cfg.py", "--hostfile", "slurm"],
+        ["launch", "cfg.py", "--hostfile", "pbs"],
+        ["launch", "cfg.py", "--world-size", "2", "--node-rank", "0"],
+        ["launch", "cfg.py", "--world-size", "2", "--no-ssh"],
+        ["launch", "cfg.py", "--world-size", "2", "--master-port", "70000"],
+        ["lint", "cfg.py", "--include", "node1"],
+        ["lint", "cfg.py", "--hostfile", "hostfiles/8gpu", "--include", "a", "--exclude", "b"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(words)
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    assert status == 2
+    captured = capsys.readouterr()
+    assert "usage" in captured.err + captured.out
+
+
+def test_did_you_mean_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lnit"])
+    assert "did you mean 'lint'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["lint", "explain", "show", "launch"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], [command]):
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--help"])
+        assert stopped.value.code == 0
+        assert command in capsys.readouterr().out
+
+
+def test_flags_are_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """--res, which would be taken for --resume, may mean something else one day."""
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "configs/gpt_3d.py", "--world-size", "8", "--print", "--res"])
+    assert ended.value.code == 2
+    assert "--res" in capsys.readouterr().err
+
+
+def test_who_reads_no_further_gets_no_traceback() -> None:
+    """As in `dslpar explain TEN101 | head -1`."""
+    command = f"{sys.executable} -m dslpar.cli explain TEN101"
+    with subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=30) == 128 + 13

@@ -1,0 +1,78 @@
+"""`dslpar show`: text, and JSON with its contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli.main import main
+
+
+def test_show_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "pipeline 2 * data 2 * tensor 2 (1d: x 1, y 2, z 1)" in out
+    assert "pipe   [0, 4]  [1, 5]  [2, 6]  [3, 7]" in out
+    assert main(["show", str(config), "--world-size", "64"]) == 0
+    assert "... 24 more ..." in capsys.readouterr().out
+
+
+def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown)[:6] == ["world_size", "parallel", "groups", "stages", "batch", "deepspeed"]
+    assert list(shown)[6:] == ["divisors", "traffic"]
+    assert shown["parallel"]["order"] == ["pipe", "data", "tensor"]
+    assert shown["stages"]["counts"] == [4, 4]
+    assert shown["batch"] == {"global_size": 16, "micro_size": 1, "accumulation": 8}
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", "parallel.pipeline=1"]) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert (stages["auto_pipeline_stage_id"], stages["actual_pipeline_stage_id"]) == (None, None)
+
+
+def test_show_says_what_must_divide_and_what_is_sent(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["parallel={'tensor': {'size': 4, 'mode': '2d'}}", "model.num_kv_heads=6", "model.positions='rotary'"]
+    words += ["model.vocab_size=257", "batch={'micro_size': 4}"]
+    assert main(["show", str(config), "--world-size", "8", *words]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "divides",
+        "  batch.micro_size 4 by x = 2",
+        "  model.num_heads 24 by y = 2, num_kv_heads = 6",
+        "  model.num_kv_heads 6 by y = 2",
+        "  model.hidden_size 96 by z * q = 2, y * q = 4, num_heads = 24, "
+        "num_heads * 2 = 48 (features of num_kv_heads by y * q), num_heads * 2 = 48 (pairs of features for rotary "
+        "positions)",
+        "  model.ffn_hidden_size 384 by y * q = 4",
+        "  model.vocab_size 260 by y * q = 4; 257 padded to 260",
+        "sends, elements a rank for a micro-batch of 384 tokens, forward and backward",
+    ):
+        assert line in out.splitlines(), line
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", *words]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"key": "model.num_kv_heads", "value": 6, "by": 2, "why": "y = 2"} in shown["divisors"]
+    assert all(each["value"] % each["by"] == 0 < each["by"] for each in shown["divisors"])
+    layer, model = (sum(shown["traffic"][name].values()) for name in ("layer", "model"))
+    assert 8 * layer < model
+    assert f"  a layer {layer:,} (" in out
+    assert f"  less than 1d on 4 ranks: from {shown['traffic']['break_even_tokens']:,} tokens on" in out
+
+
+def test_show_says_that_no_rank_sends_what_all_stages_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8"]) == 0
+    assert "  all 2 stages " in capsys.readouterr().out
+
+
+def test_show_of_one_rank_has_nothing_to_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "1", "--format", "json", "parallel=None"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["traffic"] is None
+    assert [each["why"] for each in shown["divisors"]] == ["num_heads = 24"]
+
+
+def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "6"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "PAR101" in captured.err) == ("", True)
