@@ -33,6 +33,7 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import Cuts, Letters, inner_cuts, piece, residual_cuts
+from dslpar.layout.nearest import multiples
 
 
 def to_residual(groups: Groups, x: Tensor) -> Tensor:
@@ -110,10 +111,10 @@ def wrong_shape(message: str, hint: str) -> DslparError:
 
 
 def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | None) -> Finding:
-    below, above = length // count * count, -(-length // count) * count
+    lengths = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN221",
         f"dim {dim} of {what} has {length} entries, and mode {mode!r} cuts it in {count}",
-        f"{f'{below} or ' if below else ''}{above} entries: pad it, or choose another size",
+        f"{lengths} entries: pad it, or choose another size",
         key="parallel.tensor",
     )

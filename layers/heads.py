@@ -1,6 +1,7 @@
 """Divide the heads of attention over the ranks of a tensor group; refuse numbers that do not divide.
 
-The linter says the same of GPT before any process starts; of a model of your own, nothing is known before it is built.
+The linter says the same of a model family by the same table, before any process starts; of a model of your own, nothing
+is known before it is built.
 """
 
 from __future__ import annotations
@@ -12,28 +13,38 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import WORLD, DslparError, Finding, Location
 from dslpar.distributed.groups import Groups
 from dslpar.layers.placement import inner_cuts, piece, residual_cuts
+from dslpar.layout import divisors
+from dslpar.layout.nearest import describe, nearest_attention
 from dslpar.linter.registry import rule_finding
+
+# Of hidden_size alone (TEN202, TEN208) the placements of the weights raise TEN227, as of any layer's sizes.
+_CODES = ("TEN201", "TEN205", "TEN206", "TEN207", "TEN209")
 
 
 def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int, *, rotary: bool) -> list[int]:
     """Return how many heads of queries, keys and values each rank computes. Raises: DslparError: all that is wrong."""
-    tensor = groups.tensor
-    shared_by = groups.axis(*inner_cuts(tensor).features).size
-    exchanged_by = tensor.x if tensor.split == "sequence" and tensor.impl == "ulysses" else 1
-    ranks = shared_by * exchanged_by
-    wrong = [
-        _does_not_divide("TEN205", "hidden_size", hidden_size, num_heads, "num_heads"),
-        _does_not_divide("TEN207", "num_heads", num_heads, num_kv_heads, "num_kv_heads"),
-        _does_not_divide("TEN201", "num_heads", num_heads, ranks, "the ranks that share them"),
-        _does_not_divide("TEN206", "num_kv_heads", num_kv_heads, ranks, "these ranks"),
-    ]
-    if rotary and num_heads > 0 and hidden_size // num_heads % 2:
-        message = f"a head has {hidden_size // num_heads} features, and rotary positions turn pairs of them"
-        hint = f"hidden_size={-(-hidden_size // (2 * num_heads)) * 2 * num_heads}"
-        wrong.append(rule_finding("TEN209", message, hint, Location(WORLD), "model.hidden_size"))
-    if findings := [finding for finding in wrong if finding is not None]:
-        raise DslparError(findings)
+    for code, name, count in (("TEN205", "num_heads", num_heads), ("TEN207", "num_kv_heads", num_kv_heads)):
+        if count < 1:
+            raise DslparError([_finding(code, name, f"{name} is {count}", f"{name}=1, or more")])
+    sizes = divisors.Attention(hidden_size, num_heads, num_kv_heads, rotary)
+    conditions = divisors.attention(sizes, groups.tensor)
+    wrong = {each.code: each for each in conditions if each.code in _CODES and not each.holds}
+    if "TEN205" in wrong:
+        wrong.pop("TEN209", None)  # a head has no whole number of features, odd or even
+    if wrong:
+        hint = describe(nearest_attention(sizes, groups.tensor))
+        raise DslparError(
+            [
+                _finding(code, each.key, f"{each.key} {each.value} does not divide by {each.why}", hint)
+                for code, each in sorted(wrong.items())
+            ]
+        )
+    shared_by = groups.axis(*inner_cuts(groups.tensor).features).size
     return [num_heads // shared_by, num_kv_heads // shared_by, num_kv_heads // shared_by]
+
+
+def _finding(code: str, key: str, message: str, hint: str) -> Finding:
+    return rule_finding(code, message, hint, Location(WORLD), f"model.{key}")
 
 
 def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
@@ -50,13 +61,3 @@ def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
         raise_finding("TEN223", message, hint, key="model")
     index, count = piece(groups.tensor, groups.coord, inner_cuts(groups.tensor).batch)
     return mask.chunk(count)[index]
-
-
-def _does_not_divide(code: str, what: str, number: int, by: int, by_what: str) -> Finding | None:
-    if by < 1:
-        return rule_finding(code, f"{by_what} is {by}", f"{by_what}=1, or more", Location(WORLD), f"model.{by_what}")
-    if number % by == 0:
-        return None
-    below, above = number // by * by, -(-number // by) * by
-    message = f"{what} {number} does not divide by {by}, {by_what}"
-    return rule_finding(code, message, f"{what}={below or above}", Location(WORLD), f"model.{what}")

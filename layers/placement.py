@@ -32,11 +32,13 @@ import torch
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
+from dslpar.layout.cuts import INWARD_WEIGHT, OUTWARD_WEIGHT
 from dslpar.layout.cuts import Cuts as Cuts
 from dslpar.layout.cuts import Letters as Letters
 from dslpar.layout.cuts import inner_cuts as inner_cuts
 from dslpar.layout.cuts import residual_cuts as residual_cuts
 from dslpar.layout.divisors import vocabulary
+from dslpar.layout.nearest import multiples
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
@@ -141,11 +143,11 @@ class Placement:
 
 
 def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
-    below, above = length // count * count, -(-length // count) * count
+    sizes = " or ".join(map(str, multiples(length, count)))
     return finding(
         "TEN227",
         f"{length} features of a layer, and mode {mode!r} cuts them in {count}",
-        f"nearest legal: {f'{below} or ' if below else ''}{above}; or a smaller tensor size",
+        f"nearest legal: {sizes}; or a smaller tensor size",
         key="parallel.tensor",
     )
 
@@ -153,19 +155,19 @@ def _does_not_divide(length: int, count: int, mode: str | None) -> Finding:
 def inward_weight(tensor: Tensor, out_features: int | Sequence[int], in_features: int) -> Placement:
     """Place the weight (F, H) of a linear from the residual to inner features, or to blocks of them."""
     length, blocks = _blocks(out_features)
-    return Placement(tensor, (length, in_features), (("y", "q"), ("z",)), blocks=blocks)
+    return Placement(tensor, (length, in_features), INWARD_WEIGHT, blocks=blocks)
 
 
 def outward_weight(tensor: Tensor, out_features: int, in_features: int) -> Placement:
     """Place the weight (H, F) of a linear from inner features to the residual."""
-    return Placement(tensor, (out_features, in_features), (("z", "q"), ("y",)))
+    return Placement(tensor, (out_features, in_features), OUTWARD_WEIGHT)
 
 
 def table(tensor: Tensor, vocab_size: int, hidden_size: int) -> Placement:
     """Place the token table or the head (V, H): an inward weight with padded rows."""
     padded = vocabulary(vocab_size, tensor).value
     rows = padded if padded != vocab_size else None
-    return Placement(tensor, (vocab_size, hidden_size), (("y", "q"), ("z",)), padded_rows=rows)
+    return Placement(tensor, (vocab_size, hidden_size), INWARD_WEIGHT, padded_rows=rows)
 
 
 def inner_vector(tensor: Tensor, features: int | Sequence[int]) -> Placement:

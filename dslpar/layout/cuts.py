@@ -1,8 +1,8 @@
-"""Which axes of the cuboid cut activations: the residual stream, and what lies between an inward and an outward layer.
+"""Which axes of the cuboid cut weights and activations: those of the residual stream, and those inside a layer.
 
-Axis x (its letters are d and q) splits tokens, y inner features, z the features of the residual; how the residual is
-kept over y and the inner activations over z is the mode's choice. The layers' placements, the divisors and the closed
-forms of memory and traffic all read these two functions.
+An inward layer leads from the residual to inner features, an outward one back. Axis x (its letters are d and q) splits
+tokens, y inner features, z the features of the residual; how the residual is kept over y, and inner activations over z,
+is the mode's choice. The layers' placements, the divisors and the closed forms of memory and traffic all read this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from dslpar.core.named_tuple import NamedTuple
 
 Letters = tuple[str, ...]
 """Axes of the cuboid: "d", "q", "y", "z"."""
+
+
+INWARD_WEIGHT: tuple[Letters, Letters] = (("y", "q"), ("z",))
+"""The weight [inner, residual] of a layer from the residual to inner features."""
+OUTWARD_WEIGHT: tuple[Letters, Letters] = (("z", "q"), ("y",))
+"""The weight [residual, inner] of a layer back to the residual."""
 
 
 class Cuts(NamedTuple):

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout.cuts import inner_cuts, residual_cuts
+from dslpar.layout.cuts import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, residual_cuts
 
 
 class Condition(NamedTuple):
@@ -176,13 +176,13 @@ def _head_axes(cuboid: Tensor) -> Axes:
 def _inner_axes(cuboid: Tensor) -> list[Axes]:
     """What inner features are cut over: in weights, and in activations."""
     activations = _cutting(cuboid, inner_cuts(cuboid).features)
-    return [("y", "q")] + ([activations] if "z" in activations else [])
+    return [INWARD_WEIGHT[0]] + ([activations] if "z" in activations else [])
 
 
 def residual_axes(cuboid: Tensor) -> list[Axes]:
     """What residual features are cut over: in weights, as features of attention, and in activations."""
     kept = [("y", "z")] if "y" in residual_cuts(cuboid).features and cuboid.z > 1 else []
-    return list(dict.fromkeys([("z", "q"), *_inner_axes(cuboid), *kept]))
+    return list(dict.fromkeys([OUTWARD_WEIGHT[0], *_inner_axes(cuboid), *kept]))
 
 
 def _cutting(cuboid: Tensor, axes: Axes) -> Axes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from dslpar.core.mesh import Tensor
@@ -51,6 +51,21 @@ def nearest_attention(sizes: Attention, cuboid: Tensor) -> list[dict[str, int]]:
         if found := search.choices(free):
             return [{key: getattr(choice, key) for key in free} for choice in found]
     return []
+
+
+def describe(choices: Sequence[Mapping[str, int]], name: Callable[[str], str] = str) -> str:
+    """Describe legal choices for a hint; `name` gives the key as the author wrote it.
+
+    >>> describe([{"num_heads": 4}, {"num_heads": 8}]), describe([{"num_heads": 4, "hidden_size": 48}])
+    ('nearest legal: num_heads=4 or 8', 'nearest legal: num_heads=4 with hidden_size=48')
+    """
+    if not choices:
+        return "a smaller tensor size"
+    first = choices[0]
+    if len(first) > 1:
+        return "nearest legal: " + " with ".join(f"{name(key)}={size}" for key, size in first.items())
+    (key,) = first
+    return f"nearest legal: {name(key)}=" + " or ".join(str(choice[key]) for choice in choices)
 
 
 class _Sizes(NamedTuple):

@@ -95,7 +95,7 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
     if ffn is not None and wrong:
         from dslpar.layout.nearest import multiples  # here as below: only a mistake needs it
 
-        fix = "nearest legal: " + _either(multiples(ffn, divisors.common(found)))
+        fix = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
         yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", wrong), fix)
 
 
@@ -246,24 +246,14 @@ def _fix(cx: Context) -> str:
         cuboid = cx.cuboid
     except UnknownValueError:  # another rule reports it; one rank has the fewest conditions
         cuboid = Tensor()
-    from dslpar.layout.nearest import nearest_attention
+    from dslpar.layout.nearest import describe, nearest_attention
 
     choices = nearest_attention(attention_sizes(_gpt(cx)), cuboid)
-    if not choices:
-        return "a smaller tensor size"
-    names = {key: _name(cx, f"model.{key}") for key in choices[0]}
-    if len(names) == 1:
-        ((key, name),) = names.items()
-        return f"nearest legal: {name}=" + _either([choice[key] for choice in choices])
-    return "nearest legal: " + " with ".join(f"{name}={choices[0][key]}" for key, name in names.items())
+    return describe(choices, lambda key: _name(cx, f"model.{key}"))
 
 
 def _name(cx: Context, key: str) -> str:
     return cx.source_key(key).rpartition(".")[2]
-
-
-def _either(sizes: Iterable[int]) -> str:
-    return " or ".join(map(str, sizes))
 
 
 # Vocabulary and positions ------------------------------------------------------------------------------------------
