@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from dslpar.core.frozen import frozen
+from dslpar.core.frozen import field, frozen
 
 Residual = Literal["replicated", "sequence", "hidden", "batch"]
 Inner = Literal["batch", "heads"]

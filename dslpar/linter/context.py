@@ -7,12 +7,12 @@ rule: its mistake has a finding already. `cx.world` does the same where no world
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
+from dslpar.core.frozen import is_frozen
 from dslpar.language.load import Config
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import MODES, Batch, batch_of, cuboid_of, pipeline_of, requested_batch, tensor_of
@@ -46,7 +46,7 @@ class Guarded:
         if key in self._invalid:
             raise UnknownValueError(key)
         value = getattr(self._section, name)
-        value = Guarded(value, key, self._invalid) if is_dataclass(value) else value
+        value = Guarded(value, key, self._invalid) if is_frozen(value) else value
         self.__dict__[name] = value  # rules ask for the same few values again and again
         return value
 

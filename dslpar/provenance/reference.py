@@ -15,10 +15,10 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dslpar.core.frozen import MISSING, Field, fields
 from dslpar.schema import deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
@@ -116,17 +116,17 @@ def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
             yield from _fields(each, key, of)
 
 
-def _section_type(field: Field[Any]) -> str:
+def _section_type(field: Field) -> str:
     if str(field.type).startswith("tuple["):
         return "a dict, or a list of them"
     shorthand = next((name for name in map(shorthand_of, classes_of(field)) if name), "")
     return f"a dict, or its {shorthand}" if shorthand else "a dict"
 
 
-def _default(field: Field[Any]) -> str:
+def _default(field: Field) -> str:
     if field.default is not MISSING:
         return repr(field.default)
-    if field.default_factory is MISSING:
+    if field.default_factory is None:
         return "required"
     return "{}" if field.type == "Dict" else "dict()"
 

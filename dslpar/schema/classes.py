@@ -8,10 +8,10 @@ config uses one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from dslpar.core.errors import Location
+from dslpar.core.frozen import replace
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import families, sections

@@ -13,10 +13,9 @@ What stands here is written nowhere else. From it follow the reader, the referen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dslpar.core.frozen import frozen
+from dslpar.core.frozen import MISSING, Field, field, frozen
 from dslpar.core.named_tuple import NamedTuple
 
 Resume = Literal["free", "reported", "refused"]
@@ -49,11 +48,10 @@ _NOTHING = KeyFacts()
 
 def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | None = None, **facts: Any) -> Any:
     """Declare a key of a section: its default, and the `KeyFacts` by name."""
-    made = {"default": default} if default_factory is None else {"default_factory": default_factory}
-    return field(**made, metadata={"facts": KeyFacts(**facts)})
+    return field(default=default, default_factory=default_factory, metadata={"facts": KeyFacts(**facts)})
 
 
-def facts_of(item: Field[Any]) -> KeyFacts:
+def facts_of(item: Field) -> KeyFacts:
     """The facts that a key was declared with."""
     found: KeyFacts = item.metadata.get("facts", _NOTHING)
     return found

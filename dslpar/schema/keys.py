@@ -14,10 +14,9 @@ all of these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, fields
 from functools import cache
-from typing import Any
 
+from dslpar.core.frozen import Field, fields, is_frozen
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.schema import families, sections
 from dslpar.schema.fields import KeyFacts, Resume, facts_of
@@ -29,7 +28,7 @@ class DeclaredKey(NamedTuple):
 
     key: str
     """Dotted, as an author writes it: `*` stands for keys that the section does not list."""
-    field: Field[Any]
+    field: Field
     owner: type
     facts: KeyFacts
 
@@ -52,19 +51,19 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
             yield from _walk(below, f"{name}.")
 
 
-def classes_of(field: Field[Any]) -> tuple[type, ...]:
+def classes_of(field: Field) -> tuple[type, ...]:
     """The section classes that a field's annotation names: `AdamW | SGD | None` names two, `Model` every family's."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
     classes: list[type] = []
     for name in names:
         if name == sections.Model.__name__:
             classes += families.sections().values()
-        elif isinstance(found := vars(sections).get(name), type) and hasattr(found, "__dataclass_fields__"):
+        elif isinstance(found := vars(sections).get(name), type) and is_frozen(found):
             classes.append(found)
     return tuple(classes)
 
 
-def type_of(field: Field[Any]) -> ValueType:
+def type_of(field: Field) -> ValueType:
     """What a field takes, where it is no section."""
     facts = facts_of(field)
     if facts.choices:

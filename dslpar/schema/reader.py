@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import Fix, Location
+from dslpar.core.frozen import Field, fields
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean, only_near, only_recased, rename_fix
 from dslpar.language.tree import Node, Reference
@@ -91,7 +91,7 @@ class Reader:
                 self._field(field, entry, f"{key}.{field.name}", values)
         return self._make(cls, known, values, node, key, source_key)
 
-    def _field(self, field: Field[Any], entry: Entry, key: str, values: dict[str, Any]) -> None:
+    def _field(self, field: Field, entry: Entry, key: str, values: dict[str, Any]) -> None:
         if key in self.written:
             self._twice(entry.source_key, self.written[key])
             return
@@ -103,13 +103,13 @@ class Reader:
             values[field.name] = self.scalar(type_of(field), entry.node, key, entry.source_key)
 
     def _make(
-        self, cls: type, known: Mapping[str, Field[Any]], values: dict[str, Any], node: Node, key: str, source_key: str
+        self, cls: type, known: Mapping[str, Field], values: dict[str, Any], node: Node, key: str, source_key: str
     ) -> Any:
         """An instance; what is invalid has its default, and a required field a placeholder that `invalid` guards."""
         for name, field in known.items():
             if values.get(name) is None:
                 values.pop(name, None)
-            if name in values or not _required(field):
+            if name in values or not field.required:
                 continue
             values[name] = _PLACEHOLDER
             if not {f"{key}.{name}", f"{source_key}.{name}"} & (self.invalid | self.config.unknown):
@@ -349,11 +349,7 @@ def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
             yield entry
 
 
-def _required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 def _like(cls: type, source_key: str) -> str:
     """A help text that shows the section's required keys, or its first ones."""
-    names = [item.name for item in fields(cls) if _required(item)] or [item.name for item in fields(cls)][:2]
+    names = [item.name for item in fields(cls) if item.required] or [item.name for item in fields(cls)][:2]
     return f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"

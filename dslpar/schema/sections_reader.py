@@ -8,10 +8,10 @@ be left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import COMMAND_LINE, Location
+from dslpar.core.frozen import fields
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node

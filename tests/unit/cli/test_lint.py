@@ -203,7 +203,8 @@ def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
     loaded = set(ran.stdout.split())
     assert "dslpar.cli.lint" in loaded
     names = ("selection", "suppressions", "fixes", "config_files", "report.github", "report.sarif")
-    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "locale", "dslpar.cli.fix", "dslpar.cluster.hostfile"}
+    assert not loaded & {"json", "hashlib", "tempfile", "yaml", "locale", "inspect", "dslpar.cli.fix"}
+    assert "dslpar.cluster.hostfile" not in loaded
     assert not loaded & {f"dslpar.linter.{name}" for name in names}
 
 

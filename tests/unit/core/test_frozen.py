@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import pytest
 
+from dslpar.core import frozen
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.sections import Adam, AdamW
@@ -40,3 +42,38 @@ def test_what_is_refused() -> None:
         GPT(num_layers=1, hidden_size=1, num_heads=1, vocab_size=1, max_seq_len=1, layers=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="needs num_layers="):
         GPT(hidden_size=1, num_heads=1, vocab_size=1, max_seq_len=1)  # type: ignore[call-arg]
+
+
+@frozen.frozen
+class Base:
+    name: str
+    tags: list[str] = frozen.field(default_factory=list, metadata={"of": "base"})
+
+
+@frozen.frozen
+class Heir(Base):
+    name: str = "heir"
+    size: int = frozen.field(default=2)
+
+
+def test_our_own_fields_say_what_the_standard_library_does() -> None:
+    for cls in (Heir, Base, AdamW, Mesh):
+        ours, theirs = frozen.fields(cls), fields(cls)
+        assert [(item.name, item.type, dict(item.metadata)) for item in ours] == [
+            (item.name, item.type, dict(item.metadata)) for item in theirs
+        ]
+        assert [item.required for item in ours] == [
+            item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING for item in theirs
+        ]
+    assert (Heir(), Heir().tags, Heir(tags=["a"]).size) == (Heir(name="heir"), [], 2)
+    with pytest.raises(TypeError, match="needs name="):
+        Base()  # type: ignore[call-arg]
+
+
+def test_our_own_replace_and_is_frozen() -> None:
+    mesh = Mesh(pipe=2, tensor=Tensor(y=2))
+    assert frozen.replace(mesh, pipe=4) == replace(mesh, pipe=4)
+    assert frozen.is_frozen(mesh)
+    assert frozen.is_frozen(Mesh)
+    assert not frozen.is_frozen(FrozenInstanceError)
+    assert not frozen.is_frozen(4)
