@@ -6,20 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from dslpar.core.mesh import Tensor
-from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import Condition, batch
 from dslpar.layout.stages import EvenWeights
 from dslpar.schema import families
 from dslpar.schema.sections import Model, OtherModel
-
-
-class Inferred(NamedTuple):
-    """The value of a field that nobody wrote, and why it is that."""
-
-    value: Any
-    why: str
-    sources: tuple[str, ...]
-    """The fields that it follows from."""
 
 
 class FamilyLayout(Protocol):
@@ -41,7 +32,7 @@ class FamilyLayout(Protocol):
         """The classes of its layers, each once, in order: what 'type:REGEX' is matched with."""
         ...
 
-    def inferred(self, model: Any, field: str) -> Inferred | None:
+    def inferred(self, model: Any, field: str) -> Decision | None:
         """What a field is that was left out; None where no other field tells."""
         ...
 

@@ -1,20 +1,22 @@
 """From a Spec and a world size to a Job: every inferred value decided, nothing clamped.
 
 `resolve` is the story; each function below it decides one part. The linter uses the same functions to find what is
-wrong, and `resolve` runs on a spec that the linter has passed. LiBai's `train.dist` and dslpar's `parallel` meet here:
-above this package there is one form.
+wrong, and `resolve` runs on a spec that the linter has passed. Where there is something to explain, a function returns
+a `Decision`, the value with its reason. LiBai's `train.dist` and dslpar's `parallel` meet here: above this package
+there is one form.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Literal, Protocol
 
 from dslpar.core.frozen import frozen
-from dslpar.core.mesh import STANDARD_ORDER, Impl, Inner, Keep, Mesh, Residual, Tensor
+from dslpar.core.mesh import STANDARD_ORDER, Inner, Keep, Mesh, Residual, Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout import listed_layers
+from dslpar.layout import divisors, listed_layers
+from dslpar.layout.decision import Decision
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.family import layout_of
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
@@ -62,18 +64,27 @@ def resolve(spec: Spec, world_size: int, path: str = "") -> Job:
     """Decide everything; the spec has passed the linter for this world."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec))
     num_stages = pipeline.size if pipeline else 1
-    data_size = world_size // (num_stages * cuboid.size)
-    mesh = Mesh(pipe=num_stages, data=data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
+    sizes = Sizes(data_size=data_size_of(world_size, num_stages, cuboid.size).value, cuboid=cuboid)
+    mesh = Mesh(pipe=num_stages, data=sizes.data_size, tensor=cuboid, order=spec.parallel.order or STANDARD_ORDER)
     assert mesh.world_size == world_size, "a world that lint would have refused"
     return Job(
         path=path,
         spec=spec,
         mesh=mesh,
         stages=stages_of(spec, pipeline),
-        batch=batch_of(requested_batch(spec), data_size, least_micro_size(cuboid)),
+        batch=batch_of(requested_batch(spec), sizes),
         seq_len=seq_len_of(spec),
         output_dir=spec.train.output_dir or default_output_dir(path),
     )
+
+
+SIZE_KEYS = ("parallel.pipeline.size", "parallel.tensor.size")
+
+
+def data_size_of(world_size: int, num_stages: int, tensor_size: int) -> Decision:
+    """Decide the number of replicas: what the other sizes leave of the world."""
+    why = f"{world_size} ranks / (pipeline {num_stages} * tensor {tensor_size})"
+    return Decision(world_size // (num_stages * tensor_size), why, SIZE_KEYS)
 
 
 # Sizes, in either form --------------------------------------------------------------------------------------------
@@ -146,26 +157,27 @@ MODES: Mapping[str, TensorMode] = {
 }
 
 
+def options_of(tensor: TensorParallel) -> dict[str, Decision]:
+    """Decide how a mode's cuboid keeps activations: as given, else as the mode has it."""
+    mode, why, keys = MODES[str(tensor.mode)], f"as mode {tensor.mode!r} has it", ("parallel.tensor.mode",)
+    of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
+    decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
+    if tensor.sequence:
+        decided["residual"] = Decision("sequence", "sequence=True keeps it so", ("parallel.tensor.sequence",))
+    given = {name: Decision(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
+    return decided | given
+
+
 def cuboid_of(tensor: TensorParallel | None) -> Tensor:
     """Return the cuboid that a legal TensorParallel requests; one rank for None, or for size 1 without a mode."""
     if tensor is None or tensor.mode is None:
         return Tensor()
-    mode = MODES[tensor.mode]
-    axes = mode.axes(tensor)
+    axes = MODES[tensor.mode].axes(tensor)
     assert axes is not None, "a size that lint would have refused"
     d, q, y, z = axes
-    return Tensor(
-        d=d,
-        q=q,
-        y=y,
-        z=z,
-        mode=tensor.mode,
-        residual=cast(Residual, tensor.residual or ("sequence" if tensor.sequence else mode.residual)),
-        inner=cast(Inner, tensor.inner or mode.inner),
-        keep=cast(Keep, tensor.keep or mode.keep),
-        split="sequence" if tensor.mode == "sequence" else "batch",
-        impl=cast(Impl, tensor.impl or "ring"),
-    )
+    options = {name: decision.value for name, decision in options_of(tensor).items()}
+    split: Literal["batch", "sequence"] = "sequence" if tensor.mode == "sequence" else "batch"
+    return Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, split=split, **options)
 
 
 # Batch ------------------------------------------------------------------------------------------------------------
@@ -178,21 +190,72 @@ def requested_batch(spec: Spec) -> sections.Batch:
     return sections.Batch(global_size=batch.global_size, micro_size=batch.micro_size, accumulation=accumulation)
 
 
-def batch_of(requested: sections.Batch, data_size: int, least_micro: int) -> Batch:
-    """Return the three sizes of a step from those that were given; where they do not fit, the product tells (BAT101).
+class KnownSizes(Protocol):
+    """What the batch follows from besides the config; the linter's context raises where one of them is not known."""
 
-    Neither global_size nor micro_size given: the least legal micro-batch.
-    """
-    global_size, micro, accumulation = requested.global_size, requested.micro_size, requested.accumulation
-    if global_size is None:
-        micro, accumulation = micro or least_micro, accumulation or 1
-        return Batch(micro * accumulation * data_size, micro, accumulation)
-    if micro is None:
-        accumulation = accumulation or 1
-        micro = global_size // (accumulation * data_size)
-    elif accumulation is None:
-        accumulation = global_size // (micro * data_size)
-    return Batch(global_size, micro, accumulation)
+    @property
+    def data_size(self) -> int:
+        """Replicas."""
+        ...
+
+    @property
+    def cuboid(self) -> Tensor:
+        """The ranks of one replica's stage."""
+        ...
+
+
+class Sizes(NamedTuple):
+    """Both of `KnownSizes`."""
+
+    data_size: int
+    cuboid: Tensor
+
+
+def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
+    """Return the sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
+    return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
+
+
+_DATA = "parallel.data.size"
+
+
+def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the samples of a step."""
+    if requested.global_size is not None:
+        return Decision(requested.global_size)
+    micro, accumulation = micro_size_of(requested, sizes).value, accumulation_of(requested, sizes).value
+    why = f"micro_size {micro} * accumulation {accumulation} * data {sizes.data_size}"
+    value = micro * accumulation * sizes.data_size
+    return Decision(value, why, ("batch.micro_size", "batch.accumulation", _DATA))
+
+
+def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the samples of a micro-batch; the least legal one where global_size is not given either."""
+    if requested.micro_size is not None:
+        return Decision(requested.micro_size)
+    if requested.global_size is None:
+        least = least_micro_size(sizes.cuboid)
+        cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
+        why = (
+            f"the least that divides by {' and '.join(cuts)}" if cuts else "the least there is: no rank splits samples"
+        )
+        sources = ("parallel.tensor.shape",) if cuts else ()
+        return Decision(least, f"neither it nor global_size is given: {why}", sources)
+    whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
+    why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
+    value = whole // (accumulation * sizes.data_size)
+    return Decision(value, why, ("batch.global_size", "batch.accumulation", _DATA))
+
+
+def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the micro-batches of a step."""
+    if requested.accumulation is not None:
+        return Decision(requested.accumulation)
+    whole, micro = requested.global_size, requested.micro_size
+    if whole is None or micro is None:
+        return Decision(1, "left out: one micro-batch a step", how="default")
+    why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
+    return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))
 
 
 # Pipeline ---------------------------------------------------------------------------------------------------------
@@ -209,6 +272,16 @@ def auto_counts(model: Model | OtherModel, method: str, num_stages: int, seq_len
     return None if model.num_layers is None else automatic(method, model.num_layers, num_stages, weights_by)
 
 
+def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
+    """Decide the automatic method of a cut."""
+    if spec.parallel.pipeline is None:
+        why = "the pipeline is requested in LiBai's form, which is cut as LiBai does"
+        return Decision("libai", why, ("parallel.pipeline.size",))
+    if pipeline.method is not None:
+        return Decision(pipeline.method)
+    return Decision("cost", "left out: stages whose work is as even as can be", how="default")
+
+
 def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
     """Return the automatic cut and the one that is used; what only the built model can tell is None."""
     model = spec.model
@@ -216,8 +289,7 @@ def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
         return Stages(None, None, None)
     if pipeline is None or pipeline.size == 1:
         return Stages(None, None, (model.num_layers,))
-    method = pipeline.method or ("libai" if spec.parallel.pipeline is None else "cost")
-    auto = auto_counts(model, method, pipeline.size, seq_len_of(spec))
+    auto = auto_counts(model, method_of(spec, pipeline).value, pipeline.size, seq_len_of(spec))
     counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         counts = counts_of(pipeline.stage_ids, pipeline.size)

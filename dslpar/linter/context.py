@@ -14,7 +14,6 @@ from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.core.frozen import is_frozen
 from dslpar.language.load import Config
-from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import MODES, Batch, batch_of, cuboid_of, pipeline_of, requested_batch, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
@@ -291,7 +290,7 @@ class Context:
     @cached_property
     def batch(self) -> Batch:
         """The batch of a step, whether or not its product fits; BAT101 reports that it does not."""
-        return batch_of(self.requested_batch, self.data_size, least_micro_size(self.cuboid))
+        return batch_of(self.requested_batch, self)
 
     @property
     def requested_batch(self) -> sections.Batch:

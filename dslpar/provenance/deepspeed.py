@@ -1,16 +1,16 @@
 """Each value of DeepSpeed's dict: the key of dslpar's that it came from, dslpar's own choice, or DeepSpeed's default.
 
-The dict itself is made by dslpar.layout.deepspeed_config; here stands where each of its keys comes from. A key that is
-not in it has
-DeepSpeed's own default, of the list that is generated from DeepSpeed (dslpar.schema.deepspeed_policy).
+The dict itself is made by `dslpar.layout.deepspeed_config`, which has the reasons of its own choices; which key of
+dslpar's decides which of DeepSpeed's is declared with the keys (`dslpar.schema.keys`). A key that is not in the dict
+has DeepSpeed's own default, of the list that is generated from DeepSpeed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from dslpar.layout.deepspeed_config import ds_config
+from dslpar.layout.deepspeed_config import CHOICES, ds_config
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Case
 from dslpar.provenance.values import Value
@@ -19,41 +19,6 @@ from dslpar.schema.keys import deepspeed_keys
 PREFIX = "deepspeed."
 
 
-class Origin(NamedTuple):
-    """Where a key of DeepSpeed's dict comes from."""
-
-    sources: tuple[str, ...]
-    """Keys of dslpar's; the first one is the value itself where nothing else is said."""
-    why: str = ""
-    """Why dslpar chooses the value, where the value is no other key's."""
-
-
-_OWN: Mapping[str, Origin] = {
-    "steps_per_print": Origin(("train.steps",), "one more than the steps: dslpar reports them, DeepSpeed does not"),
-    "optimizer.params.torch_adam": Origin(
-        ("optimizer.type",), "torch's own Adam: DeepSpeed's fused one is compiled at the first start"
-    ),
-    "optimizer.params.adam_w_mode": Origin(("optimizer.type",), "what DeepSpeed calls Adam is AdamW otherwise"),
-    "zero_optimization.use_multi_rank_bucket_allreduce": Origin(
-        ("zero.stage",), "DeepSpeed's default, True, sends half as much again"
-    ),
-    "data_types.grad_accum_dtype": Origin(
-        ("precision.dtype", "zero.stage"), "micro-batches add up in fp32, not in the 8 or 11 bits of the model's type"
-    ),
-    "zero_allow_untested_optimizer": Origin(
-        ("optimizer.type", "zero.stage"), "this optimizer acts elementwise, so ZeRO's shards of it are right"
-    ),
-    "zero_force_ds_cpu_optimizer": Origin(
-        ("optimizer.type", "zero.offload_optimizer.device"), "dslpar makes this optimizer; DeepSpeed would refuse it"
-    ),
-    "pipeline.pipe_partitioned": Origin(
-        ("parallel.pipeline.size",), "True would take activations for copies of each other on the whole tensor group"
-    ),
-    "pipeline.grad_partitioned": Origin(
-        ("parallel.pipeline.size",), "True would take gradients for copies of each other on the whole tensor group"
-    ),
-}
-"""Keys that dslpar decides, and why."""
 _OFF = "None: clipping is off, which DeepSpeed wants to be told (its default is 1.0)"
 
 
@@ -81,24 +46,28 @@ def _value(case: Case, values: Mapping[str, Value], path: str, value: Any) -> Va
     key = f"{PREFIX}{path}"
     if key in values:
         return values[key]  # raw
-    origin = origin_of(path, values)
-    first = values[origin.sources[0]]
+    sources, why = origin_of(path, values)
+    first = values[sources[0]]
     if first.how == "unknown":
-        return Value(key, None, "unknown", first.why, sources=origin.sources)
-    why = origin.why or (_OFF if path == "gradient_clipping" and first.value is None else first.key)
-    return Value(key, value, "inferred", why, sources=origin.sources, help=_theirs(path))
+        return Value(key, None, "unknown", first.why, sources=sources)
+    why = why or (_OFF if path == "gradient_clipping" and first.value is None else first.key)
+    return Value(key, value, "inferred", why, sources=sources, help=_theirs(path))
 
 
-def origin_of(path: str, values: Mapping[str, Value]) -> Origin:
-    """Where a key of the dict comes from. Raises KeyError for one that dslpar never sets."""
+def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], str]:
+    """Return the keys that a key of the dict comes from, and why where dslpar chooses the value.
+
+    Raises:
+        KeyError: dslpar never sets it.
+    """
     ours, above = deepspeed_keys(), path
     while above not in ours and "." in above:
         above = above.rpartition(".")[0]
     key = ours[above] + path.removeprefix(above) if above in ours else ""
     if key in values:
-        return Origin((key,))
-    origin = _OWN[path]
-    return Origin(tuple(source for source in origin.sources if source in values), origin.why)
+        return (key,), ""
+    choice = CHOICES[path]
+    return tuple(source for source in choice.sources if source in values), choice.why
 
 
 # What dslpar does not set -----------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from typing import Any, Literal, NamedTuple
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
 from dslpar.language.tree import Node
+from dslpar.layout.decision import Decision
 from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.inferred import INFERRED, RECOMPUTED, Inferred, notes, of_model
+from dslpar.provenance.inferred import DECISIONS, RECOMPUTED, notes, of_model
 from dslpar.provenance.origins import Step, steps_of
 from dslpar.provenance.reference import NAMES, below, help_of
 from dslpar.provenance.subject import Case
@@ -150,13 +151,13 @@ def _leaf(case: Case, key: str, value: Any, hint: str) -> Value:
 
 
 def _unwritten(case: Case, key: str, value: Any, hint: str) -> Value:
-    infer = RECOMPUTED.get(key) or INFERRED.get(key)
+    infer = RECOMPUTED.get(key) or DECISIONS.get(key)
     try:
         found = infer(case) if infer is not None else of_model(case, key)
     except UnknownValueError:
         return Value(key, None, "unknown", _unknown(case), help=hint)
     if found is None:
-        found = Inferred(value, _default_reason(hint), (), "default")
+        found = Decision(value, _default_reason(hint), (), "default")
     return Value(key, found.value, found.how, found.why, sources=found.sources, notes=_notes(case, key), help=hint)
 
 
