@@ -104,12 +104,7 @@ def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sour
         if flag:
             parser.error(f"{flag} selects among the hosts of --hostfile, which is missing")
         return None
-    try:
-        hosts = _read_cluster(args.hostfile, sources)
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"cannot read the hostfile {args.hostfile}: {error}")
-    except ValueError as error:
-        parser.error(f"--hostfile {args.hostfile}: {error}")
+    hosts = _read_cluster(args.hostfile, parser, sources)
     if not flag:
         return hosts
     from dslpar.cluster import filter
@@ -118,20 +113,26 @@ def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sour
     return filter.choose(hosts, text, flag)
 
 
-def _read_cluster(name: str, sources: dict[str, str]) -> Cluster:
+def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster:
     """Read a hostfile, or the allocation that `name` stands for."""
     from dslpar.cluster import hostfile
 
     if name not in ALLOCATIONS:
-        with open(name, encoding="utf-8-sig") as file:
-            sources[name] = file.read()
+        try:
+            with open(name, encoding="utf-8-sig") as file:
+                sources[name] = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"cannot read the hostfile {name}: {getattr(error, 'strerror', '') or error}")
         return hostfile.parse(sources[name], name)
     from dslpar.cluster import nodelist
 
-    source, text, slots = nodelist.ALLOCATIONS[name](os.environ)
+    try:
+        source, text, slots = nodelist.ALLOCATIONS[name](os.environ)
+    except (OSError, ValueError) as error:
+        parser.error(f"--hostfile {name}: {error}")
     sources[source] = text
     location = Location(source, 1, 1, 1, len(text.partition("\n")[0]) + 1)  # the variable, or file, that lists them
-    hosts = tuple(hostfile.Host(name, count, location, location) for name, count in slots)
+    hosts = tuple(hostfile.Host(host, count, location, location) for host, count in slots)
     return hostfile.Cluster(source, hosts, (), a_file=False)
 
 

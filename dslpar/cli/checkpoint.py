@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.cli import arguments
@@ -242,7 +243,7 @@ def _damages(path: Path) -> Iterator[str]:
 # ---- reshard ----
 
 
-def _import_offline() -> Any:
+def _import_offline() -> ModuleType:
     """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
     with contextlib.redirect_stdout(sys.stderr):
         return importlib.import_module("dslpar.checkpoint.offline")

@@ -58,11 +58,12 @@ def _patterns(values: Iterable[str]) -> Iterator[str]:
         elif any(code.startswith(pattern.upper()) for code in codes.values()):
             yield pattern.upper()
         else:
-            raise ValueError(f"unknown rule {pattern!r}; {_hint(pattern, codes)}")
+            raise ValueError(_not_of_lint(pattern, codes))
 
 
-def _hint(pattern: str, codes: dict[str, str]) -> str:
+def _not_of_lint(pattern: str, codes: dict[str, str]) -> str:
     if page := page_of(pattern):
         return f"{page.code} is found while a job starts or runs, not by lint"
     families = sorted({code.rstrip("0123456789") for code in codes.values()})
-    return did_you_mean(pattern, [*codes.values(), *codes, *families]) or f"the families are {', '.join(families)}"
+    hint = did_you_mean(pattern, [*codes.values(), *codes, *families]) or f"the families are {', '.join(families)}"
+    return f"unknown rule {pattern!r}; {hint}"

@@ -53,4 +53,4 @@ def test_the_hooks_program_needs_no_package(tmp_path: Path) -> None:
     assert "CFG101 unknown-key: unknown key 'num_head'" in found.stdout
     without = hook("lint", "--configs-only", in_yaml)
     assert (without.returncode, without.stdout) == (2, "")
-    assert without.stderr.startswith("dslpar's hook needs PyYAML for configs in YAML; it runs by ")
+    assert without.stderr.startswith("dslpar's hook needs PyYAML for configs in YAML; it runs on ")
