@@ -27,10 +27,14 @@ from typing import NamedTuple
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "contributing.md"
-SECTION = re.compile(r"^## (.+?) \((\d+) files?\)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r'^```\w+ file=(\S+)(?: (after|before|in place of)="([^\n]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+SECTION = re.compile(
+    r"^## (.+?) \((?:the folder (\S+) and )?(\d+) files?\)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
+BLOCK = re.compile(
+    r'^```\w+ file=(\S+)(?: (after|before|in place of)="([^\n]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL
+)
 SHELL = re.compile(r"^```\n(\$ .*?)^```", re.MULTILINE | re.DOTALL)
-IGNORED = re.compile(r"tests/|docs/(config|import)\.md|docs/rules/")
+IGNORED = re.compile(r"tests/|outputs/|docs/(config|import)\.md|docs/rules/|.*__pycache__/|\.\w+_cache/")
 """Not counted: tests, and pages that are generated."""
 
 
@@ -62,44 +66,39 @@ class Recipe(NamedTuple):
     """A section of the page."""
 
     name: str
+    folder: str
+    """One that is new, and whose files are not counted; empty: there is none."""
     bound: int
     edits: tuple[Edit, ...]
     commands: tuple[tuple[str, tuple[str, ...]], ...]
     """Each with lines of its output."""
 
-    @property
-    def files(self) -> list[str]:
-        """The files that count, each once."""
-        return sorted({edit.path for edit in self.edits if not IGNORED.match(edit.path)})
-
 
 def recipes() -> Iterator[Recipe]:
     """The recipes of docs/contributing.md."""
-    for name, bound, text in SECTION.findall(PAGE.read_text(encoding="utf-8")):
+    for name, folder, bound, text in SECTION.findall(PAGE.read_text(encoding="utf-8")):
         shells = "".join(SHELL.findall(text))
         parts = [part.splitlines() for part in re.split(r"^\$ ", shells, flags=re.MULTILINE) if part]
         yield Recipe(
             name,
+            folder,
             int(bound),
             tuple(Edit(*groups) for groups in BLOCK.findall(text)),
             tuple((command, tuple(line for line in output if line)) for command, *output in parts),
         )
 
 
-def carry_out(recipe: Recipe, folder: Path) -> None:
-    """Apply a recipe to a copy of the checkout in `folder`, and run its commands there. Raises AssertionError."""
+def carry_out(recipe: Recipe, folder: Path) -> list[str]:
+    """Apply a recipe to a copy of the checkout in `folder`, and run its commands there; the files that it touched.
+
+    Raises:
+        AssertionError: an anchor is gone, or a command prints something else.
+    """
     copy = folder / "checkout"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
+    for name in tracked():
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, target, follow_symlinks=False)
+        shutil.copy(ROOT / name, target, follow_symlinks=False)
     for edit in recipe.edits:
         edit.apply(copy)
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -108,24 +107,43 @@ def carry_out(recipe: Recipe, folder: Path) -> None:
         words[:1] = {"dslpar": [sys.executable, "-m", "dslpar.cli"], "python": [sys.executable]}.get(
             words[0], words[:1]
         )
-        ran = subprocess.run(words, cwd=copy, env=environ, capture_output=True, text=True, timeout=120)
+        ran = subprocess.run(words, cwd=copy, env=environ, capture_output=True, text=True, timeout=200)
         printed = ran.stdout + ran.stderr
         for line in expected:
             assert line in printed, f"{command}: no line {line!r} in:\n{printed}"
+    return sorted(name for name in touched(copy) if not (recipe.folder and name.startswith(f"{recipe.folder}/")))
+
+
+def tracked() -> Iterator[str]:
+    """Files that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    yield from (name for name in listed.split("\0") if name and os.path.lexists(ROOT / name))
+
+
+def touched(copy: Path) -> Iterator[str]:
+    """Files of the copy that are new or other than here; not tests, nor pages that are generated."""
+    for file in copy.rglob("*"):
+        name = file.relative_to(copy).as_posix()
+        if file.is_file() and not IGNORED.match(name):
+            here = ROOT / name
+            if not here.exists() or here.read_bytes() != file.read_bytes():
+                yield name
 
 
 def main() -> int:
     """Print each recipe's files against its bound; 1 if one has too many, or does not work."""
     failed = False
     for recipe in recipes():
+        files: list[str] = []
         with tempfile.TemporaryDirectory() as folder:
             try:
-                carry_out(recipe, Path(folder))
-                verdict = "works"
+                files, verdict = carry_out(recipe, Path(folder)), "works"
             except AssertionError as error:
                 verdict = f"FAILS: {error}"
-        failed |= verdict != "works" or len(recipe.files) > recipe.bound
-        print(f"{recipe.name:28} {len(recipe.files)} of {recipe.bound} files, {verdict}: {', '.join(recipe.files)}")
+        failed |= verdict != "works" or len(files) > recipe.bound
+        there = f"{recipe.folder} and " if recipe.folder else ""
+        print(f"{recipe.name:22} {len(files)} of {recipe.bound} files, {verdict}: {there}{', '.join(files)}")
     return int(failed)
 
 
