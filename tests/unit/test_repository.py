@@ -203,6 +203,56 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     assert shown[1] == "".join(line for line in lines if not line.startswith("#"))
 
 
+# The pages ------------------------------------------------------------------------------------------------------
+
+
+def dead_links(pages: Iterable[Path]) -> list[str]:
+    """`page: target` of relative links that lead nowhere."""
+    found = []
+    for page in pages:
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        found += [f"{page}: {name}" for name in targets if "://" not in name and not (page.parent / name).exists()]
+    return found
+
+
+def test_links_lead_somewhere() -> None:
+    pages = files(".md")
+    assert len(pages) > 10
+    assert dead_links(pages) == []
+
+
+def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("[here](page.md), [there](https://example.org), [nowhere](gone.md#part)\n")
+    assert dead_links([tmp_path / "page.md"]) == [f"{tmp_path / 'page.md'}: gone.md"]
+
+
+def test_no_file_cites_a_text_that_is_not_here() -> None:
+    """Documents of the authors' own have no place in comments: facts have, or a page of docs/."""
+    cited = re.compile(r"\b(?:DE" + r"SIGN|FA" + r"CTS|ST" + r"YLE)\b")
+    texts = {
+        path: path.read_text(encoding="utf-8", errors="replace") for path in files(".py", ".md", ".cfg", "Makefile")
+    }
+    assert [str(path) for path, text in texts.items() if cited.search(text)] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_text().count("\n") <= 150
+
+
+def test_architecture_lists_every_mend_of_deepspeed() -> None:
+    """Each has its number, and a test that fails when DeepSpeed no longer needs it."""
+    patches = ast.parse((ROOT / "dslpar/distributed/deepspeed_patches.py").read_text())
+    functions = [node for node in patches.body if isinstance(node, ast.FunctionDef)]
+    numbers = {node.name: re.match(r"M\d+(?=\. )", ast.get_docstring(node) or "") for node in functions}
+    there = {(name, number[0]) for name, number in numbers.items() if number}
+    rows = re.findall(r"(?m)^\| (M\d+) \| `(\w+)` \|.*\| (\S+) \|$", (ROOT / "docs/architecture.md").read_text())
+    assert {(function, number) for number, function, _ in rows} == there
+    assert len(rows) > 5
+    for number, _, file in rows:
+        text = (ROOT / "tests/distributed" / file).read_text()
+        assert f"def test_{number.lower()}_" in text or f"{number}:" in text or f"{number})" in text, (number, file)
+
+
 def test_every_test_is_in_one_part_of_prove() -> None:
     """`make prove PART=...`, part by part, runs each file of tests once."""
     found: list[str] = []
