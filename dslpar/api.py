@@ -1,22 +1,21 @@
-"""Training from a program of one's own: the flow of train.py as two functions, under any launcher or none.
+"""Training from a program of one's own: the steps of train.py as two functions, under any launcher or none.
 
     engine, train_data, eval_data, lr_scheduler = dslpar.initialize("configs/gpt_3d.py")
     for step in range(100):
         loss = engine.train_batch(...)
 
-    run = dslpar.start("configs/resnet.py")          # where this process stands, before there is a model
+    run = dslpar.start("configs/resnet.py")          # this rank's stage and groups, before there is a model
     model = dslpar.Stage(first_half() if run.stage == 0 else second_half())
     engine, train_data, *_ = dslpar.initialize(run, model=model, criterion=nn.CrossEntropyLoss(), train_data=images)
 
-What the program gives takes the place of the config's section; what it leaves out comes from the config. The shape is
-ColossalAI's `initialize`; nothing here is global: a Run is passed.
+What the program passes replaces the config's section; what it leaves out comes from the config. The interface is
+ColossalAI's `initialize`; nothing here is global: a Run is passed on.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,7 @@ from dslpar.data.corpus import load_corpus
 from dslpar.data.loader import Loader, PairSamples, is_dataset
 from dslpar.data.order import Samples
 from dslpar.data.text import TextSamples
-from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed import bootstrap
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
@@ -47,6 +46,7 @@ from dslpar.models.build import Given, given_model, model_of
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered
+from dslpar.training.consistency import check_consistency, check_equal
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,14 +58,14 @@ NO_MODEL = "CFG107"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A job on its ranks, before there is a model; what `start` gives and `initialize` takes."""
+    """A job on its ranks, before there is a model; `start` returns it, and `initialize` takes it."""
 
     config: Config
     """What the author wrote."""
     job: Job
-    """What will run; where the program gives the model, without its layers."""
+    """What will run; without layers where the program passes the model."""
     groups: Groups
-    """The mesh made real."""
+    """This rank's process groups."""
 
     @property
     def stage(self) -> int:
@@ -74,21 +74,21 @@ class Run:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """The number of stages of the pipeline."""
         return self.groups.mesh.pipe
 
     def get_layer_stage_id(self, layer_idx: int) -> int:
-        """The stage of a layer by its index; -1 is the last one (LiBai's words).
+        """Return the stage of a layer by its index; -1 is the last one (LiBai's name).
 
         Raises:
-            DslparError: there is no such layer, or nothing says yet how layers are cut.
+            DslparError: there is no such layer, or it is not known yet how layers are partitioned.
         """
         return layer_stage_id(self.job, layer_idx)
 
-    # Tensors of your own (dslpar.layers.dtensor), which is imported here: DTensor takes as long as the half of torch.
+    # For tensors of one's own. dslpar.layers.dtensor is imported here: DTensor takes half as long to import as torch.
 
     def device_mesh(self, *names: str) -> DeviceMesh:
-        """torch's DeviceMesh over our axes, a dim each: "pipe", "data", "tensor", "x", "d", "q", "y", "z".
+        """Return torch's DeviceMesh over our axes, a dim each: "pipe", "data", "tensor", "x", "d", "q", "y", "z".
 
         Raises:
             DslparError: an axis that does not exist, or two that overlap.
@@ -98,21 +98,20 @@ class Run:
         return dtensor.device_mesh(self.groups, *names)
 
     def get_layer_placement(self, layer_idx: int) -> DeviceMesh:
-        """The ranks of the stage that holds the layer, as a mesh of (data, tensor) (LiBai's words).
+        """Return the ranks of the stage that holds the layer, as a mesh of (data, tensor) (LiBai's name).
 
-        Every rank may ask; one of another stage has no place in it (`get_coordinate()` is None), and holds nothing of
-        what is laid over it.
+        Every rank may call it. A rank of another stage is not in the mesh (`get_coordinate()` is None), and holds
+        nothing of what is distributed over it.
 
         Raises:
-            DslparError: there is no such layer, or nothing says yet how layers are cut.
+            DslparError: there is no such layer, or it is not known yet how layers are partitioned.
         """
         from dslpar.layers import dtensor
 
         return dtensor.stage_mesh(self.groups, self.get_layer_stage_id(layer_idx))
 
     def get_nd_sbp(self, placements: Sequence[Placement]) -> tuple[Placement, Placement]:
-        """What happens to a tensor over data, and over tensor: `dslpar.layers.dtensor`' split(dim), broadcast,
-        partial_sum.
+        """Return a tensor's placements over data and over tensor: split(dim), broadcast, partial_sum (LiBai's name).
 
         Raises:
             DslparError: not two placements.
@@ -124,7 +123,9 @@ class Run:
     def distribute(
         self, tensor: Tensor, placements: Sequence[Placement], mesh: DeviceMesh | None = None, source: int | None = 0
     ) -> DTensor:
-        """A whole tensor, laid over the mesh; left out: (data, tensor) of this rank's stage. See `tensors.distribute`.
+        """Distribute a whole tensor over a mesh, by default (data, tensor) of this rank's stage.
+
+        See `dslpar.layers.dtensor.distribute`.
 
         Raises:
             DslparError: the placements do not fit the mesh or the tensor.
@@ -136,7 +137,7 @@ class Run:
 
 
 class Initialized(NamedTuple):
-    """What a program trains with; a loader is None where there are no such data."""
+    """What a program trains with; `train_data` or `eval_data` is None if there is none."""
 
     engine: Engine
     train_data: Iterable[Any] | None
@@ -145,12 +146,12 @@ class Initialized(NamedTuple):
 
 
 def start(config: Config | check.Path, overrides: Sequence[str] = ()) -> Run:
-    """Find this process's place, meet the other ranks, and decide what runs. All ranks must call it together.
+    """Lint the config for this world, set up torch.distributed, and check that all ranks run the same job.
 
-    A config without a model is one whose model the program will give.
+    All ranks must call it together. A config without a model is one whose model the program will pass to `initialize`.
 
     Raises:
-        DslparError: the config has errors for this world, or the ranks do not have the same.
+        DslparError: the config has errors for this world, or is not the same on all ranks.
     """
     return _start(config, overrides, by_program=False)
 
@@ -166,20 +167,21 @@ def initialize(
     lr_scheduler: Any = None,
     overrides: Sequence[str] = (),
 ) -> Initialized:
-    """The engine, loaders of micro-batches, and the schedule of the learning rate. All ranks must call it together.
+    """Return the engine, loaders of micro-batches, and the LR scheduler. All ranks must call it together.
 
-    model: a module, an nn.Sequential (cut over stages), a LayeredModel, what build_pipeline_model gives, or a Stage.
-    criterion: (output, label) to the mean over the micro-batch; else cross-entropy.
+    model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, what build_pipeline_model returns, or a
+        Stage.
+    criterion: (output, label) to the mean over the micro-batch; by default cross-entropy.
     optimizer: an instance over the model's parameters, or a class (or other callable) that takes parameter groups.
     train_data, eval_data: a map-style data set of (input, label) pairs is read in an order that the layout does not
-        change, a pass an epoch, from where the run stands. Any other iterable of micro-batches is used as it is: then
-        each data rank must bring its own samples, and all ranks of one replica the same. Left out: the config's text,
-        where the model or the data are the config's too.
-    lr_scheduler: an instance over the optimizer, or what makes one of it (in a pipeline, whose stages may hold fewer
-        parameter groups, that). The engine steps it, once an optimizer step.
+        change, an epoch a pass, from the run's position. Any other iterable of micro-batches is used as it is: then
+        each data rank must bring its own samples, and all ranks of one replica the same. By default the config's text,
+        if the model or the data are the config's too.
+    lr_scheduler: an instance over the optimizer, or a callable that makes one of it (the latter in a pipeline, whose
+        stages may have fewer parameter groups). The engine steps it, once an optimizer step.
 
     Raises:
-        DslparError: what train.py says of the config, or of the model, optimizer and data given here.
+        DslparError: train.py would refuse the config; or the model, optimizer or data passed here cannot be used.
     """
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
     if model is None and run.config.root.child("model") is None:
@@ -192,26 +194,28 @@ def initialize(
     layered = given_model(model, job.path) if model is not None else None
     if layered is not None:
         _check_equal_weights(job, layered, groups)
-        job = _of_program(job, model)
+        job = _with_program_model(job, model)
         layered = layered if criterion is None else Given(layered, criterion)
     elif criterion is not None:
         layered = Given(model_of(job), criterion)
-    samples = _samples(run, job, train_data, eval_data, from_config=model is None)
-    _check_equal_numbers(samples, groups)
+    samples = _resolve_data(run, job, train_data, eval_data, model_from_config=model is None)
+    # The order of samples depends on their number. A stage between the first and the last may have no data.
+    train_size, eval_size = (getattr(data, "num_samples", None) for data in samples)
+    sizes = {"number of training samples": train_size, "number of evaluation samples": eval_size}
+    hint = "give every rank the whole data set: each reads its own share of it"
+    check_equal(sizes, groups.axis("pipe", "data", "tensor"), "HST203", hint)
     all_counted = criterion is not None or isinstance(samples[0], TextSamples)
     with logging.prints_to_log(None):
         engine = build_engine(
             job, groups, model=layered, optimizer=optimizer, lr_scheduler=lr_scheduler, all_counted=all_counted
         )
-    train, held_out = (
-        _loader(engine, each, position)
-        for each, position in zip(samples, (lambda: engine.consumed_samples, lambda: 0), strict=True)
-    )
-    return Initialized(engine, train, held_out, _by_engine(engine.deepspeed.lr_scheduler, job.path))
+    train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
+    eval_loader = _make_loader(engine, samples[1], lambda: 0)
+    return Initialized(engine, train_loader, eval_loader, _read_only(engine.deepspeed.lr_scheduler, job.path))
 
 
 def layer_stage_id(job: Job, layer_idx: int) -> int:
-    """The stage of a layer, as the job's cut has it, or the ids or counts that the config gives."""
+    """Return the stage of a layer, by the job's partition, or by the ids or counts that the config gives."""
     pipeline = pipeline_of(job.spec)
     ids: tuple[int, ...] | dict[int, int] | None = job.stages.actual_ids
     if not ids and pipeline is not None:
@@ -220,7 +224,7 @@ def layer_stage_id(job: Job, layer_idx: int) -> int:
         num = job.stages.counts[0] if job.stages.counts else None
         ids = (0,) * num if num else {layer_idx: 0}
     if not ids:
-        message = "nothing says how the layers are cut before the model is there"
+        message = "how the layers are partitioned is not known before there is a model"
         hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
         raise_finding("PIP208", message, hint, job.path)
     try:
@@ -230,54 +234,32 @@ def layer_stage_id(job: Job, layer_idx: int) -> int:
         raise_finding("PIP208", message, f"from 0 to {len(ids) - 1}, or -1 for the last", job.path)
 
 
-# ---- where this process stands ----
+# ---- start ----
 
 
 def _start(config: Config | check.Path, overrides: Sequence[str], by_program: bool) -> Run:
+    """Do what `start` does; `by_program`: the program passes the model, whatever the config says."""
     loaded = config if isinstance(config, Config) else check.load(config, overrides)
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
     by_program = by_program or loaded.root.child("model") is None
-    rank, world_size = _place()
-    job = _job(loaded, world_size, rank, by_program)
-    _meet()
+    if dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank, world_size, *_ = bootstrap.read_distributed_env(os.environ)
+    job = _load_job(loaded, world_size, rank, by_program)
+    _setup_distributed()
     groups = Groups(job.mesh)
-    _agree(job, groups)
+    check_consistency(job, groups.axis("pipe", "data", "tensor"))
     return Run(loaded, job, groups)
 
 
-def _place() -> tuple[int, int]:
-    """(rank, world size), of torch.distributed where it runs already."""
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    place = bootstrap.read_distributed_env(os.environ)
-    return place.rank, place.world_size
-
-
-def _meet() -> None:
-    """torch.distributed and DeepSpeed upon it, where the program has not started them itself."""
-    if not dist.is_initialized():
-        place, monitor = bootstrap.read_distributed_env(os.environ), None
-        if sys.excepthook is sys.__excepthook__:  # else the program has its own way with errors
-            monitor = bootstrap.monitor_rank(place, os.environ)
-        bootstrap.setup_distributed(place, os.environ, monitor)
-        atexit.register(_stop)
-    elif not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-
-
-def _stop() -> None:
-    """Not together: a rank that ends early must not wait for the others."""
-    if dist.is_initialized():
-        bootstrap.teardown_distributed(together=False)
-
-
-def _job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
-    """The job, linted; of a model that the program gives, the config's own section is not read."""
-    names = registered()
+def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
+    """Lint the config and resolve its job; the section of a model that the program passes is not read."""
     if by_program:
-        config = _without_model(config)
-    checked = check.check(config, world_size, registered=names)
+        sections = {name: node for name, node in config.root.value.items() if name != "model"}
+        config = config._replace(root=config.root._replace(value=sections))
+    checked = check.check(config, world_size, registered=registered())
     if by_program:
         checked = checked.without(NO_MODEL)
     job = checked.job
@@ -286,90 +268,81 @@ def _job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
     return job
 
 
-def _without_model(config: Config) -> Config:
-    sections = {name: node for name, node in config.root.value.items() if name != "model"}
-    return config._replace(root=config.root._replace(value=sections))
+def _setup_distributed() -> None:
+    """Set up torch.distributed, and DeepSpeed upon it, as far as the program has not done so itself."""
+    if not dist.is_initialized():
+        dist_env, rank_monitor = bootstrap.read_distributed_env(os.environ), None
+        if sys.excepthook is sys.__excepthook__:  # else the program handles errors in its own way
+            rank_monitor = bootstrap.monitor_rank(dist_env, os.environ)
+        bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
+        atexit.register(_teardown_distributed)
+    elif not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
 
-def _agree(job: Job, groups: Groups) -> None:
-    """All ranks have the same job, wherever its files lie."""
-    mine = hashlib.sha256(repr(dataclasses.replace(job, path="", output_dir="")).encode()).hexdigest()
-    _demand_equal(mine, groups, "HST203", "another config", "give every rank the same config")
+def _teardown_distributed() -> None:
+    if dist.is_initialized():
+        bootstrap.teardown_distributed(together=False)  # a rank that ends early must not wait for the others
+
+
+# ---- what the program passes ----
 
 
 def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
-    """Of modules that each rank has built whole, a pipeline takes each stage's from another rank."""
+    """Check that all ranks have built equal weights: a pipeline takes each stage's from another rank."""
     if not isinstance(model, Sequential) or job.mesh.pipe == 1:
         return
     weights = [p.detach().double().sum().item() for _, module in model.modules for p in module.parameters()]
     hint = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
-    _demand_equal(repr(weights), groups, "HST221", "other weights", hint)
+    check_equal({"set of initial weights": repr(weights)}, groups.axis("pipe", "data", "tensor"), "HST221", hint)
 
 
-def _check_equal_numbers(samples: Sequence[Any], groups: Groups) -> None:
-    """Of the data sets: their order depends on their length. A stage between the first and the last may have none."""
-    numbers = [getattr(each, "num_samples", None) for each in samples]
-    hint = "give every rank the whole data set: each reads its own share of it"
-    for name, number in zip(("training", "evaluation"), numbers, strict=True):
-        _demand_equal(number, groups, "HST203", f"another number of {name} samples", hint)
-
-
-def _demand_equal(mine: object, groups: Groups, code: str, what: str, hint: str) -> None:
-    seen = collectives.gather_objects(mine, groups.axis("pipe", "data", "tensor"))
-    differ = [str(rank) for rank, theirs in enumerate(seen) if theirs != seen[0] and theirs is not None]
-    if differ:
-        message = f"rank {', '.join(differ[:8])} {'has' if len(differ) == 1 else 'have'} {what} than rank 0"
-        raise_finding(code, message, hint)
-
-
-# ---- what the program gives ----
-
-
-def _of_program(job: Job, model: object) -> Job:
-    """The job of a model that is known when it is built."""
+def _with_program_model(job: Job, model: object) -> Job:
+    """Return the job of a model of which only the class is known, until it is partitioned."""
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
     stages = Stages(None, None, None)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, model=section), stages=stages)
 
 
-def _samples(
-    run: Run, job: Job, train_data: Iterable[Any] | None, eval_data: Iterable[Any] | None, from_config: bool
+def _resolve_data(
+    run: Run, job: Job, train_data: Iterable[Any] | None, eval_data: Iterable[Any] | None, model_from_config: bool
 ) -> tuple[Samples | Iterable[Any] | None, Samples | Iterable[Any] | None]:
-    """What is trained on and evaluated on: the config's text where the program brings nothing."""
-    wants_text = train_data is None and (from_config or run.config.root.child("data") is not None)
-    text: tuple[Samples | None, Samples | None] = _text(job) if wants_text else (None, None)
-    given = [PairSamples(data, job.path) if is_dataset(data) else data for data in (train_data, eval_data)]  # type: ignore[arg-type]
-    train, held_out = (mine if mine is not None else theirs for mine, theirs in zip(given, text, strict=True))
+    """Return what to train on and to evaluate on: the config's text where the program passes nothing."""
+    train: Samples | Iterable[Any] | None
+    held_out: Samples | Iterable[Any] | None
+    train, held_out = (
+        PairSamples(data, job.path) if is_dataset(data) else data  # type: ignore[arg-type]
+        for data in (train_data, eval_data)
+    )
+    if train_data is None and (model_from_config or run.config.root.child("data") is not None):
+        corpus = load_corpus(job)
+        train = TextSamples.from_files(corpus.train, job.seq_len)
+        if held_out is None and job.spec.train.eval_interval:
+            held_out = TextSamples.from_files(corpus.held_out, job.seq_len)
     return train, held_out
 
 
-def _text(job: Job) -> tuple[TextSamples, TextSamples | None]:
-    corpus = load_corpus(job)
-    held_out = TextSamples.from_files(corpus.held_out, job.seq_len) if job.spec.train.eval_interval else None
-    return TextSamples.from_files(corpus.train, job.seq_len), held_out
-
-
-def _loader(engine: Engine, samples: Any, position: Callable[[], int]) -> Iterable[Any] | None:
+def _make_loader(engine: Engine, samples: Any, consumed_samples: Callable[[], int]) -> Iterable[Any] | None:
     if samples is None or not hasattr(samples, "batch"):
         return samples  # type: ignore[no-any-return]
-    return Loader(samples, engine.job, engine.groups.coord["data"], position)
+    return Loader(samples, engine.job, engine.groups.coord["data"], consumed_samples)
 
 
-def _by_engine(scheduler: Any, path: str) -> Any:
-    """The schedule, whose `step` is the engine's alone: a second one a step would halve the run."""
-    if scheduler is None:
+def _read_only(lr_scheduler: Any, path: str) -> Any:
+    """Return a view of the LR scheduler that refuses `step`: stepped twice a step, it would end in half the run."""
+    if lr_scheduler is None:
         return None
 
-    class ByEngine(type(scheduler)):  # type: ignore[misc]
-        """Reads as the schedule does."""
+    class ReadOnly(type(lr_scheduler)):  # type: ignore[misc]
+        """The engine's LR scheduler, to read."""
 
         def __init__(self) -> None:
-            self.__dict__ = scheduler.__dict__
+            self.__dict__ = lr_scheduler.__dict__
 
         def step(self, *_: Any, **__: Any) -> NoReturn:
-            message = "lr_scheduler.step(): the engine steps the schedule, once an optimizer step"
+            message = "lr_scheduler.step(): the engine steps the LR scheduler, once an optimizer step"
             hint = "leave the call out: engine.step() and engine.train_batch() do it"
             raise_finding("BAT209", message, hint, path)
 
-    return ByEngine()
+    return ReadOnly()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dslpar.distributed import bootstrap
+from dslpar.distributed.bootstrap import exit_process
 from dslpar.training.main import main
 
 if __name__ == "__main__":
-    bootstrap.exit_process(main())
+    exit_process(main())

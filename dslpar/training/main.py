@@ -2,11 +2,13 @@
 
     deepspeed --num_gpus 8 train.py --config configs/gpt_3d.py train.steps=50
     mpirun -np 8 --bind-to none python train.py --config configs/gpt_3d.py --resume
-    python train.py --config configs/gpt_3d.py parallel=None            # one process, the same path
+    python train.py --config configs/gpt_3d.py parallel=None            # one process, the same steps
 
-The config is loaded, linted and resolved before torch is imported, and before any process group exists. Rank 0 speaks;
-the others only in error. Exit status: 0 the run is done, 1 it cannot run or has failed, 2 the command line is wrong,
-train.requeue_status (75) it was told to stop by SIGTERM or SIGUSR1, has saved a checkpoint, and is to be queued again.
+A rank goes through these: parse the arguments, load and lint the config (without torch, before any process group
+exists), set up torch.distributed, check that all ranks run the same, claim the run folder, build the engine, load the
+checkpoint, train, tear down. Rank 0 reports; the others only in error. Exit status: 0 the run is complete, 1 it cannot
+run or has failed, 2 the command line is wrong, train.requeue_status (75) it was told to stop by SIGTERM or SIGUSR1, has
+saved a checkpoint, and is to be queued again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.layout.resolve import Job
-from dslpar.linter import check as linter_check
+from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging, monitors, run_dir
 from dslpar.reporting.logging import log
@@ -33,122 +35,159 @@ from dslpar.reporting.logging import log
 if TYPE_CHECKING:
     from dslpar.checkpoint import Stored
     from dslpar.data.corpus import Corpus
-    from dslpar.distributed import collectives
+    from dslpar.distributed.collectives import Axis
     from dslpar.engine.engine import Engine
     from dslpar.language.load import Config
+    from dslpar.training.loop import Trainer
     from dslpar.watchdog.rank_monitor import RankMonitor
 
-_PATIENCE_S = 10
-"""How long a rank that has nothing to say waits to be ended by the launcher, after rank 0 has said why."""
-_MET_PATIENCE_S = 3
-"""The same where the ranks have met, so that rank 0 is not late: on another host nobody may end this one."""
+_BEFORE_START_WAIT_S = 10
+"""How long a rank other than 0 that cannot run waits to be ended by the launcher, before it says why itself."""
+_AFTER_START_WAIT_S = 3
+"""The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
 
 
-class Ready(NamedTuple):
-    """What will run, on what text, what says so, and how much of it was asked for."""
+class Request(NamedTuple):
+    """What the command line requests: a job, its text, the config it came from, and how much of it to do."""
 
     job: Job
     corpus: Corpus
     config: Config
-    flags: argparse.Namespace
+    arguments: argparse.Namespace
 
     @property
     def trains(self) -> bool:
         """Whether steps are taken, and files written."""
-        return not (self.flags.eval_only or self.flags.dry_run)
+        return not (self.arguments.eval_only or self.arguments.dry_run)
 
     @property
-    def loads(self) -> bool:
+    def loads_checkpoint(self) -> bool:
         """Whether a checkpoint is loaded, if there is one."""
-        return bool(self.flags.resume or self.flags.eval_only)
+        return bool(self.arguments.resume or self.arguments.eval_only)
+
+    def is_complete(self, stored: Stored | None) -> bool:
+        """Whether the run that saved this checkpoint had taken all steps."""
+        return self.trains and stored is not None and stored.step >= self.job.spec.train.steps
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one rank; returns its exit status."""
+    """Run one rank; return its exit status."""
     try:
         dist_env = bootstrap.read_distributed_env(os.environ)
     except DslparError as error:
-        sys.stderr.write(report_text.text(error.findings, {}))
+        logging.print_findings(error.findings)
         return 1
-    monitor = bootstrap.monitor_rank(dist_env, os.environ)
-    with logging.muted_unless_rank_0(dist_env.rank) as unsaid:
-        status, ready = _prepare(dist_env, sys.argv[1:] if argv is None else argv)
-    if ready is not None:
-        return _run(dist_env, ready, monitor)
+    rank_monitor = bootstrap.monitor_rank(dist_env, os.environ)
+    with logging.muted_unless_rank_0(dist_env.rank) as muted:
+        status, request = load_and_lint(sys.argv[1:] if argv is None else argv, dist_env)
+    if request is not None:
+        return run_rank(request, dist_env, rank_monitor)
     if status and dist_env.rank:
-        time.sleep(_PATIENCE_S)  # rank 0 most often says the same, and the launcher ends this one
-        sys.stderr.write(f"{monitor.location} cannot run:\n{unsaid.getvalue()}")
+        time.sleep(_BEFORE_START_WAIT_S)  # rank 0 most often says the same, and the launcher ends this one
+        sys.stderr.write(f"{rank_monitor.location} cannot run:\n{muted.getvalue()}")
     return status
 
 
-def _run(dist_env: DistributedEnv, ready: Ready, monitor: RankMonitor) -> int:
-    """The run itself; its exit status."""
-    os.environ.update(monitors.environment(ready.job))
-    train = ready.job.spec.train
-    if ready.trains:
-        monitor.stop_on_signal(train.term_grace, train.requeue_status)
-    monitor.page.enter("starting")
-    bootstrap.setup_distributed(dist_env, os.environ, monitor)
-    _outwait(ready.job)
+def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
+    """Do what was requested, together with the other ranks; return the exit status."""
+    job = request.job
+    os.environ.update(monitors.environment(job))
+    if request.trains:
+        rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
+    rank_monitor.page.enter("starting")
+    bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
+    _extend_timeouts(job)
     try:
-        _agree(dist_env, ready)  # so from here on, every rank has read the config
-        if dist_env.rank == 0 and ready.trains:
-            run_dir.lock_run_folder(ready.job, ready.config)  # before it is looked what is there
-        stored = _stored(dist_env, ready) if ready.loads else None
-        folder = _claim(dist_env, ready, stored)
+        stored, folder = claim_run_folder(request, dist_env)
     except DslparError as error:
         if dist_env.rank == 0:
-            logging.print_findings([_placed(finding, ready) for finding in error.findings], ready.config.sources)
-        return _leave(dist_env, monitor)
+            logging.print_findings([_at_key(finding, request) for finding in error.findings], request.config.sources)
+        return _end_after_rank_0(dist_env, rank_monitor)
     with logging.log_to_run_folder(folder, dist_env.rank):
         try:
-            status = _work(ready, stored, folder, monitor)
-        except DslparError as error:  # what the machine alone could tell, and tells every rank
+            status = _run(request, stored, folder, rank_monitor)
+        except DslparError as error:  # what only the machine could know; every rank has the same findings
             log.error("%s", report_text.text(error.findings, {}).rstrip())
-            return _leave(dist_env, monitor)
-    monitor.page.enter("ending", monitor.page.progress().step)
+            return _end_after_rank_0(dist_env, rank_monitor)
+    rank_monitor.page.enter("ending", rank_monitor.page.progress().step)
     bootstrap.teardown_distributed()
     return status
 
 
-def _leave(dist_env: DistributedEnv, monitor: RankMonitor) -> int:
-    """The exit status of an error that every rank has met, and rank 0 tells: at the first rank that leaves, a launcher
-    ends the others, so rank 0 goes first.
+def _run(request: Request, stored: Stored | None, folder: Path | None, rank_monitor: RankMonitor) -> int:
+    """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
+    from dslpar import checkpoint
+    from dslpar.training.loop import Trainer
+
+    job = request.job
+    if stored is not None and request.is_complete(stored):
+        log.info("%s is of step %d, and train.steps is %d: complete", stored.path, stored.step, job.spec.train.steps)
+        return 0
+    if request.loads_checkpoint and stored is None:
+        log.info("nothing to resume in %s: starting at step 0", job.output_dir)
+    with logging.prints_to_log(folder):
+        engine = _build_engine(job, rank_monitor)
+        if stored is not None:
+            rank_monitor.page.enter("loading")
+            checkpoint.load(engine, stored)
+    _log_job(job, engine)
+    if stored is not None:
+        log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
+        for line in checkpoint.changes(stored, job):  # of the layout, and of keys that have an effect
+            log.info("%s", line)
+    if request.arguments.dry_run:
+        _log_parameters(engine)
+        return 0
+    if request.arguments.eval_only:
+        _evaluate(Trainer(job, engine, request.corpus, folder=None))
+        return 0
+    if folder is not None:
+        run_dir.truncate_metrics(folder, engine.steps_done)
+    trainer = Trainer(job, engine, request.corpus, folder, rank_monitor)
+    trainer.train()
+    if not trainer.stopped or engine.steps_done == job.spec.train.steps:
+        return 0
+    saved = (
+        f"step {engine.steps_done} is saved in {trainer.last_checkpoint}" if trainer.last_checkpoint else "not saved"
+    )
+    log.info("told to stop: %s", saved)
+    return rank_monitor.mark_stopped(engine.steps_done, trainer.last_checkpoint)
+
+
+def _end_after_rank_0(dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
+    """Return the exit status of an error that every rank has, and rank 0 reports.
+
+    When the first rank ends, a launcher ends the others: rank 0 must come first, or its report may be lost.
     """
-    monitor.page.enter("ending", monitor.page.progress().step)
+    rank_monitor.page.enter("ending", rank_monitor.page.progress().step)
     bootstrap.teardown_distributed(together=False)
     if dist_env.rank:
-        monitor.wait_for_rank_0(_MET_PATIENCE_S)
+        rank_monitor.wait_for_rank_0(_AFTER_START_WAIT_S)
     return 1
 
 
-def _placed(finding: Finding, ready: Ready) -> Finding:
-    """At its key, where that stands in the config: those who find it know the file alone."""
-    known = finding.key and finding.location == Location(ready.job.path)
-    return finding._replace(location=ready.config.at(finding.key)) if known else finding
+# ---- before torch is imported ----
 
 
-# ---- before anything starts ----
-
-
-def _prepare(dist_env: DistributedEnv, words: Sequence[str]) -> tuple[int, Ready | None]:
-    """Everything that can be known to be wrong before a process group exists; with it, the exit status."""
+def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, Request | None]:
+    """Find all that is wrong before a process group exists, and print it; return the exit status with the request."""
     from dslpar.data.corpus import load_corpus
 
     config: Config | None = None
     try:
-        flags = _parser().parse_intermixed_args(words)
-        config = linter_check.load(flags.config, flags.overrides)
-        checked = linter_check.check(config, dist_env.world_size)
+        arguments = _make_parser().parse_intermixed_args(argv)
+        config = check.load(arguments.config, arguments.overrides)
+        checked = check.check(config, dist_env.world_size)
         logging.print_findings(checked.findings, config.sources)
         if checked.has_errors:
             return 1, None
-        job = _asked(checked.job, flags)
+        job = _requested_job(checked.job, arguments)
         if dist_env.rank == 0:
             monitors.check_packages(job)
-        ready = Ready(job, load_corpus(job), config, flags)
-        logging.print_findings([*run_dir.unused_checkpoint(job, config, loads=ready.loads)], config.sources)
-        return 0, ready
+        request = Request(job, load_corpus(job), config, arguments)
+        unused = run_dir.unused_checkpoint(job, config, loads=request.loads_checkpoint)
+        logging.print_findings([*unused], config.sources)
+        return 0, request
     except DslparError as error:
         logging.print_findings(error.findings, config.sources if config else {})
         return 1, None
@@ -156,7 +195,7 @@ def _prepare(dist_env: DistributedEnv, words: Sequence[str]) -> tuple[int, Ready
         return int(ended.code or 0), None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py",
         description="Train what a config describes, on this rank.",
@@ -166,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest checkpoint in train.output_dir; where there is none, start at step 0",
+        help="continue from the newest checkpoint in train.output_dir; where there is none, start at step 0",
     )
     parser.add_argument(
         "--eval-only",
@@ -183,36 +222,56 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _asked(job: Job, flags: argparse.Namespace) -> Job:
-    """The job as the flags have it: what does not train needs no monitors, and an evaluation held-out text."""
-    if flags.eval_only or flags.dry_run:
+def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
+    """Return the job as the flags change it: only training needs monitors, and an evaluation needs held-out text."""
+    if arguments.eval_only or arguments.dry_run:
         job = monitors.without_monitors(job)
-    if flags.eval_only:
+    if arguments.eval_only:
         train = dataclasses.replace(job.spec.train, eval_interval=job.spec.train.steps)
         job = dataclasses.replace(job, spec=dataclasses.replace(job.spec, train=train))
     return job
 
 
-# ---- all ranks together, before anything is built ----
+# ---- ranks together, before anything is built ----
 
 
-def _agree(dist_env: DistributedEnv, ready: Ready) -> None:
-    """They run the same, on whatever host they are; else DslparError, on every rank."""
-    from dslpar.training import consistency
+def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Stored | None, Path | None]:
+    """Check that all ranks run the same; lock the run folder, find the checkpoint to load, and prepare the folder.
 
-    flags = {name: value for name, value in vars(ready.flags).items() if isinstance(value, bool)}
-    consistency.demand(consistency.identity(ready.job, ready.corpus, flags), _world(dist_env))
+    Returns:
+        The checkpoint, if one is to be loaded; and the folder to write to, on rank 0 of a run that trains.
+    """
+    from dslpar import checkpoint
+    from dslpar.distributed.collectives import Axis
+    from dslpar.training.consistency import check_consistency
+
+    job, corpus = request.job, request.corpus
+    world = Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
+    flags = {name: value for name, value in vars(request.arguments).items() if isinstance(value, bool)}
+    facts = {"text": checkpoint.text_identity((*corpus.train, *corpus.held_out)), "command line": repr(flags)}
+    facts |= {f"version of {name}": version for name, version in run_dir.versions().items()}
+    check_consistency(job, world, facts)
+    # From here on every rank has read the config, which may be in the folder that is now changed.
+    if dist_env.rank == 0 and request.trains:
+        run_dir.lock_run_folder(job, request.config)  # before it is looked at what is there
+    stored = _find_checkpoint(request, world) if request.loads_checkpoint else None
+    if dist_env.rank or not request.trains or request.is_complete(stored):
+        return stored, None
+    # A checkpoint of another run does not make what is in this folder ours to continue.
+    checkpoints = Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
+    resumed = stored is not None and Path(stored.path).parent.resolve() == checkpoints
+    return stored, run_dir.prepare_run_folder(job, request.config, resumed=resumed)
 
 
-def _stored(dist_env: DistributedEnv, ready: Ready) -> Stored | None:
-    """The checkpoint to load, checked; None: there is none, and nothing to evaluate would be an error."""
+def _find_checkpoint(request: Request, world: Axis) -> Stored | None:
+    """Return the checkpoint to load, checked; None: there is none, which is an error if there is nothing but that."""
     from dslpar import checkpoint
 
-    job = ready.job
-    stored = checkpoint.newest(job, _world(dist_env))
+    job = request.job
+    stored = checkpoint.newest(job, world)
     if stored is not None:
-        checkpoint.check(stored, job, checkpoint.text_identity(ready.corpus.train))
-    elif ready.flags.eval_only:
+        checkpoint.check(stored, job, checkpoint.text_identity(request.corpus.train))
+    elif request.arguments.eval_only:
         message = f"--eval-only, and no checkpoint in {job.output_dir}"
         hint = "train first, or name the folder of a run, train.output_dir=..."
         key = "train.output_dir"
@@ -220,110 +279,40 @@ def _stored(dist_env: DistributedEnv, ready: Ready) -> Stored | None:
     return stored
 
 
-def _claim(dist_env: DistributedEnv, ready: Ready, stored: Stored | None) -> Path | None:
-    """The folder to write to, on rank 0 of a run that trains; what is complete leaves all as it is."""
-    if dist_env.rank or not ready.trains or _is_complete(ready, stored):
-        return None
-    return run_dir.prepare_run_folder(
-        ready.job, ready.config, resumed=stored is not None and _is_own(ready.job, stored)
-    )
+def _at_key(finding: Finding, request: Request) -> Finding:
+    """Return a finding at its key's place in the config: those who raise it know the file alone."""
+    known = finding.key and finding.location == Location(request.job.path)
+    return finding._replace(location=request.config.at(finding.key)) if known else finding
 
 
-def _is_own(job: Job, stored: Stored) -> bool:
-    """Whether it is of the run in this folder, which then goes on; another run that is there is set aside."""
-    return Path(stored.path).parent.resolve() == Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
+# ---- the engine ----
 
 
-def _is_complete(ready: Ready, stored: Stored | None) -> bool:
-    return ready.trains and stored is not None and stored.step >= ready.job.spec.train.steps
-
-
-def _world(dist_env: DistributedEnv) -> collectives.Axis:
-    from dslpar.distributed import collectives
-
-    return collectives.Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
-
-
-# ---- the work ----
-
-
-def _work(ready: Ready, stored: Stored | None, folder: Path | None, monitor: RankMonitor) -> int:
-    """What was asked for; the exit status."""
-    job = ready.job
-    if stored is not None and _is_complete(ready, stored):
-        log.info("%s is of step %d, and train.steps is %d: complete", stored.path, stored.step, job.spec.train.steps)
-        return 0
-    if ready.loads and stored is None:
-        log.info("nothing to resume in %s: starting at step 0", job.output_dir)
-    engine = _build(job, stored, folder, monitor)
-    _introduce(job, engine)
-    if stored is not None:
-        log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
-        _tell_changes(job, stored)
-    if ready.flags.dry_run:
-        _count(engine)
-    elif ready.flags.eval_only:
-        _evaluate(ready, engine)
-    else:
-        return _train(ready, engine, folder, monitor)
-    return 0
-
-
-def _outwait(job: Job) -> None:
-    """What torch gives up waiting for is to be longer than what a step, or a checkpoint, may take."""
-    from dslpar.training.loop import SLOW
-
-    bound = job.spec.train.step_timeout
-    bootstrap.extend_timeouts(bound and SLOW * bound)
-
-
-def _tell_changes(job: Job, stored: Stored) -> None:
-    """What is not as it was in the run that saved: the layout, and what takes effect."""
-    from dslpar import checkpoint
-
-    for line in checkpoint.changes(stored, job):
-        log.info("%s", line)
-
-
-def _build(job: Job, stored: Stored | None, folder: Path | None, monitor: RankMonitor) -> Engine:
-    """The engine, as the checkpoint has it."""
-    from dslpar import checkpoint
+def _build_engine(job: Job, rank_monitor: RankMonitor) -> Engine:
     from dslpar.data.text import TextSamples
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
-    with logging.prints_to_log(folder):
-        groups = Groups(job.mesh)
-        monitor.page.set_location(groups.stage_name)
-        monitor.page.enter("building")
-        engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
-        _outwait(job)
-        if stored is not None:
-            monitor.page.enter("loading")
-            checkpoint.load(engine, stored)
+    groups = Groups(job.mesh)
+    rank_monitor.page.set_location(groups.stage_name)
+    rank_monitor.page.enter("building")
+    engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
+    _extend_timeouts(job)  # of the groups that were made since
     return engine
 
 
-def _train(ready: Ready, engine: Engine, folder: Path | None, monitor: RankMonitor) -> int:
-    """The steps; the exit status."""
-    from dslpar.training.loop import Steps
+def _extend_timeouts(job: Job) -> None:
+    """Have torch wait longer than a step or a checkpoint may take."""
+    from dslpar.training.loop import SLOW_FACTOR
 
-    if folder is not None:
-        run_dir.truncate_metrics(folder, engine.steps_done)
-    steps = Steps(ready.job, engine, ready.corpus, folder, monitor)
-    steps.train()
-    if not steps.stopped or engine.steps_done == ready.job.spec.train.steps:
-        return 0
-    log.info("told to stop: %s", f"step {engine.steps_done} is saved in {steps.saved}" if steps.saved else "not saved")
-    return monitor.mark_stopped(engine.steps_done, steps.saved)
+    step_timeout = job.spec.train.step_timeout
+    bootstrap.extend_timeouts(step_timeout and SLOW_FACTOR * step_timeout)
 
 
-def _evaluate(ready: Ready, engine: Engine) -> None:
-    """The held-out loss, on the terminal and in eval.jsonl."""
-    from dslpar.training.loop import Steps
-
-    job = ready.job
-    loss = Steps(job, engine, ready.corpus, folder=None).held_out_loss()
+def _evaluate(trainer: Trainer) -> None:
+    """Evaluate; the held-out loss goes to the log and to eval.jsonl."""
+    job, engine = trainer.job, trainer.engine
+    loss = trainer.evaluate()
     tokens = job.spec.train.eval_steps * job.batch.global_size * job.seq_len
     log.info("held-out loss at step %d: %.4f, over %d tokens", engine.steps_done, loss, tokens)
     if engine.groups.rank == 0:
@@ -331,8 +320,7 @@ def _evaluate(ready: Ready, engine: Engine) -> None:
             run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, "tokens": tokens})
 
 
-def _introduce(job: Job, engine: Engine) -> None:
-    """What runs, in two lines."""
+def _log_job(job: Job, engine: Engine) -> None:
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     log.info(
@@ -346,9 +334,8 @@ def _introduce(job: Job, engine: Engine) -> None:
     )
 
 
-def _count(engine: Engine) -> None:
-    """What was built, in a line."""
-    from dslpar.training.loop import num_parameters
+def _log_parameters(engine: Engine) -> None:
+    from dslpar.training.metrics import num_parameters
 
-    everywhere, here = num_parameters(engine)
-    log.info("built on all ranks: %s parameters in all, of which rank 0 holds %s", f"{everywhere:,}", f"{here:,}")
+    total, local = num_parameters(engine)
+    log.info("built on all ranks: %s parameters in all, of which rank 0 holds %s", f"{total:,}", f"{local:,}")

@@ -24,8 +24,8 @@ from dslpar.linter import check
 from dslpar.models.gpt import costs, section
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
-from dslpar.training.loop import throughput
-from dslpar.training.main import _prepare, main
+from dslpar.training.main import load_and_lint, main
+from dslpar.training.metrics import throughput
 from tests.support.forked_runs import start_job, train_alone
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, Finished, metrics, mpirun, start, write_config
@@ -227,7 +227,7 @@ def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: s
 def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
-    from dslpar.training.loop import device_name, num_parameters, throughput
+    from dslpar.training.metrics import device_name, num_parameters, throughput
 
     engine = build_engine(job, Groups(job.mesh))
     return num_parameters(engine), throughput(job, device_name(engine), tokens_per_s=1000.0)
@@ -309,7 +309,8 @@ def test_a_checkpoint_that_is_named_and_not_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: bool
 ) -> None:
     config = str(write_config(tmp_path))
-    status, _ = _prepare(bootstrap.DistributedEnv(), ["--config", config, "checkpoint.resume_from=step_000001", *words])
+    argv = ["--config", config, "checkpoint.resume_from=step_000001", *words]
+    status, _ = load_and_lint(argv, bootstrap.DistributedEnv())
     assert status == 0
     warning = "CKP210 resume-from-unused [warning]: checkpoint.resume_from is 'step_000001', and without --resume"
     assert (warning in capsys.readouterr().err) == said

@@ -76,7 +76,7 @@ def test_a_model_of_the_program_is_cut_by_what_the_config_says(tmp_path: Path) -
     said = "parallel = dict(pipeline=dict(size=2, counts=[1, 2]))\n"
     assert on_ranks(2, _by_a_program, written(tmp_path, said + BATCH), init="deepspeed") == [(0, 1)] * 2
     unsaid = on_ranks(2, _by_a_program, written(tmp_path, "parallel = dict(pipeline=2)\n" + BATCH), init="deepspeed")
-    assert "PIP208 no-such-layer: nothing says how the layers are cut before the model is there" in unsaid[0]
+    assert "PIP208 no-such-layer: how the layers are partitioned is not known before there is a model" in unsaid[0]
     assert on_ranks(1, _by_a_program, written(tmp_path, BATCH), init="deepspeed") == [(0, 0)]
 
 

@@ -1,0 +1,49 @@
+"""Numbers of a run for metrics.jsonl and the log: throughput, model FLOPs utilization, parameters, loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from dslpar.distributed import collectives
+from dslpar.engine.engine import Engine
+from dslpar.forecast import flops
+from dslpar.forecast.family import costs_of
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections
+
+
+def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
+    """Return each device's `tflops_per_s`, by the count of `mfu_causal`, and the MFUs; unknown ones are left out."""
+    model = job.spec.model
+    if not isinstance(model, sections.Model):
+        return {}
+    flops_per_token = costs_of(model).flops_per_token(model, job.seq_len)._asdict()
+    per_device = {name: count * tokens_per_s / job.mesh.world_size for name, count in flops_per_token.items()}
+    peak = flops.peak_flops_per_s(device, job.spec.precision.dtype)
+    mfus = {name: rate / peak for name, rate in per_device.items()} if peak else {}
+    return {"tflops_per_s": per_device["mfu_causal"] / 1e12, **mfus}
+
+
+def num_parameters(engine: Engine) -> tuple[int, int]:
+    """Return the distinct parameters of the whole model, and those on this rank, padding included. All together."""
+    parameters: list[Any] = list(engine.module.parameters())
+    sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
+    owned = sum(size for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel)
+    total = collectives.all_reduce(torch.tensor(owned, device=engine.deepspeed.device), engine.groups.axis("model"))
+    return int(total), sum(sizes)
+
+
+def device_name(engine: Engine) -> str:
+    """Return the name by which the driver knows this rank's device; "cpu" for a CPU."""
+    device = engine.deepspeed.device
+    if device.type == "cpu":
+        return "cpu"
+    return str(get_accelerator().get_device_properties(device.index).name)
+
+
+def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
+    """Return the scale that the next step's loss is multiplied by, with fp16 alone."""
+    return {"loss_scale": float(engine.deepspeed.optimizer.loss_scale)} if job.spec.precision.dtype == "fp16" else {}
