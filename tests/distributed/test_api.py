@@ -113,7 +113,7 @@ def test_calls_out_of_order_are_said(tmp_path: Path) -> None:
         "BAT204 other-micro-batches: micro-batches of [8] samples, where a step takes 2 of 8",
         "BAT204 other-micro-batches: micro-batches of [3, 3] samples, where a step takes 2 of 8",
         "BAT205 not-tensors: a micro-batch holds a str",
-        "BAT206 step-out-of-order: backward() without the step() that belongs to the last backward before it",
+        "BAT206 step-out-of-order: backward() without the last backward's step() before it",
         "zero_grad() between backward and step() would throw the gradient away",
         "forward_backward() in the middle of a step that backward() began",
     ]
@@ -194,7 +194,7 @@ def _no_pairs(path: str) -> Any:
 
 def test_what_holds_no_pairs_is_no_data(tmp_path: Path) -> None:
     said = on_ranks(1, _no_pairs, written(tmp_path, CONFIG), init="deepspeed")[0]
-    assert "BAT207 no-pairs: an item of the data set is no (input, label)" in said
+    assert "BAT207 no-pairs: an item of the data set is not an (input, label) pair" in said
 
 
 class Two(nn.Module):
@@ -242,7 +242,7 @@ def test_the_schedule_is_the_config_s_over_the_program_s_rate(tmp_path: Path) ->
     rates, said, last = on_ranks(1, _scheduled, path, init="deepspeed")[0]
     assert rates == pytest.approx([0.2, 0.4, 0.2, 0.0])
     assert last == pytest.approx(0.0)
-    assert "BAT209 second-schedule-step: lr_scheduler.step(): the engine steps the schedule" in said
+    assert "BAT209 second-schedule-step: lr_scheduler.step(): the engine steps the LR scheduler" in said
 
 
 class Signs(torch.optim.SGD):
