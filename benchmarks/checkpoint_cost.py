@@ -89,7 +89,7 @@ Tensors = dict[str, torch.Tensor]
 
 def tensors_of(engine: Engine) -> Tensors:
     """What our save writes on this rank, under names of its own on each: so torch saves each of them, too."""
-    _, tensors = save_load._to_write(engine, engine.groups.rank)
+    _, tensors = save_load._collect_tensors(engine, engine.groups.rank)
     return {f"{key}@{engine.groups.rank}": tensor for key, tensor in tensors.items()}
 
 
@@ -139,7 +139,7 @@ def load(engine: Engine) -> Costs:
     """Ours: the newest, once all of it is known to be whole."""
 
     def newest() -> None:
-        stored = checkpoint.newest(engine.job, save_load.world_of(engine))
+        stored = checkpoint.find_checkpoint(engine.job, save_load.world_of(engine))
         assert stored is not None
         checkpoint.load(engine, stored)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.measure import Ratio
 
 if TYPE_CHECKING:
-    from dslpar.checkpoint.folder import Written
+    from dslpar.checkpoint.folder import FileDigest
     from dslpar.checkpoint.index import Index
     from dslpar.layout.resolve import Job
 
@@ -123,11 +123,11 @@ def main(folder: Path, num_layers: int, vocab_size: int) -> None:
     )
     whole = job_of(num_layers, vocab_size, 1)
     largest, stored = write_checkpoint(folder / "from", cut, whole)
-    found = files.read(folder / "from" / "step_000001")
+    found = files.open_checkpoint(folder / "from" / "step_000001")
     print("ready", largest, stored, flush=True)
     sys.stdin.readline()
     there = offline.reshard(found, cut, folder / "cut")
-    offline.reshard(files.read(there), whole, folder / "whole")
+    offline.reshard(files.open_checkpoint(there), whole, folder / "whole")
 
 
 def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
@@ -151,11 +151,11 @@ def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
 
     _, (stage,) = offline.stages_of(cut, index.Index())
     shapes = {name: whole.shape for name, whole in stage.items()}
-    part = folder.begin(root, 1)
+    part = folder.begin_save(root, 1)
     written = {
         "tensors/00000.safetensors": _tensors(index.tensor_path(part, 0), shapes),
-        index.INDEX: folder.write(part / index.INDEX, [json.dumps(_index(shapes).to_json()).encode()]),
-        folder.STATE: folder.write(part / folder.STATE, [b"counts and schedule"]),
+        index.INDEX: folder.write_file(part / index.INDEX, [json.dumps(_index(shapes).to_json()).encode()]),
+        folder.STATE: folder.write_file(part / folder.STATE, [b"counts and schedule"]),
     }
     folder.publish(root, manifest.manifest_of(whole, "text", 1), written)
     sizes = [4 * math.prod(shape) for shape in shapes.values()]
@@ -165,24 +165,24 @@ def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
 _KEYS = ("", "exp_avg", "exp_avg_sq")
 
 
-def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Written:
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> FileDigest:
     """Random weights and states, one at a time."""
     import torch
 
     from dslpar.checkpoint.index import file_key
-    from dslpar.checkpoint.tensor_file import Lazy, write_lazily
+    from dslpar.checkpoint.tensor_file import LazyTensor, write_lazy_tensors
 
     counts = {file_key(name, key): math.prod(shape) for name, shape in shapes.items() for key in _KEYS}
-    tensors = [Lazy(name, torch.float32, (count,), partial(torch.rand, count)) for name, count in counts.items()]
-    return write_lazily(path, tensors)
+    tensors = [LazyTensor(name, torch.float32, (count,), partial(torch.rand, count)) for name, count in counts.items()]
+    return write_lazy_tensors(path, tensors)
 
 
 def _index(shapes: Mapping[str, tuple[int, ...]]) -> Index:
     from dslpar.checkpoint.index import Entry, Index
-    from dslpar.checkpoint.slices import Piece, whole_box
+    from dslpar.checkpoint.slices import Piece, full_box
 
     states = dict.fromkeys(_KEYS[1:], "F32")
-    pieces = {name: [Piece(0, whole_box(shape), 0, math.prod(shape))] for name, shape in shapes.items()}
+    pieces = {name: [Piece(0, full_box(shape), 0, math.prod(shape))] for name, shape in shapes.items()}
     entries = {
         name: Entry(shape=shape, dtype="F32", states=states, group=0, pieces=pieces[name])
         for name, shape in shapes.items()

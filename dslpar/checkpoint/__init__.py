@@ -1,17 +1,21 @@
-"""Checkpoints of a run: `<output_dir>/checkpoints/step_000005/`, each whole or not there.
+"""Checkpoints of a run, `<output_dir>/checkpoints/step_000005/`: each intact or not there, readable in any layout.
 
-    checkpoint.save(engine, data)               # all ranks together
-    stored = checkpoint.newest(job, world)      # what rank 0 sees, the same on every rank; None: nothing
-    checkpoint.check(stored, job, data)         # refuses another model, text, seed, ... before anything is read
-    checkpoint.load(engine, stored)             # to the bit; on another layout each tensor to the bit
+What comes in: DeepSpeed's engine with its weights, optimizer and counters, and the job that describes the run. What
+goes out: a folder of files that each rank has written, published at once; or an engine that continues such a run.
+
+    checkpoint.save(engine, data)                            # all ranks together
+    saved = checkpoint.find_checkpoint(job, world)           # what rank 0 sees, the same on every rank; None: nothing
+    checkpoint.check(saved, job, data)                       # refuses another model, text, seed, ...
+    checkpoint.load(engine, saved)                           # to the bit; in another layout each tensor to the bit
 
 Each distinct element is stored once, in safetensors files under the model's own names, with an index of which piece
-lies where: so any layout reads it. `folder` knows names and files, `index`, `pieces` and `tensorfile` what is in them;
-`held` finds it in DeepSpeed's engine, `state` saves and loads, `choice` says which one; `manifest` and `compare` what a
-resume may change. `weights` is apart from these: the whole model's tensors, out of one layout and into another.
+lies where: so any layout reads it. `folder` knows names and files, `index`, `slices` and `tensor_file` what is in them;
+`shards` finds it in DeepSpeed's engine, `save_load` saves and loads it, `select` chooses one; `manifest`, `compare` and
+`resume_policy` say what a resume may change. `full_state_dict` is apart from these: full tensors, out of one layout
+and into another.
 
-    whole = checkpoint.full_state(engine.module, engine.groups)
-    checkpoint.load_full_state(other.module, whole, other.groups)
+    full = checkpoint.full_state(engine.module, engine.groups)
+    checkpoint.load_full_state(other.module, full, other.groups)
 """
 
 from __future__ import annotations
@@ -21,29 +25,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dslpar.checkpoint.compare import changes, check
-    from dslpar.checkpoint.folder import Stored
-    from dslpar.checkpoint.full_state import full_state, load_full_state
+    from dslpar.checkpoint.folder import Checkpoint
+    from dslpar.checkpoint.full_state_dict import full_state, load_full_state
     from dslpar.checkpoint.manifest import text_identity
     from dslpar.checkpoint.save_load import load, save
-    from dslpar.checkpoint.select import newest
+    from dslpar.checkpoint.select import find_checkpoint
 
-_HOMES = {
-    "Stored": "folder",
+_MODULES = {
+    "Checkpoint": "folder",
     "changes": "compare",
     "check": "compare",
-    "full_state": "full_state",
+    "find_checkpoint": "select",
+    "full_state": "full_state_dict",
     "load": "save_load",
-    "load_full_state": "full_state",
-    "newest": "select",
+    "load_full_state": "full_state_dict",
     "save": "save_load",
     "text_identity": "manifest",
 }
-"""Loaded at first use: `dslpar checkpoint verify` needs no torch."""
+"""The module of each public name, imported at its first use: `dslpar checkpoint verify` needs no torch."""
 
-__all__ = ["Stored", "changes", "check", "full_state", "load", "load_full_state", "newest", "save", "text_identity"]
+__all__ = [
+    "Checkpoint",
+    "changes",
+    "check",
+    "find_checkpoint",
+    "full_state",
+    "load",
+    "load_full_state",
+    "save",
+    "text_identity",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'dslpar.checkpoint' has no attribute {name!r}")
-    return getattr(import_module(f"dslpar.checkpoint.{_HOMES[name]}"), name)
+    return getattr(import_module(f"dslpar.checkpoint.{_MODULES[name]}"), name)

@@ -1,11 +1,11 @@
-"""What differs between a checkpoint and the config that goes on from it: refused, told, or free. No torch.
+"""Compare a checkpoint with the config that resumes it: changes are refused, reported, or free. No torch.
 
-    check(stored, job, text)        # DslparError with everything that would make it another run
-    changes(stored, job)            # ["optimizer.lr: 0.0003 -> 0.0001, from step 6 on"]
+    check(checkpoint, job, text)    # DslparError with everything that would make it another run
+    changes(checkpoint, job)        # ["optimizer.lr: 0.0003 -> 0.0001, from step 6 on"]
 
 Values are compared, not texts: `train.dist` and `parallel`, `zero=1` and `zero=dict(stage=1)` are alike, and a default
-that is written out is no change. DeepSpeed restores an optimizer's settings with its state, so that there a changed
-lr is in the config and nowhere else; here the config of now decides, and only what moves comes from the checkpoint.
+that is written out is no change. DeepSpeed restores an optimizer's settings with its state, so that there a changed lr
+has no effect; here the present config decides, and only training state comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dslpar.checkpoint import manifest
-from dslpar.checkpoint.folder import FORMAT, Stored
+from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import REFUSED, REPORTED, resume_class
 from dslpar.core.catalog import raise_finding
 from dslpar.language import yaml_io
@@ -25,60 +25,65 @@ from dslpar.linter import check as linter_check
 from dslpar.reporting import run_dir
 from dslpar.schema import sections, sections_reader
 
-_SHOWN = 12
-"""Differing keys that a finding lists; of another model there may be dozens."""
+_MAX_LISTED = 12
+"""Differing keys that a finding lists; for another model there may be dozens."""
 
 
 class Change(NamedTuple):
-    """A key whose value is not the stored one; None: it has none."""
+    """A key whose requested value is not the saved one; None: no value."""
 
     key: str
-    stored: Any
-    asked: Any
+    saved: Any
+    requested: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.stored)} -> {_shown(self.asked)}"
+        return f"{self.key}: {_format_value(self.saved)} -> {_format_value(self.requested)}"
 
 
-def check(stored: Stored, job: Job, data: str) -> None:
-    """Refuses a checkpoint that this job cannot go on from.
+def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
+    """Refuse a checkpoint that this job cannot resume.
 
     Raises:
         DslparError: it is of another run, or of another format. Equal on every rank.
     """
-    _check_format(stored, job)
-    refused = _refused(stored, job, data)
+    _check_format(checkpoint, job)
+    refused = _refused_changes(checkpoint, job, data)
     if refused:
-        lines = [f"{change.key}: stored {_shown(change.stored)}, asked {_shown(change.asked)}" for change in refused]
-        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        message = f"{stored.path} is of another run:\n    " + "\n    ".join(lines[:_SHOWN] + more)
-        raise_finding("CKP202", message, _advice(refused), job.path, refused[0].key)
+        lines = [
+            f"{change.key}: saved {_format_value(change.saved)}, requested {_format_value(change.requested)}"
+            for change in refused
+        ]
+        more = [f"and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
+        message = f"{checkpoint.path} is of another run:\n    " + "\n    ".join(lines[:_MAX_LISTED] + more)
+        raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key)
 
 
-def changes(stored: Stored, job: Job) -> list[str]:
-    """What a resume that `check` has passed does otherwise than the run that saved, a line each; of layouts one."""
-    layouts = manifest.words_of(stored.manifest["layout"]), manifest.words_of(manifest.layout_of(job))
-    moved = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
-    first = stored.step + 1
-    told = (change for change in _differences(stored, job) if _class_of(change, stored, job) == REPORTED)
-    return [*moved, *_other_versions(stored), *(f"{change}, from step {first} on" for change in told)]
+def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
+    """List what a resume that `check` has passed does differently from the run that saved; a layout is one line."""
+    layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))
+    layout = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
+    first = checkpoint.step + 1
+    reported = (
+        change for change in _changed_keys(checkpoint, job) if _resume_class(change, checkpoint, job) == REPORTED
+    )
+    return [*layout, *_other_versions(checkpoint), *(f"{change}, from step {first} on" for change in reported)]
 
 
-def _other_versions(stored: Stored) -> Iterator[str]:
-    """Not refused: but the bits of a step are those of the torch that took it."""
-    before, now = stored.manifest["versions"], run_dir.versions()
+def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield versions that differ: never refused, but the bits of a step depend on the torch that takes it."""
+    before, now = checkpoint.manifest["versions"], run_dir.versions()
     return (
         f"version of {name}: {before[name]} -> {now[name]}" for name in now if before.get(name) not in (None, now[name])
     )
 
 
-def _check_format(stored: Stored, job: Job) -> None:
-    found = stored.manifest["format"]
+def _check_format(checkpoint: Checkpoint, job: Job) -> None:
+    found = checkpoint.manifest["format"]
     if found > FORMAT:
-        message = f"{stored.path} has format {found}, and this dslpar reads format {FORMAT}"
+        message = f"{checkpoint.path} has format {found}, and this dslpar reads format {FORMAT}"
         raise_finding("CKP204", message, "resume with the dslpar that wrote it", job.path)
     if found < FORMAT:
-        message = f"{stored.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
+        message = f"{checkpoint.path} has format {found}, an earlier dslpar's; this one reads format {FORMAT}"
         hint = "finish that run with the dslpar that wrote it; or leave --resume out, and a new run starts"
         raise_finding("CKP220", message, hint, job.path)
 
@@ -86,60 +91,62 @@ def _check_format(stored: Stored, job: Job) -> None:
 # ---- differences ----
 
 
-def _differences(stored: Stored, job: Job) -> Iterator[Change]:
-    """All keys of the config that differ; one that the stored config has not is compared with its default."""
-    before, now = manifest.flat(stored.manifest["config"]), manifest.flat(manifest.config_of(job))
+def _changed_keys(checkpoint: Checkpoint, job: Job) -> Iterator[Change]:
+    """Yield the keys of the config that differ; one that is not in the saved config is compared with its default."""
+    before, now = manifest.flatten(checkpoint.manifest["config"]), manifest.flatten(manifest.config_of(job))
     defaults = _defaults(job.spec)
     for key in sorted({*before, *now}):
         change = Change(key, before.get(key, defaults.get(key)), now.get(key))
-        if change.stored != change.asked:
+        if change.saved != change.requested:
             yield change
 
 
-def _refused(stored: Stored, job: Job, data: str) -> list[Change]:
-    decided = [
-        Change(key, stored.manifest["fixed"].get(key), now)
-        for key, now in manifest.decided(job, data).items()
-        if stored.manifest["fixed"].get(key) != now
+def _refused_changes(checkpoint: Checkpoint, job: Job, data: str) -> list[Change]:
+    derived = [
+        Change(key, checkpoint.manifest["fixed"].get(key), now)
+        for key, now in manifest.derived_values(job, data).items()
+        if checkpoint.manifest["fixed"].get(key) != now
     ]
-    written = [change for change in _differences(stored, job) if _class_of(change, stored, job) == REFUSED]
-    return sorted(decided + _said_by_type(written), key=lambda change: change.key)
+    configured = [
+        change for change in _changed_keys(checkpoint, job) if _resume_class(change, checkpoint, job) == REFUSED
+    ]
+    return sorted(derived + _by_type_only(configured), key=lambda change: change.key)
 
 
-def _said_by_type(refused: list[Change]) -> list[Change]:
-    """Of a section of another type, the type alone: its other keys are those of something else."""
+def _by_type_only(refused: list[Change]) -> list[Change]:
+    """Of a section of another type list the type only: its other keys are those of something else."""
     other = {change.key.partition(".")[0] for change in refused if change.key.endswith(".type")}
     return [change for change in refused if change.key.endswith(".type") or change.key.partition(".")[0] not in other]
 
 
-def _class_of(change: Change, stored: Stored, job: Job) -> str:
-    """The class of this change: of its key, but for what depends on the values."""
+def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> str:
+    """Return the class of a change: its key's, except where it depends on the values."""
     section = change.key.partition(".")[0]
-    if section in ("optimizer", "lr_scheduler") and _moves_by_itself(stored, job):
+    if section in ("optimizer", "lr_scheduler") and _scheduler_sets_optimizer(checkpoint, job):
         return REFUSED
-    if section == "optimizer" and resume_class(change.key) == REFUSED and _keeps_states(change):
+    if section == "optimizer" and resume_class(change.key) == REFUSED and _keeps_optimizer_tensors(change):
         return REPORTED
     return resume_class(change.key)
 
 
-def _moves_by_itself(stored: Stored, job: Job) -> bool:
-    """Whether a schedule of torch's or DeepSpeed's sets the optimizer's values, which are then restored."""
-    before = stored.manifest["config"]["lr_scheduler"]["type"]
+def _scheduler_sets_optimizer(checkpoint: Checkpoint, job: Job) -> bool:
+    """Whether a torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state."""
+    before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
     return before not in sections.SCHEDULES or not isinstance(job.spec.lr_scheduler, sections.LRScheduler)
 
 
-def _keeps_states(change: Change) -> bool:
-    """Whether the optimizer has the same tensors either way: a number that is not 0 became another one."""
-    return all(type(value) in (int, float) and value for value in (change.stored, change.asked))
+def _keeps_optimizer_tensors(change: Change) -> bool:
+    """Whether the optimizer has the same tensors either way: a non-zero number became another one."""
+    return all(type(value) in (int, float) and value for value in (change.saved, change.requested))
 
 
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's config with what its author must have said alone: as one would write it."""
-    spec_ = sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
-    bare = manifest.flat(manifest.plain_of(sections.Spec(model=spec_.model)))
+    """Return a manifest's config without the values that are defaults: as its author would write it."""
+    spec = sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
+    bare = manifest.flatten(manifest.plain_of(sections.Spec(model=spec.model)))
     defaults = {
         key: value
-        for key, value in manifest.flat(manifest.plain_of(_defaulted(spec_, required=_REQUIRED))).items()
+        for key, value in manifest.flatten(manifest.plain_of(_with_defaults(spec, required=_REQUIRED))).items()
         if not key.endswith(".type") and (key in bare or not _is_optional(key, bare))
     }
     return _without(config, defaults)
@@ -149,7 +156,7 @@ _REQUIRED = "<required>"
 
 
 def _is_optional(key: str, bare: Mapping[str, Any]) -> bool:
-    """Whether its section is there only where it is written, as `monitor.csv` is."""
+    """Whether its section exists only where it is written, as `monitor.csv` does."""
     return not any(known.startswith(key.rpartition(".")[0] + ".") for known in bare)
 
 
@@ -162,18 +169,18 @@ def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str 
     return kept
 
 
-def _defaults(spec_: sections.Spec) -> dict[str, Any]:
-    """What each key of these sections is if it is left out; of one that cannot be, what it is."""
-    return manifest.flat(manifest.plain_of(_defaulted(spec_)))
+def _defaults(spec: sections.Spec) -> dict[str, Any]:
+    """Return the default of each key of these sections; of a required key its value."""
+    return manifest.flatten(manifest.plain_of(_with_defaults(spec)))
 
 
-def _defaulted(section: Any, required: Any = None) -> Any:
-    """The section with every field at its default; `required`: what others become, if they do not stay."""
+def _with_defaults(section: Any, required: Any = None) -> Any:
+    """Return the section with every field at its default; required fields become `required`, or stay if it is None."""
     values = {}
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
         if dataclasses.is_dataclass(value):
-            values[item.name] = _defaulted(value, required)
+            values[item.name] = _with_defaults(value, required)
         elif item.default is not dataclasses.MISSING:
             values[item.name] = item.default
         elif item.default_factory is not dataclasses.MISSING:
@@ -183,28 +190,28 @@ def _defaulted(section: Any, required: Any = None) -> Any:
     return type(section)(**values)
 
 
-# ---- words ----
+# ---- text ----
 
 
-def _advice(refused: list[Change]) -> str:
-    """What to write instead, key by key."""
-    words = dict.fromkeys(_written(change) for change in refused[:_SHOWN])
+def _hint(refused: list[Change]) -> str:
+    """Say what to write instead, key by key."""
+    suggestions = dict.fromkeys(_suggestion(change) for change in refused[:_MAX_LISTED])
     return (
-        f"to go on from it: {', '.join(words)}; or leave --resume out, and a new run starts"
+        f"to resume it: {', '.join(suggestions)}; or leave --resume out, and a new run starts"
         " (dslpar.checkpoint.load_full_state gives it these weights, where they fit)"
     )
 
 
-def _written(change: Change) -> str:
+def _suggestion(change: Change) -> str:
     if change.key == "data.text":
         return "data.files as they were (names and lengths are compared)"
-    if change.stored is None:
+    if change.saved is None:
         return f"leave {change.key} out"
-    return f"{change.key}={_shown(change.stored)}"
+    return f"{change.key}={_format_value(change.saved)}"
 
 
-def _shown(value: Any) -> str:
-    """As one writes it: a text bare, as on the command line."""
+def _format_value(value: Any) -> str:
+    """Format a value as one writes it on the command line."""
     if value is None:
         return "nothing"
     return value if isinstance(value, str) else repr(value) if not isinstance(value, Mapping) else json.dumps(value)

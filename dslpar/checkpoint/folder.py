@@ -1,20 +1,20 @@
-"""Names and files of checkpoints; one place decides them. No torch.
+"""The folder of a checkpoint: names, what is there, whether it is intact, how it is written and published. No torch.
 
     checkpoints/step_000005/checkpoint.json              the manifest; written last: with it the folder is a checkpoint
                             index.json                   which piece of which tensor lies where
                             tensors/00003.safetensors    what rank 3 has written of them
-                            ranks/00003.pt               what is of that rank alone
-                            state.pt                     counters, schedule, loss scaler
+                            ranks/00003.pt               what belongs to that rank only
+                            state.pt                     counters, LR scheduler, loss scaler
     checkpoints/step_000010.part/                        one that is being written, or never was finished
-    checkpoints/step_000020.aside/                       one that was there when the run came from before it
+    checkpoints/step_000020.aside/                       one that was there when the run was resumed from before it
 
 A folder is written under its `.part` name and renamed when all of it is on disk: the rename is the moment at which the
-checkpoint exists. Whatever ends in `.part` is nobody's, is never read, and goes at the next save. What cannot be
-removed (on a network file system, a file that someone has open) is told, and ends no run.
+checkpoint exists. A `.part` folder belongs to nobody, is never read, and is removed by the next save. What cannot be
+removed (on a network file system, a file that someone has open) is logged, and ends no run.
 
 Each file is hashed while it is written, and the manifest holds every size and digest, and a digest of its own bytes. So
-a changed byte anywhere is found, by `verify`, before anything is read from the files. (torch's distributed checkpoints
-and DeepSpeed's have no digests; the rename is what torch does to its metadata, here it is done to the whole.)
+`verify` finds a changed byte anywhere before anything is read from the files. (torch's distributed checkpoints and
+DeepSpeed's have no digests; the rename is what torch does to its metadata, here it is done to the whole folder.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,14 +36,14 @@ log = logging.getLogger("dslpar")
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
 _OLD, _ASIDE = ".old", ".aside"
 FORMAT = 2
-"""Of the manifest and of what stands beside it; another one is not read by this dslpar."""
+"""Format of the manifest and of the files beside it; this dslpar reads no other one."""
 
 _NO_DIGEST = "0" * 32
 _READ_BYTES = 1 << 22
 
 
-class Stored(NamedTuple):
-    """A visible checkpoint, whose manifest is as it was written."""
+class Checkpoint(NamedTuple):
+    """A published checkpoint, whose manifest is as it was written."""
 
     path: str
     """Its folder."""
@@ -56,42 +56,42 @@ class Stored(NamedTuple):
         return int(self.manifest["step"])
 
 
-class Written(NamedTuple):
-    """A file on disk."""
+class FileDigest(NamedTuple):
+    """Size and digest of a file, as the manifest lists them."""
 
     bytes: int
     xxh3_128: str
 
 
-class Damage(NamedTuple):
+class Corruption(NamedTuple):
     """What is wrong with one file of a checkpoint."""
 
     path: str
-    """In its folder."""
-    what: str
+    """Its path in the folder."""
+    problem: str
     """"missing", "N bytes of M", "altered", "not of this checkpoint", or "unreadable: ..."."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
+        return f"{self.path}: {self.problem}"
 
 
 def final_path(root: Path, step: int) -> Path:
-    """The folder of a checkpoint of that step."""
+    """Return the folder of a checkpoint of that step."""
     return root / f"step_{step:06d}"
 
 
 def part_path(root: Path, step: int) -> Path:
-    """The folder that it is written to first."""
+    """Return the folder that it is written to first."""
     return final_path(root, step).with_suffix(PART)
 
 
 def rank_path(folder: Path, rank: int) -> Path:
-    """What a rank keeps by itself."""
+    """Return the file of what belongs to a rank only."""
     return folder / RANKS / f"{rank:05d}.pt"
 
 
 def step_of(folder: Path) -> int | None:
-    """The step that a folder's name tells; None: it is named otherwise, as is one that is unready, or aside."""
+    """Return the step in a folder's name; None: it has another name, as unfinished ones and those set aside have."""
     before, prefix, step = folder.name.partition("step_")
     return int(step) if prefix and not before and step.isdecimal() else None
 
@@ -99,13 +99,13 @@ def step_of(folder: Path) -> int | None:
 # ---- what is there ----
 
 
-def is_one(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
     """Whether it is a checkpoint, or what is left of one, and not the folder of a run."""
     return (path / MANIFEST).exists() or (path.is_dir() and step_of(path) is not None)
 
 
-def numbered(root: Path) -> list[Path]:
-    """Folders named as visible checkpoints, oldest first; none, where there is no `root`.
+def list_folders(root: Path) -> list[Path]:
+    """Return the folders named as published checkpoints, oldest first; none, where there is no `root`.
 
     Raises:
         OSError: it cannot be read. (`Path.glob` finds nothing in a folder that it may not list, and a run would start
@@ -115,113 +115,119 @@ def numbered(root: Path) -> list[Path]:
     return [path for _, path in sorted((step, path) for path, step in steps.items() if step is not None)]
 
 
-def visible(root: Path) -> list[Stored]:
-    """All checkpoints that are there, oldest first, their files whole or damaged; see `unreadable` for the others."""
-    return _folders(root)[0]
+class Scan(NamedTuple):
+    """The published checkpoints of a run."""
+
+    checkpoints: list[Checkpoint]
+    """Oldest first; their files may be intact or corrupted."""
+    unreadable: dict[Path, str]
+    """Folders whose manifest is missing, corrupted, or of another step; and why."""
 
 
-def unreadable(root: Path) -> dict[Path, str]:
-    """Folders named as visible checkpoints, whose manifest is gone, damaged or another's: why, by the folder."""
-    return _folders(root)[1]
-
-
-def _folders(root: Path) -> tuple[list[Stored], dict[Path, str]]:
-    found, damaged = [], {}
-    for path in numbered(root):
+def scan(root: Path) -> Scan:
+    """Open every published checkpoint of a run. Raises: OSError: `root` cannot be read."""
+    found = Scan([], {})
+    for path in list_folders(root):
         try:
-            found.append(read(path))
+            found.checkpoints.append(open_checkpoint(path))
         except (OSError, ValueError) as error:
-            damaged[path] = f"{MANIFEST}: {why(error)}"
-    return found, damaged
+            found.unreadable[path] = f"{MANIFEST}: {describe_error(error)}"
+    return found
 
 
-def read(folder: Path) -> Stored:
-    """The checkpoint in a folder, once its manifest is known to be as it was written; its files: see `verify`.
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint's manifest, and check that it is as it was written; for its files see `verify`.
 
     Raises:
-        FileNotFoundError: it has no manifest.
-        ValueError: what stands there is none, was altered, or is of another step than the folder's name says.
+        FileNotFoundError: there is no manifest.
+        ValueError: it is no manifest, was altered, or is of another step than the folder's name says.
     """
     text = (folder / MANIFEST).read_bytes()
     manifest = json.loads(text)
     if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
         raise ValueError("no manifest")
-    if (manifest["format"] != 1 or "digest" in manifest) and not _is_as_written(text, manifest.get("digest")):
+    # Format 1 had no digest: the caller refuses it by its number, which says more than "altered".
+    if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
         raise ValueError("altered")
     if step_of(folder) not in (None, manifest["step"]):
         raise ValueError(f"of step {manifest['step']}, in {folder.name}")
-    return Stored(str(folder), manifest)
+    return Checkpoint(str(folder), manifest)
 
 
-def _is_as_written(text: bytes, digest: Any) -> bool:
-    """Whether these are the bytes that `_signed` made."""
+def _digest_matches(text: bytes, digest: Any) -> bool:
+    """Whether these are the bytes that `_serialize` made."""
     if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
     before, found, behind = text.rpartition(digest.encode())
     return bool(found) and xxhash.xxh3_128_hexdigest(before + _NO_DIGEST.encode() + behind) == digest
 
 
-def why(error: Exception) -> str:
-    """Why `read` has failed, in a few words."""
+def describe_error(error: Exception) -> str:
+    """Say in a few words why `open_checkpoint` has failed."""
     if isinstance(error, FileNotFoundError):
         return "missing"
     return str(error) if isinstance(error, OSError) or type(error) is ValueError else "no JSON"
 
 
-def is_whole(stored: Stored) -> bool:
+# ---- whether it is intact ----
+
+
+def is_complete(checkpoint: Checkpoint) -> bool:
     """Whether every file is there in its full length: quick, and blind to altered bytes, which `verify` finds.
 
-    Of a later format nobody here can say.
+    A checkpoint of a later format counts as complete: this dslpar cannot know its files.
     """
-    return stored.manifest["format"] > FORMAT or not damaged_files(stored)
+    return checkpoint.manifest["format"] > FORMAT or not mismatched_files(checkpoint)
 
 
-def damaged_files(stored: Stored) -> list[str]:
-    """Files that are missing, too many, or of another length, by their paths in the folder."""
-    wanted, found = _wanted(stored), sizes(Path(stored.path))
-    return sorted(name for name in {*wanted, *found} if name not in wanted or wanted[name].bytes != found.get(name))
+def mismatched_files(checkpoint: Checkpoint) -> list[str]:
+    """Return the files that are missing, too many, or of another length, by their paths in the folder."""
+    recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
+    names = sorted({*recorded, *found})
+    return [name for name in names if name not in recorded or recorded[name].bytes != found.get(name)]
 
 
-def verify(stored: Stored, part: int = 0, parts: int = 1) -> list[Damage]:
-    """What is wrong with the files of a checkpoint, all bytes of which are read; [] if nothing is.
+def verify(checkpoint: Checkpoint, part: int = 0, parts: int = 1) -> list[Corruption]:
+    """Read every byte of a checkpoint's files, and return what is wrong with them; [] if it is intact.
 
-    Of `parts` readers each looks at its share: together they name every damaged file.
+    Of `parts` readers each reads its share: together they name every corrupted file.
     """
-    wanted, found = _wanted(stored), sizes(Path(stored.path))
-    mine = sorted({*wanted, *found})[part::parts]
-    told = [(name, _damage(Path(stored.path, name), wanted.get(name), found.get(name))) for name in mine]
-    manifest = _damage_of_manifest(stored) if part == 0 else ""
-    return [Damage(name, what) for name, what in ((MANIFEST, manifest), *told) if what]
+    recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
+    corruptions = [Corruption(MANIFEST, _manifest_problem(checkpoint))] if part == 0 else []
+    for name in sorted({*recorded, *found})[part::parts]:
+        path = Path(checkpoint.path, name)
+        corruptions.append(Corruption(name, _file_problem(path, recorded.get(name), found.get(name))))
+    return [corruption for corruption in corruptions if corruption.problem]
 
 
-def _wanted(stored: Stored) -> dict[str, Written]:
-    """Format 1 had sizes alone."""
-    files = stored.manifest["files"]
-    return {name: Written(told, "") if isinstance(told, int) else Written(**told) for name, told in files.items()}
+def _recorded_files(checkpoint: Checkpoint) -> dict[str, FileDigest]:
+    """Return what the manifest lists; format 1 listed sizes only."""
+    files = checkpoint.manifest["files"]
+    return {name: FileDigest(file, "") if isinstance(file, int) else FileDigest(**file) for name, file in files.items()}
 
 
-def _damage(path: Path, wanted: Written | None, num_bytes: int | None) -> str:
-    if wanted is None:
+def _file_problem(path: Path, recorded: FileDigest | None, num_bytes: int | None) -> str:
+    if recorded is None:
         return "not of this checkpoint"
     if num_bytes is None:
         return "missing"
-    if num_bytes != wanted.bytes:
-        return f"{num_bytes} bytes of {wanted.bytes}"
+    if num_bytes != recorded.bytes:
+        return f"{num_bytes} bytes of {recorded.bytes}"
     try:
-        return "altered" if digest(path) != wanted.xxh3_128 else ""
+        return "altered" if file_digest(path) != recorded.xxh3_128 else ""
     except OSError as error:
         return f"unreadable: {error.strerror}"
 
 
-def _damage_of_manifest(stored: Stored) -> str:
+def _manifest_problem(checkpoint: Checkpoint) -> str:
     try:
-        return "" if read(Path(stored.path)).manifest == stored.manifest else "altered"
+        return "" if open_checkpoint(Path(checkpoint.path)).manifest == checkpoint.manifest else "altered"
     except (OSError, ValueError) as error:
-        return why(error)
+        return describe_error(error)
 
 
-def digest(path: Path) -> str:
-    """Of all bytes of a file, as `Written` has it. Raises: OSError."""
+def file_digest(path: Path) -> str:
+    """Hash all bytes of a file, as `write_file` does. Raises: OSError."""
     hashed, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as opened:
         while count := opened.readinto(buffer):
@@ -229,148 +235,143 @@ def digest(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file but the manifest, by its path in the folder."""
-    found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files(folder)}
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file but the manifest, by its path in the folder."""
+    found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in list_files(folder)}
     return {name: num_bytes for name, num_bytes in found.items() if name != MANIFEST}
 
 
-def files(folder: Path) -> Iterator[Path]:
-    """Every file below, in the order of their names."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+def list_files(folder: Path) -> list[Path]:
+    """Return every file below, in the order of their names."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 # ---- writing ----
 
 
-def begin(root: Path, step: int) -> Path:
-    """Removes what earlier saves left unfinished, and makes the folder to write to."""
+def begin_save(root: Path, step: int) -> Path:
+    """Remove what earlier saves left unfinished, and make the folder to write to."""
     root.mkdir(parents=True, exist_ok=True)
-    flush(root.parent)
-    for left in list(root.glob(f"step_*{PART}")):
-        remove(left)
+    fsync(root.parent)  # `root` may be new itself: else a power cut could lose it, with checkpoints that are on disk
+    for unfinished in list(root.glob(f"step_*{PART}")):
+        remove(unfinished)
     part = part_path(root, step)
     for name in (RANKS, TENSORS):
         (part / name).mkdir(parents=True)
     return part
 
 
-def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
-    """Writes these bytes to a new file, hashed on the way; they are on disk when this returns. Raises: OSError."""
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
+    """Write these bytes to a new file, hashed on the way; they are on disk when this returns. Raises: OSError."""
     hashed, num_bytes = xxhash.xxh3_128(), 0
     with path.open("wb", buffering=0) as opened:
         for chunk in chunks:
             hashed.update(chunk)
-            num_bytes += _write_all(opened.fileno(), memoryview(chunk))
+            with memoryview(chunk) as data:  # released, since one that lives on would keep the tensor that it is of
+                done = 0
+                while done < len(data):  # the system may write less than it is given
+                    done += os.write(opened.fileno(), data[done:])
+                num_bytes += done
         os.fsync(opened.fileno())
-    return Written(num_bytes, hashed.hexdigest())
+    return FileDigest(num_bytes, hashed.hexdigest())
 
 
-def _write_all(file: int, data: memoryview) -> int:
-    """The system may write less than it is given."""
-    done = 0
-    while done < len(data):
-        done += os.write(file, data[done:])
-    return done
+def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, FileDigest]) -> Path:
+    """Make the checkpoint of that manifest visible, all files of which are on disk. Return its folder.
 
-
-def publish(root: Path, manifest: Mapping[str, Any], written: Mapping[str, Written]) -> Path:
-    """Makes the checkpoint of that manifest visible, all files of which are on disk. Returns its folder.
-
-    `written`: what `write` returned, by paths in the folder, of all ranks; nothing is read again.
+    `written`: what `write_file` returned, by paths in the folder, of all ranks; nothing is read again.
 
     Raises:
         OSError: also where a file is missing, or has another length than was written.
     """
     part, final = part_path(root, manifest["step"]), final_path(root, manifest["step"])
-    _demand_written(part, written)
+    _check_written(part, written)
     listed = {name: written[name]._asdict() for name in sorted(written)}
-    write(part / MANIFEST, [_signed({**manifest, "files": listed})])
-    flush(*(path for path in (part, *part.rglob("*")) if path.is_dir()))
-    before = _hidden(final) if os.path.lexists(final) else None  # the run was resumed from before it
+    write_file(part / MANIFEST, [_serialize({**manifest, "files": listed})])
+    # Ranks have synced their files; a file's name is in its folder, which needs a sync of its own. Only then may the
+    # rename make it visible, and only the sync of `root` makes that last.
+    fsync(*(path for path in (part, *part.rglob("*")) if path.is_dir()))
+    replaced = _hide(final) if os.path.lexists(final) else None  # of this step: the run was resumed from before it
     part.rename(final)
-    flush(root)
-    if before is not None:
-        remove(before)
+    fsync(root)
+    if replaced is not None:
+        remove(replaced)
     return final
 
 
-def _demand_written(part: Path, written: Mapping[str, Written]) -> None:
-    """Raises OSError, unless these files are there, in their lengths, and no others."""
-    found = sizes(part)
+def _check_written(part: Path, written: Mapping[str, FileDigest]) -> None:
+    """Raise OSError, unless these files are there, in their lengths, and no others."""
+    found = file_sizes(part)
     for name in sorted({*written, *found}):
         expected = written[name].bytes if name in written else "no"
         if found.get(name, "no") != expected:
             raise OSError(f"{part / name}: {found.get(name, 'no')} bytes are there, and {expected} were written")
 
 
-def _signed(manifest: Mapping[str, Any]) -> bytes:
-    """Its bytes, with their own digest as the last value: of all of them, zeros in its place."""
+def _serialize(manifest: Mapping[str, Any]) -> bytes:
+    """Return the manifest's bytes, with their own digest as last value: of all of them, with zeros in its place."""
     text = json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1).encode() + b"\n"
     before, _, behind = text.rpartition(_NO_DIGEST.encode())
     return before + xxhash.xxh3_128_hexdigest(text).encode() + behind
 
 
 def prune(root: Path, keep: int | None, step: int) -> None:
-    """Leaves the newest `keep` whole ones up to `step`, the one just saved, and removes what is older; None: nothing.
+    """Keep the newest `keep` complete ones up to `step`, the one just saved, and remove older ones; None: keep all.
 
-    A damaged one is no copy to count on, one of a later step (the run was resumed from before it) least of all. Whole
-    is what has its full length: to read every byte of every checkpoint at each save would cost more than the save.
+    An incomplete one is no copy to count on, one of a later step (the run was resumed from before it) least of all.
+    Only lengths are compared: to read every byte of every checkpoint at each save would cost more than the save.
     """
     if keep is not None:
-        before = [stored for stored in visible(root) if stored.step <= step]
-        oldest = [stored.step for stored in before if is_whole(stored)][-keep:][0]
-        for stored in before:
-            if stored.step < oldest:
-                remove(Path(stored.path))
+        candidates = [checkpoint for checkpoint in scan(root).checkpoints if checkpoint.step <= step]
+        oldest_kept = [checkpoint.step for checkpoint in candidates if is_complete(checkpoint)][-keep:][0]
+        for checkpoint in candidates:
+            if checkpoint.step < oldest_kept:
+                remove(Path(checkpoint.path))
 
 
 def set_aside(root: Path, step: int) -> None:
-    """Renames what is of this step or a later one: the run was resumed from before it, and goes another way.
+    """Rename checkpoints of this step or a later one: the run was resumed from before it, and goes another way.
 
-    The latest would be the newest, and the next resume would take it. Megatron-LM and DeepSpeed name the last that was
-    written in a file of its own, for this reason. Raises: OSError.
+    The latest of them would be the newest, and the next resume would take it. (Megatron-LM and DeepSpeed name the last
+    one written in a file of its own, for this reason.) Raises: OSError.
     """
-    for path in numbered(root):
+    for path in list_folders(root):
         if (step_of(path) or 0) >= step:
-            aside = path.rename(_free(path, _ASIDE))
+            aside = path.rename(_unused_name(path, _ASIDE))
             log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, or a link to one, if it is there: at once invisible, since half a checkpoint must not be seen.
+    """Remove a folder, or a link to one, if it is there: hidden first, since half a checkpoint must not be seen.
 
-    What cannot be removed is told; the next save tries again.
+    What cannot be removed is logged; the next save tries again.
     """
     try:
         if os.path.lexists(folder):
-            _unlink(folder if _OLD in folder.suffixes else _hidden(folder))
+            hidden = folder if _OLD in folder.suffixes else _hide(folder)
+            if hidden.is_dir() and not hidden.is_symlink():
+                shutil.rmtree(hidden)
+            else:
+                hidden.unlink()
     except OSError as error:
         log.warning("%s is not needed any more, and cannot be removed: %s", folder, error)
 
 
-def _unlink(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _hide(folder: Path) -> Path:
+    return folder.rename(_unused_name(folder.with_suffix(""), _OLD + PART))
 
 
-def _hidden(folder: Path) -> Path:
-    return folder.rename(_free(folder.with_suffix(""), _OLD + PART))
-
-
-def _free(folder: Path, end: str) -> Path:
-    """A name that nothing has yet: step_000020.old.part, step_000020.1.old.part, ..."""
+def _unused_name(folder: Path, suffix: str) -> Path:
+    """Return a name that nothing has yet: step_000020.old.part, step_000020.1.old.part, ..."""
     numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
-    named = (folder.with_name(f"{folder.name}{number}{end}") for number in numbers)
-    return next(path for path in named if not os.path.lexists(path))
+    names = (folder.with_name(f"{folder.name}{number}{suffix}") for number in numbers)
+    return next(path for path in names if not os.path.lexists(path))
 
 
-def flush(*paths: Path) -> None:
-    """What was written to these files and folders is on disk when this returns.
+def fsync(*paths: Path) -> None:
+    """Bring what was written to these files and folders to the disk.
 
-    A file system that knows no such thing of a folder (EINVAL) has nothing to bring there.
+    A file system that cannot sync a folder (EINVAL) has nothing to bring there.
     """
     for path in paths:
         opened = os.open(path, os.O_RDONLY)

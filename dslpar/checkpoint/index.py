@@ -1,7 +1,7 @@
 """`index.json`: which piece of which tensor lies in which file of a checkpoint. No torch.
 
-Every distinct element is stored once, under the global name of its parameter, so the index alone says how any layout
-is read. Each rank makes an index of what it writes; `merge` makes them one. Files are numbered by the writing rank.
+Every distinct element is stored once, under the global name of its parameter, so the index is all that any layout needs
+to read it. Each rank makes an index of what it writes; `merge` makes them one. Files are numbered by the writing rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 INDEX = "index.json"
 
 
-class Odd(NamedTuple):
+class IrregularState(NamedTuple):
     """An optimizer's tensor of another shape than its parameter's."""
 
     dtype: str
@@ -31,26 +31,26 @@ class Odd(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One parameter, and what an optimizer keeps of it."""
+    """One parameter, and its optimizer state."""
 
     shape: Shape
-    """Of the whole, without padding."""
+    """Full shape, without padding."""
     dtype: str
-    """Of the weight as it is stored, by safetensors' name: "F32", "BF16"; the master's, where there is one."""
+    """Dtype of the weight as stored, by safetensors' name: "F32", "BF16"; the master's, where there is one."""
     trained: bool = True
     states: Mapping[str, str] = field(default_factory=dict)
-    """Optimizer tensors of the parameter's shape, and in the same pieces: {key: dtype}."""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    """Optimizer values: a number, or [dtype, number] for a tensor without dims."""
-    odd: Mapping[str, Odd] = field(default_factory=dict)
-    """Optimizer tensors of other shapes, stored whole in `odd_file`."""
-    odd_file: int | None = None
+    """Optimizer tensors of the parameter's shape, stored in the same pieces: {key: dtype}."""
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    """Optimizer values without dims: a number, or [dtype, number] for a tensor."""
+    irregular: Mapping[str, IrregularState] = field(default_factory=dict)
+    """Optimizer tensors of other shapes (Adafactor's rows and columns), stored whole in `irregular_file`."""
+    irregular_file: int | None = None
     group: int | None = None
-    """Which of the index's groups; None: it is in none."""
+    """Number of its group in the index; None: it is in none."""
     pieces: Sequence[Piece] = ()
 
     def dtype_of(self, key: str = "") -> str:
-        """Of the weight (""), or of that state."""
+        """Return the dtype of the weight (""), or of that optimizer tensor."""
         return self.states[key] if key else self.dtype
 
 
@@ -59,23 +59,23 @@ class Index:
     """All of a checkpoint's tensors."""
 
     parameters: Mapping[str, Entry] = field(default_factory=dict)
-    """By global names, as `pipeline.named_parameters` has them."""
+    """By global names, as `pipeline_module.named_parameters` has them."""
     copies: Mapping[str, Entry] = field(default_factory=dict)
-    """Tied copies on later stages, by `copy_name`; read on the same layout only."""
+    """Tied copies on later stages, by `copy_name`; read in the same layout only."""
     groups: Sequence[Mapping[str, Any]] = ()
     """Plain values of the optimizer's groups."""
 
     def entry(self, name: str) -> Entry:
-        """Of a parameter or of a tied copy. Raises: KeyError."""
+        """Return the entry of a parameter or of a tied copy. Raises: KeyError."""
         return self.parameters[name] if name in self.parameters else self.copies[name]
 
     def incomplete(self) -> list[str]:
-        """Names of parameters of which elements are missing or stored twice."""
+        """Return the names of parameters of which elements are missing or stored twice."""
         named = [*self.parameters.items(), *self.copies.items()]
         return [name for name, entry in named if not covers(entry.pieces, entry.shape)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the index as plain JSON values."""
         return {
             "parameters": {name: _entry_to_json(entry) for name, entry in self.parameters.items()},
             "copies": {name: _entry_to_json(entry) for name, entry in self.copies.items()},
@@ -84,79 +84,79 @@ class Index:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Index:
-        """Raises: KeyError, TypeError, ValueError or IndexError, if these are no values of `to_json`."""
+        """Read `to_json`'s values. Raises: KeyError, TypeError, ValueError or IndexError: these are no such values."""
         parameters, copies = (_entries(plain[key]) for key in ("parameters", "copies"))
         return cls(parameters, copies, list(plain["groups"]))
 
 
 def file_key(name: str, state: str = "") -> str:
-    """The key of a weight ("") or of an optimizer's tensor in tensor files."""
+    """Return the key of a weight ("") or of an optimizer's tensor in tensor files."""
     return f"{name}::{state}" if state else name
 
 
 def copy_name(name: str, stage: int) -> str:
-    """The name of a tied copy."""
+    """Return the name of a tied copy."""
     return f"{name}@{stage}"
 
 
 def tensor_path(folder: Path, file: int) -> Path:
-    """The tensor file of that number."""
+    """Return the tensor file of that number."""
     return folder / TENSORS / f"{file:05d}.safetensors"
 
 
 def merge(indices: Iterable[Index]) -> Index:
-    """One index of what all ranks have written; groups of equal values become one.
+    """Merge what all ranks have written into one index; groups of equal values become one.
 
-    In time that grows as the number of pieces: all ranks wait for it.
+    Its time is linear in the number of pieces, since all ranks wait for it.
     """
     groups: list[Mapping[str, Any]] = []
     parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
-        at = [_place(dict(group), groups) for group in index.groups]
+        at = [_group_number(dict(group), groups) for group in index.groups]
         for found, part in zip(parts, (index.parameters, index.copies), strict=True):
             for name, entry in part.items():
-                found.setdefault(name, []).append(_of_group(entry, at))
-    parameters, copies = ({name: _joined(name, entries) for name, entries in found.items()} for found in parts)
+                found.setdefault(name, []).append(_with_group(entry, at))
+    parameters, copies = ({name: _merge_entries(name, entries) for name, entries in found.items()} for found in parts)
     return Index(parameters, copies, groups)
 
 
-def _place(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
+def _group_number(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
     if group not in groups:
         groups.append(group)
     return groups.index(group)
 
 
-def _of_group(entry: Entry, at: Sequence[int]) -> Entry:
+def _with_group(entry: Entry, at: Sequence[int]) -> Entry:
     same = entry.group is None or at[entry.group] == entry.group
     return entry if same else replace(entry, group=at[entry.group or 0])
 
 
-def _joined(name: str, entries: Sequence[Entry]) -> Entry:
-    """The same parameter of several ranks."""
+def _merge_entries(name: str, entries: Sequence[Entry]) -> Entry:
+    """Merge the entries of one parameter from several ranks."""
     if len(entries) == 1:
         return entries[0]
-    told = {(entry.shape, entry.dtype, entry.trained) for entry in entries}
-    assert len(told) == 1, f"{name}: {told}"
+    facts = {(entry.shape, entry.dtype, entry.trained) for entry in entries}
+    assert len(facts) == 1, f"{name}: {facts}"
     return replace(
         entries[0],
-        states=_union(entry.states for entry in entries),
-        numbers=_union(entry.numbers for entry in entries),
-        odd=_union(entry.odd for entry in entries),
-        odd_file=next((entry.odd_file for entry in entries if entry.odd_file is not None), None),
+        states=_merge_dicts(entry.states for entry in entries),
+        scalars=_merge_dicts(entry.scalars for entry in entries),
+        irregular=_merge_dicts(entry.irregular for entry in entries),
+        irregular_file=next((entry.irregular_file for entry in entries if entry.irregular_file is not None), None),
         group=next((entry.group for entry in entries if entry.group is not None), None),
         pieces=[piece for entry in entries for piece in entry.pieces],
     )
 
 
-def _union(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+def _merge_dicts(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
     return {key: value for mapping in mappings for key, value in mapping.items()}
 
 
 def load_index(folder: Path) -> Index:
-    """The index of a checkpoint.
+    """Load the index of a checkpoint.
 
     Raises:
-        DslparError: CKP216: there is none, or it is none.
+        DslparError: CKP216: it is missing, or no index.
     """
     path = folder / INDEX
     try:
@@ -166,9 +166,9 @@ def load_index(folder: Path) -> Index:
 
 
 def unreadable(path: Path, why: str) -> DslparError:
-    """The finding of a checkpoint's file that cannot be read as what it should be."""
-    message = f"{path} is no file of a checkpoint, or is damaged: {why}"
-    hint = "`dslpar checkpoint verify` names every damaged file; resume from another one: checkpoint.resume_from=NAME"
+    """Make the error of a checkpoint's file that cannot be read as what it should be."""
+    message = f"{path} is no file of a checkpoint, or is corrupted: {why}"
+    hint = "`dslpar checkpoint verify` names every corrupted file; resume from another one: checkpoint.resume_from=NAME"
     return DslparError([finding("CKP216", message, hint, str(path))])
 
 
@@ -177,19 +177,22 @@ def unreadable(path: Path, why: str) -> DslparError:
 
 def _entry_to_json(entry: Entry) -> dict[str, Any]:
     boxes = list(dict.fromkeys(piece.box for piece in entry.pieces))
-    number = {box: at for at, box in enumerate(boxes)}
+    numbers = {box: number for number, box in enumerate(boxes)}
     plain: dict[str, Any] = {
         "shape": list(entry.shape),
         "dtype": entry.dtype,
         "trained": entry.trained,
         "states": dict(entry.states),
-        "numbers": dict(entry.numbers),
+        "numbers": dict(entry.scalars),
         "group": entry.group,
         "boxes": [[[list(segment) for segment in segments] for segments in box] for box in boxes],
-        "pieces": [[piece.file, number[piece.box], piece.start, piece.stop] for piece in entry.pieces],
+        "pieces": [[piece.file, numbers[piece.box], piece.start, piece.stop] for piece in entry.pieces],
     }
-    odd = {key: {"dtype": odd.dtype, "shape": list(odd.shape)} for key, odd in entry.odd.items()}
-    return plain | ({"odd": odd, "odd_file": entry.odd_file} if odd else {})
+    if entry.irregular:
+        states = entry.irregular.items()
+        plain["odd"] = {key: {"dtype": state.dtype, "shape": list(state.shape)} for key, state in states}
+        plain["odd_file"] = entry.irregular_file
+    return plain
 
 
 def _entries(plain: Mapping[str, Any]) -> dict[str, Entry]:
@@ -203,11 +206,12 @@ def _entry_from_json(plain: Mapping[str, Any]) -> Entry:
         dtype=str(plain["dtype"]),
         trained=bool(plain["trained"]),
         states=dict(plain["states"]),
-        numbers=dict(plain["numbers"]),
-        odd={
-            key: Odd(str(odd["dtype"]), tuple(map(_count, odd["shape"]))) for key, odd in plain.get("odd", {}).items()
+        scalars=dict(plain["numbers"]),
+        irregular={
+            key: IrregularState(str(state["dtype"]), tuple(map(_count, state["shape"])))
+            for key, state in plain.get("odd", {}).items()
         },
-        odd_file=plain.get("odd_file"),
+        irregular_file=plain.get("odd_file"),
         group=plain["group"],
         pieces=[Piece(_count(file), boxes[box], _count(a), _count(b)) for file, box, a, b in plain["pieces"]],
     )
@@ -219,5 +223,5 @@ def _box_from_json(plain: Any) -> Box:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} counts nothing")
+        raise ValueError(f"{value!r} is no count")
     return value

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: `checkpoint.json`, format 2. No torch.
+"""The manifest of a checkpoint: `checkpoint.json`, format 2. No torch.
 
     {"format": 2, "step": 5, "consumed_samples": 80,
      "layout": {"world_size": 8, "pipe": 2, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], "zero_stage": 1, ...},
@@ -6,8 +6,8 @@
      "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all of it, and itself a config
      "versions": {...}, "files": {...}, "digest": "..."}                      # the last two by `folder`
 
-Tensors lie under global names and as boxes of whole tensors, so the layout is for information: what the loader asks of
-it is whether it is the job's own, to give each rank back its random state too. torch's distributed checkpoints and
+Tensors are stored under global names as boxes of whole tensors, so the layout is for information: the loader only
+compares it with the job's own, to restore each rank's random state too. torch's distributed checkpoints and
 Megatron-LM's `dist_checkpointing` keep no layout at all, and so restore such states nowhere, or by a rank's number.
 """
 
@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dslpar.checkpoint.folder import FORMAT, Stored
+from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.data.corpus import FileSlice
@@ -33,24 +33,24 @@ Plain = dict[str, Any]
 """JSON values by key."""
 
 OFFLINE = "offline"
-"""Key of a layout that no run has had: `dslpar checkpoint reshard` has cut it, so there are no random states in it."""
+"""Key of a layout that `dslpar checkpoint reshard` made: no run has had it, so it has no random states."""
 
 
 def manifest_of(job: Job, data: str, step: int) -> Plain:
-    """The manifest of a checkpoint, but for its files. `job` is the engine's, which knows the cut into stages."""
+    """Make the manifest of a checkpoint, without its files. `job` is the engine's, which knows the stages."""
     return {
         "format": FORMAT,
         "step": step,
         "consumed_samples": step * job.batch.global_size,
         "layout": layout_of(job),
-        "fixed": fixed(job, data),
+        "fixed": fixed_values(job, data),
         "config": config_of(job),
         "versions": run_dir.versions(),
     }
 
 
 def layout_of(job: Job) -> Plain:
-    """Who holds what: the mesh, the cut into stages, ZeRO. Equal layouts have equal pieces on equal ranks."""
+    """Describe which rank holds what: mesh, stages, ZeRO. Equal layouts have equal pieces on equal ranks."""
     mesh, cuboid = job.mesh, _fields(job.mesh.tensor)
     return {
         "world_size": mesh.world_size,
@@ -64,13 +64,13 @@ def layout_of(job: Job) -> Plain:
     }
 
 
-def same_layout(stored: Stored, job: Job) -> bool:
-    """Whether each rank finds its own again. `job` is the engine's, which knows the cut into stages."""
-    return bool(stored.manifest["layout"] == layout_of(job))
+def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
+    """Whether each rank finds its own pieces again. `job` is the engine's, which knows the stages."""
+    return bool(checkpoint.manifest["layout"] == layout_of(job))
 
 
-def words_of(layout: Mapping[str, Any]) -> str:
-    """A layout in a line."""
+def describe_layout(layout: Mapping[str, Any]) -> str:
+    """Describe a layout in one line."""
     cuboid = layout["tensor"]
     mode = f" ({cuboid['mode']})" if cuboid["mode"] else ""
     ranks = cuboid["d"] * cuboid["q"] * cuboid["y"] * cuboid["z"]
@@ -80,19 +80,19 @@ def words_of(layout: Mapping[str, Any]) -> str:
     return sizes + counts + legacy
 
 
-def fixed(job: Job, data: str) -> Plain:
-    """What must be equal on resume, by the dotted key that decides it; all else in the config may change."""
-    written = {key: value for key, value in flat(config_of(job)).items() if resume_class(key) == REFUSED}
-    return written | decided(job, data)
+def fixed_values(job: Job, data: str) -> Plain:
+    """Return the values that a resume must not change, by dotted key; all else in the config may change."""
+    written = {key: value for key, value in flatten(config_of(job)).items() if resume_class(key) == REFUSED}
+    return written | derived_values(job, data)
 
 
-def decided(job: Job, data: str) -> Plain:
-    """What must be equal and stands in no one key; `data` is a `text_identity`."""
+def derived_values(job: Job, data: str) -> Plain:
+    """Return the values that a resume must not change and that no single key has; `data` is a `text_identity`."""
     return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
 
 
 def text_identity(pieces: Iterable[FileSlice]) -> str:
-    """Of a text: names and lengths of its files; where they lie may differ."""
+    """Identify a text by the names and lengths of its files; their folders may differ."""
     seen = [(os.path.basename(piece.path), piece.num_bytes) for piece in pieces]
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
@@ -101,7 +101,7 @@ def text_identity(pieces: Iterable[FileSlice]) -> str:
 
 
 def config_of(job: Job) -> Plain:
-    """All values of the config, defaults among them, as a config that loads again; None is left out, as there."""
+    """Return all values of the config, with defaults, as a config that loads again; None is left out, as there."""
     config = plain_of(job.spec)
     if job.spec.data.files is not None:  # relative to the author's config, which may stand elsewhere
         folder = os.path.dirname(job.path)
@@ -109,38 +109,38 @@ def config_of(job: Job) -> Plain:
     return config
 
 
-def plain_of(spec_: sections.Spec) -> Plain:
-    """A spec as JSON has it."""
-    plain: Plain = json.loads(json.dumps(_section(spec_), default=str))
+def plain_of(spec: sections.Spec) -> Plain:
+    """Return a spec as plain JSON values."""
+    plain: Plain = json.loads(json.dumps(_plain_section(spec), default=str))
     return plain
 
 
-def flat(config: Mapping[str, Any], above: str = "") -> Plain:
-    """The values by their dotted keys; a list is one value."""
+def flatten(config: Mapping[str, Any], above: str = "") -> Plain:
+    """Return the values by their dotted keys; a list is one value."""
     found: Plain = {}
     for key, value in config.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
+        found |= flatten(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value}
     return found
 
 
 _BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values())
 """Sections that a config names by their class; one of another class has its `target`."""
-_OPEN = ("args", "extra")
-"""Fields that hold further keys of their section, which stand beside its others."""
-_NOTHING: tuple[Any, ...] = (None, {}, [])
+_OPEN_FIELDS = ("args", "extra")
+"""Fields with further keys of their section, which are written beside its others."""
+_EMPTY: tuple[Any, ...] = (None, {}, [])
 
 
-def _section(value: Any) -> Any:
-    """A section as it is written: a class by its `type`, what is open beside the rest, nothing left out."""
+def _plain_section(value: Any) -> Any:
+    """Return a section as it is written: a class by its `type`, open fields beside the others, no empty values."""
     if isinstance(value, tuple | list) and any(map(dataclasses.is_dataclass, value)):
-        return [_section(item) for item in value]
+        return [_plain_section(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return yaml_io.portable(value)
     written: Plain = {"type": type(value).__name__} if isinstance(value, _BY_TYPE) else {}
     for name, item in _fields(value).items():
-        if name in _OPEN:
+        if name in _OPEN_FIELDS:
             written |= yaml_io.portable(item)
-        elif (plain := _section(item)) not in _NOTHING:
+        elif (plain := _plain_section(item)) not in _EMPTY:
             written["type" if name == "target" else name] = plain
     return written
 

@@ -1,10 +1,10 @@
-"""What a rank keeps for itself: random states, and the buffers of its modules.
+"""State that belongs to a rank only: random states, and the buffers of its modules.
 
     ranks/00003.pt      {"random": {"python": ..., "torch": ..., ...}, "buffers": {name: tensor}, "schedule": {...}}
 
-Random states have a meaning on the same layout alone. Buffers, such as the statistics that a norm keeps of the samples
-it has seen, are each replica's own, and of them a replica that was not there before takes those of the first one;
-DeepSpeed stores the first one's for all.
+Random states have a meaning in the same layout only. Buffers, such as the statistics that a norm keeps of the samples
+it has seen, differ between replicas; a replica that did not exist when the run was saved takes the first one's.
+(DeepSpeed stores the first one's for all.)
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.pipeline_module import Pipeline, global_name
 
 
-def values_of(engine: Engine) -> dict[str, Any]:
-    """Plain values and tensors alone, which load without running what a file says."""
+def collect(engine: Engine) -> dict[str, Any]:
+    """Collect this rank's state: only plain values and tensors, which load without running code from the file."""
     return {
         "random": _random_states(engine.deepspeed.device),
-        "buffers": {name: value.detach().cpu().clone() for name, value in buffers_of(engine.module).items()},
-        "schedule": train_state.schedule_of(engine),
+        "buffers": {name: value.detach().cpu().clone() for name, value in persistent_buffers(engine.module).items()},
+        "schedule": train_state.lr_scheduler_state(engine),
     }
 
 
-def read(path: Path, rank: int) -> dict[str, Any]:
-    """What that rank has kept; nothing, where there is no such file, since no run has had this layout."""
+def load(path: Path, rank: int) -> dict[str, Any]:
+    """Load the state of a rank; {} where it has no file, as in a checkpoint that `reshard` made."""
     file = folder.rank_path(path, rank)
-    kept: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else {}
-    return kept
+    state: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else {}
+    return state
 
 
-def restore(engine: Engine, kept: Mapping[str, Any]) -> None:
-    """On the same layout: all of it."""
-    _set_buffers(engine.module, kept["buffers"])
-    _set_random_states(kept["random"], engine.deepspeed.device)
+def restore(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Restore this rank's buffers and random states, in the layout that saved them."""
+    _set_buffers(engine.module, state["buffers"])
+    _set_random_states(state["random"], engine.deepspeed.device)
 
 
 def restore_buffers(engine: Engine, path: Path, layout: Mapping[str, Any]) -> list[str]:
-    """On another layout: buffers of the same name and shape. Returns the names of those that nobody had."""
-    wanted = set(buffers_of(engine.module))
-    for rank in had_them(layout, engine.groups.coord) if wanted else ():
-        wanted -= _set_buffers(engine.module, read(path, rank).get("buffers", {}))
-        if not wanted:
+    """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
+    missing = set(persistent_buffers(engine.module))
+    for rank in source_ranks(layout, engine.groups.coord) if missing else ():
+        missing -= _set_buffers(engine.module, load(path, rank).get("buffers", {}))
+        if not missing:
             break
-    return sorted(wanted)
+    return sorted(missing)
 
 
-def had_them(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
-    """Of each stage the rank that was where this one is, or was the first."""
+def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
+    """Return for each saved stage the rank with this one's coordinates; where an axis was shorter, its first."""
     cuboid = mesh.Tensor(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
-    before = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
-    here = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in before.sizes.items()}
-    return (before.rank(here | {"pipe": stage}) for stage in range(before.pipe))
+    saved = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
+    source = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in saved.sizes.items()}
+    return (saved.rank(source | {"pipe": stage}) for stage in range(saved.pipe))
 
 
 # ---- buffers ----
 
 
-def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The persistent ones of this rank's module, by the names that they have without a pipeline."""
-    parts = module.named_modules()
-    passing = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._non_persistent_buffers_set}
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the persistent buffers of this rank's module, by the names that they have without a pipeline."""
+    submodules = module.named_modules()
+    transient = {f"{path}.{name}".lstrip(".") for path, part in submodules for name in part._non_persistent_buffers_set}
     names = module.layer_names if isinstance(module, Pipeline) else None
-    named = ((name, value) for name, value in module.named_buffers() if name not in passing)
+    named = ((name, value) for name, value in module.named_buffers() if name not in transient)
     return {name if names is None else global_name(name, names): value for name, value in named}
 
 
 def _set_buffers(module: nn.Module, stored: Mapping[str, Tensor]) -> set[str]:
-    """Sets those that fit; their names."""
-    own = buffers_of(module)
-    fits = {name for name, value in stored.items() if name in own and own[name].shape == value.shape}
+    """Set the buffers whose name and shape fit, and return their names."""
+    local = persistent_buffers(module)
+    fits = {name for name, value in stored.items() if name in local and local[name].shape == value.shape}
     with torch.no_grad():
         for name in fits:
-            own[name].copy_(stored[name])
+            local[name].copy_(stored[name])
     return fits
 
 

@@ -1,26 +1,32 @@
-"""A run saved, and loaded into an engine of any layout.
+"""Save a run, and load it into an engine of any layout.
 
-Each rank writes what it holds and owns (`held`), flat, under global names, to one file; rank 0 writes which piece lies
-where, and makes the folder visible once all have told that theirs is on disk. Three messages a save, however many
-tensors. Each rank reads straight from the files what its own layout asks for, and agrees once that all of them could.
+Saving, in order:
 
-On the same layout a run goes on to the bit: random states, each replica's buffers, and each stage's copy of a tied
+1. Rank 0 removes what earlier saves left unfinished, and makes `step_N.part`.
+2. Each rank writes what it holds and owns (`shards`) to one tensor file, and its own state to another. Both are synced.
+3. All ranks report to rank 0: whether they see its folder, whether they could write, their part of the index.
+4. Rank 0 merges the index, writes it and the training state, sets aside what is of another course of the run, and
+   publishes the folder by renaming it; then it removes checkpoints that are no longer kept.
+
+So a save is three messages, however many tensors there are. Loading: each rank reads straight from the files what its
+own layout needs, and all agree once that every one of them could.
+
+In the same layout a run continues to the bit: random states, each replica's buffers, and each stage's copy of a tied
 weight are restored too. (Copies differ in their last bits: each stage averages gradients over its replicas in buckets
-of its own.) On any other layout a copy is the owner's weight, and random states are those of a start.
+of its own.) In any other layout a copy is the owner's weight, and random states are those of a start.
 
 That all ranks write, and agree afterwards, is how torch's distributed checkpoints keep one rank's full disk from
-leaving the others in a collective for ever.
+leaving the others in a collective forever.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import pickle
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +34,22 @@ import torch
 from torch import Tensor
 
 from dslpar.checkpoint import folder, manifest, rank_state, shards, train_state
-from dslpar.checkpoint.collective import SHOWN, by_rank_0, demand_seen, not_written
-from dslpar.checkpoint.folder import Stored, Written
-from dslpar.checkpoint.index import INDEX, Entry, Index, Odd, copy_name, file_key, load_index, merge, tensor_path
-from dslpar.checkpoint.shards import Held, Master
+from dslpar.checkpoint.collective import MAX_LISTED, WRITE, check_seen_by_all, raise_failed, run_on_rank_0
+from dslpar.checkpoint.folder import Checkpoint, FileDigest
+from dslpar.checkpoint.index import (
+    INDEX,
+    Entry,
+    Index,
+    IrregularState,
+    copy_name,
+    file_key,
+    load_index,
+    merge,
+    tensor_path,
+)
+from dslpar.checkpoint.shards import Master, ParameterShard
 from dslpar.checkpoint.slices import Piece, num_elements
-from dslpar.checkpoint.tensor_file import DTYPES, Reader, dtype_name, write
+from dslpar.checkpoint.tensor_file import DTYPES, TensorReader, dtype_name, torch_bytes, write_tensors
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
@@ -45,7 +61,7 @@ log = logging.getLogger("dslpar")
 
 
 def save(engine: Engine, data: str = "") -> Path:
-    """Saves the run as it stands, and makes that visible when all of it is on disk. All ranks together.
+    """Save the run as it stands, and make that visible when all of it is on disk. All ranks must call it together.
 
     `data` says what it is trained on (see `text_identity`). Returns the checkpoint's folder.
 
@@ -55,249 +71,254 @@ def save(engine: Engine, data: str = "") -> Path:
     """
     job, step, world = engine.job, engine.steps_done, world_of(engine)
     root = Path(job.output_dir, CHECKPOINTS)
-    made = by_rank_0(lambda: folder.begin(root, step), world, job, engine.rank_description)
-    told = collectives.gather_objects(_write(engine, folder.part_path(root, step)), world)
-    demand_seen([(part.host, part.sees) for part in told], str(made), job)
-    failed = [part.failed for part in told if part.failed]
+    part = run_on_rank_0(lambda: folder.begin_save(root, step), world, job, WRITE, engine.rank_description)
+    reports = collectives.gather_objects(_write_rank_files(engine, folder.part_path(root, step)), world)
+    check_seen_by_all([(report.host, report.sees_folder) for report in reports], str(part), job)
+    errors = [report.error for report in reports if report.error]
+    if errors:
+        if world.index == 0:
+            folder.remove(part)  # no rank writes any more: a full disk has its room again
+        raise_failed(WRITE, "; ".join(errors[:MAX_LISTED]), job)
 
     def publish() -> Path:
         try:
-            return _publish(engine, told, root, manifest.manifest_of(job, data, step))
+            return _publish(engine, reports, root, manifest.manifest_of(job, data, step))
         except OSError:
-            folder.remove(made)
+            folder.remove(part)
             raise
 
-    if not failed:
-        return by_rank_0(publish, world, job, engine.rank_description)
-    if world.index == 0:
-        folder.remove(made)  # all have told that they write no more: a full disk has its room again
-    raise not_written("; ".join(failed[:SHOWN]), job)
+    return run_on_rank_0(publish, world, job, WRITE, engine.rank_description)
 
 
-def load(engine: Engine, stored: Stored) -> None:
-    """Gives a freshly built engine the state of a checkpoint that `check` has passed. All ranks together.
+def load(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint that `compare.check` has passed into a newly built engine. All ranks must call it together.
 
     Raises:
         DslparError: on every rank, if it does not hold this model, or a file cannot be read.
     """
-    path, same = Path(stored.path), manifest.same_layout(stored, engine.job)
-    found = shards.of_engine(engine)
+    path, same_layout = Path(checkpoint.path), manifest.same_layout(checkpoint, engine.job)
+    parameters = shards.parameter_shards(engine)
     with torch.no_grad():
         shards.before_load(engine)
-        index = _fill_or_refuse(engine, path, found, same)
+        index = _fill_or_refuse(engine, path, parameters, same_layout)
         shards.after_load(engine)
-    _move(engine, stored, index, found, rank_state.read(path, engine.groups.rank) if same else None)
-    assert engine.steps_done == stored.step, f"{engine.steps_done} steps in {stored.path}"
+    own_state = rank_state.load(path, engine.groups.rank) if same_layout else None
+    _restore_train_state(engine, checkpoint, index, parameters, own_state)
+    assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
 
 
 def world_of(engine: Engine) -> Axis:
-    """All ranks."""
+    """Return the axis of all ranks."""
     return engine.groups.axis("pipe", "data", "tensor")
 
 
 # ---- saving ----
 
 
-class Told(NamedTuple):
-    """What a rank tells of its part of a save."""
+class RankReport(NamedTuple):
+    """A rank's report of its part of a save."""
 
     host: str
-    sees: bool
-    """Whether it has the folder that rank 0 has made."""
-    failed: str = ""
-    """Who could not write, and why; empty: it could."""
-    pieces: bytes = b""
-    """Its part of the index, pickled and packed: rank 0 alone reads it, and a thousand ranks tell a thousand."""
-    files: Mapping[str, Written] = {}
+    sees_folder: bool
+    """Whether it sees the folder that rank 0 has made."""
+    error: str = ""
+    """Which rank could not write, and why; empty: it could."""
+    packed_index: bytes = b""
+    """Its part of the index, pickled and compressed: only rank 0 reads it, but every rank receives all of them."""
+    files: Mapping[str, FileDigest] = {}
     """Its files, by their paths in the folder."""
 
 
-def _write(engine: Engine, part: Path) -> Told:
-    """Writes this rank's files."""
+def _write_rank_files(engine: Engine, part: Path) -> RankReport:
     rank, host = engine.groups.rank, socket.gethostname()
     if not part.exists():
-        return Told(host, False)
-    index, tensors = _to_write(engine, rank)
-    names = tensor_path(part, rank), folder.rank_path(part, rank)
+        return RankReport(host, sees_folder=False)
+    index, tensors = _collect_tensors(engine, rank)
+    tensors_at, state_at = tensor_path(part, rank), folder.rank_path(part, rank)
     try:
-        written = write(names[0], tensors), folder.write(names[1], [_saved(rank_state.values_of(engine))])
+        written = {
+            tensors_at: write_tensors(tensors_at, tensors),
+            state_at: folder.write_file(state_at, [torch_bytes(rank_state.collect(engine))]),
+        }
     except OSError as error:
-        return Told(host, True, f"{engine.rank_description}: {error}")
-    files = {path.relative_to(part).as_posix(): file for path, file in zip(names, written, strict=True)}
-    return Told(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
+        return RankReport(host, True, f"{engine.rank_description}: {error}")
+    files = {path.relative_to(part).as_posix(): digest for path, digest in written.items()}
+    return RankReport(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
 
 
-def _publish(engine: Engine, told: list[Told], root: Path, message: Mapping[str, Any]) -> Path:
-    """What rank 0 adds, and the moment at which the checkpoint is there."""
-    part = folder.part_path(root, message["step"])
-    index = merge(pickle.loads(zlib.decompress(rank.pieces)) for rank in told)
-    assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:SHOWN]}"
-    added = {
-        INDEX: folder.write(part / INDEX, [json.dumps(index.to_json(), separators=(",", ":")).encode()]),
-        folder.STATE: folder.write(part / folder.STATE, [_saved(train_state.values_of(engine))]),
-    }
-    folder.set_aside(root, message["step"])
-    final = folder.publish(root, message, {name: file for rank in told for name, file in rank.files.items()} | added)
-    folder.prune(root, engine.job.spec.checkpoint.keep, message["step"])
-    return final
-
-
-def _saved(values: Any) -> bytes:
-    """What torch.save makes of them; on a full disk it raises no OSError itself."""
-    made = io.BytesIO()
-    torch.save(values, made)
-    return made.getvalue()
-
-
-def _to_write(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
-    """This rank's part of the index, and its tensors by their keys: views, nothing is copied."""
+def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
+    """Return this rank's part of the index, and its tensors by their keys: views, nothing is copied."""
     groups: list[Any] = []
     parameters: dict[str, Entry] = {}
     copies: dict[str, Entry] = {}
     tensors: dict[str, Tensor] = {}
-    for one in shards.of_engine(engine):
-        if one.writes:
-            name = _stored_name(one, same=True)
-            written = {file_key(name, key): _part(one, tensor) for key, tensor in _whole_range(one)}
-            odd = one.odd if one.writes.start == 0 else {}
-            tensors |= written | {file_key(name, key): tensor for key, tensor in odd.items()}
-            (parameters if one.copy_of_stage is None else copies)[name] = _entry(one, rank, odd, groups)
+    for shard in shards.parameter_shards(engine):
+        if shard.write_range:
+            name = _stored_name(shard, same_layout=True)
+            begin, end = shard.write_range.start - shard.start, shard.write_range.stop - shard.start
+            for key, tensor in {"": shard.weight, **shard.states}.items():
+                tensors[file_key(name, key)] = tensor.reshape(-1)[begin:end]
+            # States of another shape cannot be cut along with the weight: who writes its beginning writes all of them.
+            irregular = shard.irregular if shard.write_range.start == 0 else {}
+            tensors |= {file_key(name, key): tensor for key, tensor in irregular.items()}
+            found = parameters if shard.tied_copy_stage is None else copies
+            found[name] = _entry(shard, rank, irregular, groups)
     return Index(parameters, copies, [train_state.group_values(group) for group in groups]), tensors
 
 
-def _whole_range(one: Held) -> Iterator[tuple[str, Tensor]]:
-    yield from [("", one.weight), *one.states.items()]
-
-
-def _part(one: Held, tensor: Tensor) -> Tensor:
-    """What this rank writes of what it holds."""
-    return tensor.reshape(-1)[one.writes.start - one.start : one.writes.stop - one.start]
-
-
-def _entry(one: Held, rank: int, odd: Mapping[str, Tensor], groups: list[Any]) -> Entry:
+def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], groups: list[Any]) -> Entry:
     return Entry(
-        shape=one.shape,
-        dtype=dtype_name(one.weight.dtype),
-        trained=one.trained,
-        states={key: dtype_name(tensor.dtype) for key, tensor in one.states.items()},
-        numbers={key: _number(value) for key, value in one.numbers.items()},
-        odd={key: Odd(dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in odd.items()},
-        odd_file=rank if odd else None,
-        group=None if one.master is None else _place(one.master.group, groups),
-        pieces=[Piece(rank, one.box, one.writes.start, one.writes.stop)],
+        shape=shard.shape,
+        dtype=dtype_name(shard.weight.dtype),
+        trained=shard.trained,
+        states={key: dtype_name(tensor.dtype) for key, tensor in shard.states.items()},
+        scalars={key: _scalar_to_json(value) for key, value in shard.scalars.items()},
+        irregular={
+            key: IrregularState(dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in irregular.items()
+        },
+        irregular_file=rank if irregular else None,
+        group=None if shard.master is None else _identity_number(shard.master.group, groups),
+        pieces=[Piece(rank, shard.box, shard.write_range.start, shard.write_range.stop)],
     )
 
 
-def _place(group: Any, groups: list[Any]) -> int:
-    if not any(group is known for known in groups):
-        groups.append(group)
-    return next(at for at, known in enumerate(groups) if known is group)
+def _identity_number(group: Any, groups: list[Any]) -> int:
+    """Return the place of an optimizer's group among those seen so far; by identity, since they hold tensors."""
+    for number, known in enumerate(groups):
+        if known is group:
+            return number
+    groups.append(group)
+    return len(groups) - 1
 
 
-def _number(value: shards.Number) -> Any:
+def _scalar_to_json(value: shards.Scalar) -> Any:
     return [dtype_name(value.dtype), value.item()] if isinstance(value, Tensor) else value
 
 
-def _stored_name(one: Held, same: bool) -> str:
-    """In the index; of a tied copy its own, where stages are those that saved it, and its owner's elsewhere."""
-    return copy_name(one.name, one.copy_of_stage) if same and one.copy_of_stage is not None else one.name
+def _scalar_from_json(value: Any) -> shards.Scalar:
+    return torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
+
+
+def _stored_name(shard: ParameterShard, same_layout: bool) -> str:
+    """Return the name in the index: a tied copy's own in the layout that saved it, its owner's in any other."""
+    if same_layout and shard.tied_copy_stage is not None:
+        return copy_name(shard.name, shard.tied_copy_stage)
+    return shard.name
+
+
+def _publish(engine: Engine, reports: Sequence[RankReport], root: Path, manifest_: Mapping[str, Any]) -> Path:
+    """Write what rank 0 adds, publish the folder, and remove checkpoints that are no longer kept. On rank 0."""
+    step = manifest_["step"]
+    part = folder.part_path(root, step)
+    index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
+    assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:MAX_LISTED]}"
+    files = {path: digest for report in reports for path, digest in report.files.items()}
+    index_bytes = json.dumps(index.to_json(), separators=(",", ":")).encode()
+    files[INDEX] = folder.write_file(part / INDEX, [index_bytes])
+    files[folder.STATE] = folder.write_file(part / folder.STATE, [torch_bytes(train_state.collect(engine))])
+    # Before the rename: a kill between the two must not leave a newer checkpoint of another course as the newest one.
+    folder.set_aside(root, step)
+    final = folder.publish(root, manifest_, files)
+    folder.prune(root, engine.job.spec.checkpoint.keep, step)
+    return final
 
 
 # ---- loading ----
 
 
-def _fill_or_refuse(engine: Engine, path: Path, found: list[Held], same: bool) -> Index:
-    """Every tensor and number of the optimizer's, and the model's weights where ZeRO does not make them of these."""
-    index, said = Index(), []
+def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterShard], same_layout: bool) -> Index:
+    """Fill weights and optimizer state from the files; if any rank cannot, raise the same finding on all of them."""
+    index, problems = Index(), []
     try:
         index = load_index(path)
-        said = list(_not_fitting(index, found, same))
-        if not said:
-            _fill(index, Reader(path, index), found, same)
+        problems = list(_mismatches(index, parameters, same_layout))
+        if not problems:
+            _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
-        said = [finding.message for finding in error.findings]
-    told = collectives.gather_objects((said, _names_here(engine, found)), world_of(engine))
-    unknown = set(index.parameters) - {name for _, names in told for name in names}
-    everything = dict.fromkeys([*(text for texts, _ in told for text in texts), *_unknown(unknown)])
-    if everything:
-        lines = [*list(everything)[:SHOWN], *[f"and {len(everything) - SHOWN} more"] * (len(everything) > SHOWN)]
+        problems = [finding.message for finding in error.findings]
+    reports = collectives.gather_objects((problems, _names_of_stage(engine, parameters)), world_of(engine))
+    unknown = set(index.parameters) - {name for _, names in reports for name in names}
+    everything = [*(problem for problems, _ in reports for problem in problems)]
+    everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]
+    if distinct := list(dict.fromkeys(everything)):
+        more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
-        message = f"{path} does not hold this model:\n    " + "\n    ".join(lines)
+        message = f"{path} does not hold this model:\n    " + "\n    ".join(distinct[:MAX_LISTED] + more)
         raise_finding("CKP208", message, hint, engine.job.path, "model")
     return index
 
 
-def _names_here(engine: Engine, found: list[Held]) -> tuple[str, ...]:
-    """Of this stage's parameters, told by one of its ranks."""
-    coord = engine.groups.coord
-    first = all(index == 0 for axis, index in coord.items() if axis != "pipe")
-    return tuple(one.name for one in found) if first else ()
+def _names_of_stage(engine: Engine, parameters: Sequence[ParameterShard]) -> tuple[str, ...]:
+    """Return this stage's names on one rank of the stage, () on its others: each name is sent once."""
+    is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
+    return tuple(shard.name for shard in parameters) if is_first else ()
 
 
-def _not_fitting(index: Index, found: list[Held], same: bool) -> Iterator[str]:
-    known = {**index.copies, **index.parameters}
-    for one in found:
-        name = _stored_name(one, same)
-        if name not in known and 0 not in one.shape:
-            yield f"{one.name!r} {one.shape} is not in it"
-        elif name in known and known[name].shape != one.shape:
-            yield f"{one.name!r} has shape {known[name].shape} there, and {one.shape} here"
+def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout: bool) -> Iterator[str]:
+    stored = {**index.copies, **index.parameters}
+    for shard in parameters:
+        name = _stored_name(shard, same_layout)
+        if name not in stored and 0 not in shard.shape:
+            yield f"{shard.name!r} {shard.shape} is not in it"
+        elif name in stored and stored[name].shape != shard.shape:
+            yield f"{shard.name!r} has shape {stored[name].shape} there, and {shard.shape} here"
 
 
-def _unknown(names: set[str]) -> Iterator[str]:
-    return (f"{name!r} is in it, and not in the model" for name in sorted(names))
-
-
-def _fill(index: Index, reader: Reader, found: list[Held], same: bool) -> None:
-    numbered: set[int] = set()
-    for one in sorted(found, key=shards.turn_of):
-        name = _stored_name(one, same)
+def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
+    """Fill the optimizer's tensors and scalars, and the model's weights where `after_load` does not cast them."""
+    with_scalars: set[int] = set()
+    for shard in sorted(parameters, key=shards.step_order):
+        name = _stored_name(shard, same_layout)
         if name not in index.copies and name not in index.parameters:
-            continue  # of no elements
+            continue  # it has no elements
         entry = index.entry(name)
-        if one.start < one.stop:
-            _set(one.weight, reader.fragment(name, "", one.box, one.start, one.stop))
-        if one.master is not None:
-            _fill_states(one, one.master, entry, name, reader)
-            if entry.numbers and id(one.master.tensor) not in numbered:
-                shards.set_numbers(one.master, {key: _of_number(value) for key, value in entry.numbers.items()})
-                numbered.add(id(one.master.tensor))
-        if hasattr(one.parameter, "_hp_mapping"):  # ZeRO 1 and 2: a shard is not what the model computes with
-            _set(one.parameter, reader.fragment(name, "", one.box, 0, num_elements(one.box)))
+        if shard.start < shard.stop:
+            _copy_flat(shard.weight, reader.fragment(name, "", shard.box, shard.start, shard.stop))
+        if shard.master is not None:
+            _fill_states(shard, shard.master, entry, name, reader)
+            if entry.scalars and id(shard.master.tensor) not in with_scalars:  # a flat tensor is of many parameters
+                scalars = {key: _scalar_from_json(value) for key, value in entry.scalars.items()}
+                shards.set_scalars(shard.master, scalars)
+                with_scalars.add(id(shard.master.tensor))
+        if hasattr(shard.parameter, "_hp_mapping"):  # ZeRO 1 and 2: a shard is not what the model computes with
+            _copy_flat(shard.parameter, reader.fragment(name, "", shard.box, 0, num_elements(shard.box)))
 
 
-def _fill_states(one: Held, master: Master, entry: Entry, name: str, reader: Reader) -> None:
+def _fill_states(shard: ParameterShard, master: Master, entry: Entry, name: str, reader: TensorReader) -> None:
     for key in entry.states:
-        same_kind = DTYPES[entry.dtype] == master.tensor.dtype
-        dtype = DTYPES[entry.states[key]] if same_kind else master.tensor.dtype
-        state = shards.state_of(one, key, dtype)
-        if one.start < one.stop:
-            _set(state, reader.fragment(name, key, one.box, one.start, one.stop))
-    for key in entry.odd:
-        master.state[master.tensor][key] = reader.odd(name, key).clone().to(master.tensor.device)
+        # As stored, where the master has the stored weight's dtype; a change of precision changes its states with it.
+        same_dtype = DTYPES[entry.dtype] == master.tensor.dtype
+        dtype = DTYPES[entry.states[key]] if same_dtype else master.tensor.dtype
+        state = shards.state_tensor(shard, key, dtype)
+        if shard.start < shard.stop:
+            _copy_flat(state, reader.fragment(name, key, shard.box, shard.start, shard.stop))
+    for key in entry.irregular:
+        master.state[master.tensor][key] = reader.irregular(name, key).clone().to(master.tensor.device)
 
 
-def _set(into: Tensor, flat: Tensor) -> None:
-    into.copy_(flat.view(into.shape))
+def _copy_flat(target: Tensor, flat: Tensor) -> None:
+    target.copy_(flat.view(target.shape))
 
 
-def _of_number(value: Any) -> shards.Number:
-    return torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
-
-
-def _move(engine: Engine, stored: Stored, index: Index, found: list[Held], kept: Mapping[str, Any] | None) -> None:
-    """What is no tensor of the model's; `kept` is this rank's own, on the same layout."""
-    path, done = Path(stored.path), set()
-    for one in found:
-        entry = index.parameters.get(one.name)
-        if one.master is not None and id(one.master.group) not in done and entry and entry.group is not None:
-            train_state.restore_group(engine, one.master.group, index.groups[entry.group])
-            done.add(id(one.master.group))
+def _restore_train_state(
+    engine: Engine,
+    checkpoint: Checkpoint,
+    index: Index,
+    parameters: Sequence[ParameterShard],
+    own_state: Mapping[str, Any] | None,
+) -> None:
+    """Restore what is no tensor of the model's; `own_state` is this rank's, in the layout that saved it."""
+    path, restored = Path(checkpoint.path), set()
+    for shard in parameters:
+        entry = index.parameters.get(shard.name)
+        if shard.master is not None and id(shard.master.group) not in restored and entry and entry.group is not None:
+            train_state.restore_group(engine, shard.master.group, index.groups[entry.group])
+            restored.add(id(shard.master.group))
     values = torch.load(path / folder.STATE, weights_only=True)
-    if stored.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
-        values["scale"] = {}  # the new one begins where the config says
-    train_state.restore(engine, values, kept["schedule"] if kept else None)
-    if kept:
-        rank_state.restore(engine, kept)
-    elif nobody_s := rank_state.restore_buffers(engine, path, stored.manifest["layout"]):
-        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(nobody_s))
+    if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
+        values["scale"] = {}  # a loss scale of another precision means nothing: start where the config says
+    train_state.restore(engine, values, own_state["schedule"] if own_state else None)
+    if own_state:
+        rank_state.restore(engine, own_state)
+    elif missing := rank_state.restore_buffers(engine, path, checkpoint.manifest["layout"]):
+        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))

@@ -1,11 +1,11 @@
-"""What a rank holds of each parameter: the master weight, the optimizer's state, and which part of the whole it is.
+"""Find each parameter of this rank in DeepSpeed's engine: weight, optimizer state, and which part of the full tensor.
 
-    for held in of_engine(engine):
-        held.name, held.box, held.start, held.stop      # elements [start, stop) of the piece `box`, in row-major order
-        held.weight, held.states, held.numbers          # views of what DeepSpeed trains on: written and read in place
+    for shard in parameter_shards(engine):
+        shard.name, shard.box, shard.start, shard.stop   # elements [start, stop) of the piece `box`, in row-major order
+        shard.weight, shard.states, shard.scalars        # views of what DeepSpeed trains: read and written in place
 
-DeepSpeed keeps these in five ways, by ZeRO's stage and the precision; each is one function here, that says of each
-parameter where its master stands:
+The *master* of a parameter is the tensor that the optimizer steps. DeepSpeed keeps it in five ways, by ZeRO's stage and
+the precision; each has one function here:
 
 ========================  =================================  =====================================================
 optimizer                 master                             part of the local piece
@@ -17,8 +17,8 @@ ZeRO 1, 2, BF16           a data rank's shard of that        a range, or nothing
 ZeRO 3                    one flat tensor a sub-group        an equal range for each data rank (`grad_position`)
 ========================  =================================  =====================================================
 
-That a checkpoint is made of flat ranges of boxes of whole tensors is how Megatron-LM's distributed optimizer writes its
-own (`ShardedTensor` with a `flattened_range`); torch.distributed.checkpoint has boxes alone.
+That a checkpoint is made of flat ranges of boxes of full tensors is how Megatron-LM's distributed optimizer writes its
+own (`ShardedTensor` with a `flattened_range`); torch.distributed.checkpoint has boxes only.
 """
 
 from __future__ import annotations
@@ -30,68 +30,68 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslpar.checkpoint.slices import Box, box_of, whole_box
+from dslpar.checkpoint.slices import Box, box_of, full_box
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.engine.engine import Engine
-from dslpar.layers import placement_of
+from dslpar.layers.parameter import placement_of
 
 SPLIT_FROM = 1 << 16
 """Elements from which the replicas of a piece each write a part of it; smaller ones are written by one of them."""
 
-Number = int | float | bool | Tensor
-"""What an optimizer counts by, of a parameter as a whole: a plain number or a 0-dim tensor. (No parameter is one.)"""
+Scalar = int | float | bool | Tensor
+"""An optimizer value of a parameter as a whole, such as its step: a plain number or a 0-dim tensor."""
 
 
 class Master(NamedTuple):
-    """Where the weight of one parameter stands that the optimizer steps on this rank."""
+    """The part of a parameter's master on this rank."""
 
     tensor: Tensor
     """What the optimizer knows: the parameter, its copy, or a flat tensor of many."""
     offset: int
     """Where in that, flattened, this parameter's elements begin."""
     start: int
-    """Which of the local piece's elements these are: the first, ..."""
+    """The elements of the local piece that it has: the first, ..."""
     stop: int
     """... and the one after the last."""
     state: MutableMapping[Tensor, dict[str, Any]]
     """The optimizer's state, by `tensor`."""
     group: MutableMapping[str, Any]
     """Its parameter group."""
-    turn: int
+    group_number: int
     """The number of that group: optimizers step them in this order."""
 
     @property
-    def kept(self) -> dict[str, Any]:
-        """What the optimizer keeps of `tensor`; empty before its first step."""
+    def tensor_state(self) -> dict[str, Any]:
+        """The optimizer's state of `tensor`; empty before its first step."""
         return self.state.get(self.tensor, {})
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """This parameter's elements of `self.tensor`, or of a state that is shaped as it is: a view."""
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """Return a view of this parameter's elements of `self.tensor`, or of a state that has its shape."""
         if self.offset == 0 and self.stop - self.start == tensor.numel():
             return tensor.detach()
         return tensor.detach().view(-1).narrow(0, self.offset, self.stop - self.start)
 
 
-class Held(NamedTuple):
+class ParameterShard(NamedTuple):
     """One parameter on this rank."""
 
     name: str
     """Global, the same in every layout."""
     shape: tuple[int, ...]
-    """Of the whole tensor, unpadded."""
+    """Full shape, unpadded."""
     box: Box
-    """Which part of the whole the local piece is."""
+    """Which part of the full tensor the local piece is."""
     start: int
-    """The elements of the local piece that stand here: the first, ..."""
+    """The elements of the local piece that this rank has: the first, ..."""
     stop: int
-    """... and the one after the last; equal where this rank has none."""
-    writes: range
+    """... and the one after the last; equal to `start` where it has none."""
+    write_range: range
     """Those of them that this rank writes: over all ranks every element once."""
     weight: Tensor
-    """These elements, of the master; their row-major order is that of the local piece."""
+    """These elements of the master; their row-major order is that of the local piece."""
     master: Master | None
-    """Where the optimizer has them; None: it does not train this parameter, or not here."""
-    copy_of_stage: int | None
+    """None: the optimizer does not train this parameter, or not on this rank."""
+    tied_copy_stage: int | None
     """This stage, where it is a tied copy of a weight that an earlier stage owns."""
     parameter: nn.Parameter
 
@@ -102,81 +102,83 @@ class Held(NamedTuple):
 
     @property
     def states(self) -> dict[str, Tensor]:
-        """The optimizer's tensors that are shaped as the weight: views of the same elements."""
-        return {} if self.master is None else {key: self.master.of(value) for key, value in self._shaped().items()}
+        """The optimizer's tensors that have the weight's shape: views of the same elements."""
+        if self.master is None:
+            return {}
+        return {key: self.master.view_of(value) for key, value in self._weight_shaped().items()}
 
     @property
-    def numbers(self) -> dict[str, Number]:
-        """What the optimizer counts by."""
-        shaped = self._shaped()
-        return {key: value for key, value in self._kept().items() if key not in shaped and _is_number(value)}
+    def scalars(self) -> dict[str, Scalar]:
+        """The optimizer's values of the parameter as a whole."""
+        shaped = self._weight_shaped()  # of a parameter without dims these have none either
+        return {key: value for key, value in self._state().items() if key not in shaped and _is_scalar(value)}
 
     @property
-    def odd(self) -> dict[str, Tensor]:
+    def irregular(self) -> dict[str, Tensor]:
         """The optimizer's tensors of other shapes, such as Adafactor's rows and columns."""
-        kept, shaped = self._kept(), self._shaped()
-        tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor) and value.dim()}
+        shaped = self._weight_shaped()
+        tensors = {key: value for key, value in self._state().items() if isinstance(value, Tensor) and value.dim()}
         return {key: value for key, value in tensors.items() if key not in shaped}
 
-    def _shaped(self) -> dict[str, Tensor]:
+    def _weight_shaped(self) -> dict[str, Any]:
         shape = None if self.master is None else self.master.tensor.shape
-        return {key: value for key, value in self._kept().items() if getattr(value, "shape", "none") == shape}
+        return {key: value for key, value in self._state().items() if getattr(value, "shape", "none") == shape}
 
-    def _kept(self) -> dict[str, Any]:
-        return {} if self.master is None else self.master.kept
-
-
-def of_engine(engine: Engine) -> list[Held]:
-    """Every parameter of this rank, in the model's order: the same on all ranks of a stage. No collective."""
-    masters, coord, data = masters_of(engine), engine.groups.coord, engine.groups.axis("data")
-    return [
-        _held(name, p, masters.get(p), coord, _turn(p, number, data.index, data.size))
-        for number, (name, p) in enumerate(engine.named_parameters())
-    ]
+    def _state(self) -> dict[str, Any]:
+        return {} if self.master is None else self.master.tensor_state
 
 
-def _held(name: str, p: nn.Parameter, master: Master | None, coord: Mapping[str, int], share: range | None) -> Held:
-    placement = placement_of(p)
-    shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
-    start, stop, weight = _here(p, master)
-    writes = range(start, stop) if share is None else share
-    return Held(
-        name=name,
-        shape=shape,
-        box=whole_box(shape) if placement is None else box_of(placement, coord),
-        start=start,
-        stop=stop,
-        writes=writes if _owns(p, coord) else range(0),
-        weight=weight,
-        master=master,
-        copy_of_stage=coord["pipe"] if getattr(p, "ds_pipe_replicated", False) else None,
-        parameter=p,
-    )
+def parameter_shards(engine: Engine) -> list[ParameterShard]:
+    """Return every parameter of this rank, in the model's order: the same on all ranks of a stage. No collective."""
+    masters, coord, data = find_masters(engine), engine.groups.coord, engine.groups.axis("data")
+    shards = []
+    for number, (name, p) in enumerate(engine.named_parameters()):
+        placement, master = placement_of(p), masters.get(p)
+        shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
+        start, stop, weight = _local_elements(p, master)
+        write_range = _replica_range(p, number, data.index, data.size)
+        if write_range is None:
+            write_range = range(start, stop)
+        is_owner = placement.owner(coord) if placement else all(coord[axis] == 0 for axis in TENSOR_AXES)
+        shard = ParameterShard(
+            name=name,
+            shape=shape,
+            box=full_box(shape) if placement is None else box_of(placement, coord),
+            start=start,
+            stop=stop,
+            write_range=write_range if is_owner else range(0),
+            weight=weight,
+            master=master,
+            tied_copy_stage=coord["pipe"] if getattr(p, "ds_pipe_replicated", False) else None,
+            parameter=p,
+        )
+        shards.append(shard)
+    return shards
 
 
-def _here(p: nn.Parameter, master: Master | None) -> tuple[int, int, Tensor]:
-    """Which elements stand here, and these."""
+def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, Tensor]:
+    """Return which elements of the local piece this rank has (start, stop), and these."""
     if master is not None:
-        return master.start, master.stop, master.of(master.tensor)
+        return master.start, master.stop, master.view_of(master.tensor)
     if hasattr(p, "ds_tensor"):  # ZeRO 3, frozen
-        start, stop = _of_shard(p)
+        start, stop = _zero_3_range(p)
         return start, stop, p.ds_tensor.detach().view(-1)[: stop - start]
     if getattr(p, "_hp_mapping", "none") is None:  # ZeRO 1 or 2, on another data rank
         return 0, 0, p.detach().view(-1)[:0]
     return 0, p.numel(), p.detach()
 
 
-def _of_shard(p: nn.Parameter) -> tuple[int, int]:
-    """Which elements this data rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
-    length, whole = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
+def _zero_3_range(p: nn.Parameter) -> tuple[int, int]:
+    """Return which elements this data rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
+    length, numel = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
     start = dist.get_rank(p.ds_process_group) * length  # type: ignore[attr-defined]
-    return min(start, whole), min(start + length, whole)
+    return min(start, numel), min(start + length, numel)
 
 
-def _turn(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
-    """What the data rank `index` of `size` writes of what all of them hold whole; None: ZeRO shards it.
+def _replica_range(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
+    """Return what the data rank `index` of `size` writes of a parameter that all of them hold; None: ZeRO shards it.
 
-    Equal parts; of small tensors each rank writes every `size`-th.
+    Equal parts, so that no rank writes all while the others wait; of small parameters each rank writes every `size`-th.
     """
     if hasattr(p, "ds_tensor") or hasattr(p, "_hp_mapping"):
         return None
@@ -186,128 +188,122 @@ def _turn(p: nn.Parameter, number: int, index: int, size: int) -> range | None:
     return range(length * index // size, length * (index + 1) // size)
 
 
-def _owns(p: nn.Parameter, coord: Mapping[str, int]) -> bool:
-    """Whether this rank's piece is the one of its tensor group that is written, of equal ones."""
-    placement = placement_of(p)
-    return placement.owner(coord) if placement else all(coord[axis] == 0 for axis in TENSOR_AXES)
-
-
 # ---- DeepSpeed's optimizers ----
 
 
-def masters_of(engine: Engine) -> dict[nn.Parameter, Master]:
-    """Of each parameter that the optimizer steps here, where it does so."""
+def find_masters(engine: Engine) -> dict[nn.Parameter, Master]:
+    """Return the master of each parameter that the optimizer steps on this rank."""
     optimizer = engine.deepspeed.optimizer
-    for mark, masters in _FAMILIES.items():
-        if hasattr(optimizer, mark):
+    for attribute, masters in _MASTERS_BY_ATTRIBUTE.items():
+        if hasattr(optimizer, attribute):
             return dict(masters(optimizer))
-    return dict(_themselves(optimizer))
+    return dict(_torch_masters(optimizer))
 
 
 Masters = Iterator[tuple[nn.Parameter, Master]]
 
 
-def _themselves(optimizer: Any) -> Masters:
+def _torch_masters(optimizer: Any) -> Masters:
     """An optimizer of torch's: no ZeRO, fp32."""
-    for turn, group in enumerate(optimizer.param_groups):
-        yield from ((p, Master(p, 0, 0, p.numel(), optimizer.state, group, turn)) for p in group["params"])
+    for number, group in enumerate(optimizer.param_groups):
+        yield from ((p, Master(p, 0, 0, p.numel(), optimizer.state, group, number)) for p in group["params"])
 
 
-def _copies(wrapper: Any) -> Masters:
+def _fp16_unfused_masters(wrapper: Any) -> Masters:
     """FP16_UnfusedOptimizer: no ZeRO, half precision."""
     inner = wrapper.optimizer
     groups = zip(inner.param_groups, wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
-    for turn, (group, ours, theirs) in enumerate(groups):
-        for p, master in zip(ours, theirs, strict=True):
-            yield p, Master(master, 0, 0, p.numel(), inner.state, group, turn)
+    for number, (group, parameters, copies) in enumerate(groups):
+        for p, master in zip(parameters, copies, strict=True):
+            yield p, Master(master, 0, 0, p.numel(), inner.state, group, number)
 
 
-def _flat(wrapper: Any) -> Masters:
+def _fp16_masters(wrapper: Any) -> Masters:
     """FP16_Optimizer: the same, for FusedAdam."""
     inner = wrapper.optimizer
     groups = zip(inner.param_groups, wrapper.fp16_groups, wrapper.fp32_groups_flat, strict=True)
-    for turn, (group, ours, flat) in enumerate(groups):
+    for number, (group, parameters, flat) in enumerate(groups):
         offset = 0
-        for p in ours:
-            yield p, Master(flat, offset, 0, p.numel(), inner.state, group, turn)
+        for p in parameters:
+            yield p, Master(flat, offset, 0, p.numel(), inner.state, group, number)
             offset += p.numel()
 
 
-def _shards(zero: Any, ours: Sequence[Sequence[nn.Parameter]], flats: Sequence[Tensor]) -> Masters:
+def _sharded_masters(zero: Any, groups: Sequence[Sequence[nn.Parameter]], flats: Sequence[Tensor]) -> Masters:
     """This data rank's shard of each group's flat tensor."""
     state = zero.optimizer.state
-    for turn, (group, parameters, flat) in enumerate(zip(zero.optimizer.param_groups, ours, flats, strict=True)):
+    for number, (group, parameters, flat) in enumerate(zip(zero.optimizer.param_groups, groups, flats, strict=True)):
         for p in parameters:
             mapping: Any = p._hp_mapping  # type: ignore[attr-defined]
             if mapping is not None:
-                here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-                yield p, Master(flat, there.start, here.start, here.start + here.numel, state, group, turn)
+                local, master = mapping.lp_fragment_address, mapping.hp_fragment_address
+                yield p, Master(flat, master.start, local.start, local.start + local.numel, state, group, number)
 
 
-def _zero_1_2(zero: Any) -> Masters:
-    return _shards(zero, zero.bit16_groups, zero.single_partition_of_fp32_groups)
+def _zero_1_2_masters(zero: Any) -> Masters:
+    return _sharded_masters(zero, zero.bit16_groups, zero.single_partition_of_fp32_groups)
 
 
-def _bf16(zero: Any) -> Masters:
+def _bf16_masters(zero: Any) -> Masters:
     """BF16_Optimizer: a pipeline without ZeRO, in bf16."""
-    return _shards(zero, zero.bf16_groups, zero.fp32_groups_flat_partition)
+    return _sharded_masters(zero, zero.bf16_groups, zero.fp32_groups_flat_partition)
 
 
-def _zero_3(zero: Any) -> Masters:
+def _zero_3_masters(zero: Any) -> Masters:
     for sub_group, parameters in enumerate(zero.fp16_groups):
         flat = zero.fp32_partitioned_groups_flat[sub_group]
-        turn = zero.sub_group_to_group_id[sub_group]
-        group = zero.optimizer.param_groups[turn]
+        number = zero.sub_group_to_group_id[sub_group]
+        group = zero.optimizer.param_groups[number]
         for p in parameters:
             _, offset, _ = zero.grad_position[zero.get_param_id(p)]
-            yield p, Master(flat, offset, *_of_shard(p), zero.optimizer.state, group, turn)
+            yield p, Master(flat, offset, *_zero_3_range(p), zero.optimizer.state, group, number)
 
 
-_FAMILIES: Mapping[str, Callable[[Any], Masters]] = {
-    "fp32_partitioned_groups_flat": _zero_3,
-    "single_partition_of_fp32_groups": _zero_1_2,
-    "fp32_groups_flat_partition": _bf16,
-    "fp32_groups_flat": _flat,
-    "fp32_groups": _copies,
+_MASTERS_BY_ATTRIBUTE: Mapping[str, Callable[[Any], Masters]] = {
+    "fp32_partitioned_groups_flat": _zero_3_masters,
+    "single_partition_of_fp32_groups": _zero_1_2_masters,
+    "fp32_groups_flat_partition": _bf16_masters,
+    "fp32_groups_flat": _fp16_masters,
+    "fp32_groups": _fp16_unfused_masters,
 }
-"""By an attribute that no other of them has."""
+"""By an attribute that none of the optimizers after it has: DeepSpeed's classes have no common base to ask."""
 
 
-# ---- what is set ----
+# ---- loading ----
 
 
-def turn_of(held: Held) -> int:
-    """In this order an optimizer that has stepped has its state."""
-    return -1 if held.master is None else held.master.turn
+def step_order(shard: ParameterShard) -> int:
+    """Return the key by which to sort: an optimizer that has stepped has its state in this order."""
+    return -1 if shard.master is None else shard.master.group_number
 
 
-def set_numbers(master: Master, numbers: Mapping[str, Any]) -> None:
-    """What the optimizer counts by, of one tensor that it knows; a tensor stays where it is, and as it is."""
-    kept = master.state[master.tensor]
-    for key, value in numbers.items():
-        if isinstance(value, Tensor) and isinstance(kept.get(key), Tensor):
-            kept[key].copy_(value)
+def set_scalars(master: Master, scalars: Mapping[str, Any]) -> None:
+    """Set the optimizer's values of one tensor; a tensor among them is written into, since a kernel may read it."""
+    state = master.state[master.tensor]
+    for key, value in scalars.items():
+        if isinstance(value, Tensor) and isinstance(state.get(key), Tensor):
+            state[key].copy_(value)
         else:
-            kept[key] = value.to(_home(master)) if isinstance(value, Tensor) else value
+            state[key] = value.to(_scalar_device(master)) if isinstance(value, Tensor) else value
 
 
-def _home(master: Master) -> torch.device:
-    """Where torch's optimizers keep a counter: on the CPU, if no kernel on the device reads it."""
+def _scalar_device(master: Master) -> torch.device:
+    """Return where torch's optimizers keep a counter: on the CPU, if no kernel on the device reads it."""
     on_device = master.group.get("capturable") or master.group.get("fused")
     return master.tensor.device if on_device else torch.device("cpu")
 
 
-def state_of(held: Held, key: str, dtype: torch.dtype) -> Tensor:
-    """These elements of one of the optimizer's tensors, which is made, of zeros, where there is none yet."""
-    assert held.master is not None, f"{held.name} is not trained here"
-    tensor, kept = held.master.tensor, held.master.state[held.master.tensor]
-    if key not in kept:
-        kept[key] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
-    return held.master.of(kept[key])
+def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
+    """Return these elements of one of the optimizer's tensors, which is made, of zeros, where there is none yet."""
+    assert shard.master is not None, f"{shard.name} is not trained here"
+    tensor, state = shard.master.tensor, shard.master.state[shard.master.tensor]
+    if key not in state:
+        state[key] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
+    return shard.master.view_of(state[key])
 
 
 def before_load(engine: Engine) -> None:
-    """ZeRO 3 lets go of what it has gathered: the shards are then all there is."""
+    """Have ZeRO 3 free the parameters that it has gathered: then the shards are all there is to fill."""
     zero = engine.deepspeed.optimizer
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.checkpoint_event_prologue()
@@ -316,10 +312,10 @@ def before_load(engine: Engine) -> None:
 
 
 def after_load(engine: Engine) -> None:
-    """The weights that the model computes with, from the masters, cast; of ZeRO 1 and 2 the caller sets these.
+    """Cast the masters to the weights that the model computes with; of ZeRO 1 and 2 the caller sets these.
 
-    ZeRO 3 then gathers again what it never lets go of, and forgets the second copies of zero_hpz_partition_size. All
-    ranks together.
+    ZeRO 3 then gathers its persistent parameters again, and drops the secondary copies of zero_hpz_partition_size. All
+    ranks must call it together.
     """
     optimizer: Any = engine.deepspeed.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
@@ -335,5 +331,5 @@ def after_load(engine: Engine) -> None:
                 weight.data.copy_(master.data)
 
 
-def _is_number(value: Any) -> bool:
+def _is_scalar(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.dim() == 0)

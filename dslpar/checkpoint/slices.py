@@ -1,9 +1,9 @@
-"""Which elements of a whole tensor a rank holds, and what two layouts have in common. Integers alone; no torch.
+"""Which elements of a full tensor a rank holds, and which two layouts share. Integers only; no torch.
 
-A local piece is a **box**: for each dim the segments of the whole tensor that it holds, in their local order. There is
-more than one where a placement has blocks (q, k and v, each cut by itself). Segments may reach beyond the whole shape:
+A local piece is a **box**: for each dim the segments of the full tensor that it holds, in their local order. There is
+more than one where a placement has blocks (q, k and v, each cut by itself). Segments may reach beyond the full shape:
 that is padding, which reads as zeros and is never exported. A **fragment** is a flat range of a local piece
-(row-major): ZeRO's shards are such ranges. Both together say where any element lies, whatever the layout::
+(row-major): ZeRO's shards are such ranges. Both together say where any element lies, in any layout::
 
     >>> halves = ((Segment(0, 2), Segment(4, 2)), (Segment(0, 3),))     # rows 0, 1, 4, 5 of a matrix, 3 columns
     >>> local_shape(halves)
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """Elements [start, start + length) of one dim of the whole tensor."""
+    """Elements [start, start + length) of one dim of the full tensor."""
 
     start: int
     length: int
@@ -40,11 +40,11 @@ Box = tuple[tuple[Segment, ...], ...]
 Shape = tuple[int, ...]
 
 Copy = tuple[tuple[slice, slice], ...]
-"""For each dim (where in the target piece, where in the source piece)."""
+"""For each dim (slice of the target piece, slice of the source piece)."""
 
 
 class Piece(NamedTuple):
-    """What one file holds of a tensor: the flat range [start, stop) of a local piece."""
+    """The part of a tensor in one file: the flat range [start, stop) of a local piece."""
 
     file: int
     box: Box
@@ -53,19 +53,19 @@ class Piece(NamedTuple):
 
 
 def box_of(placement: Placement, coord: Mapping[str, int]) -> Box:
-    """The box of the rank at `coord` (a letter of the cuboid: its index): what `Placement.cut` takes, as integers."""
-    cuts = [_part(placement, coord, letters) for letters in placement.cuts]
+    """Return the box of the rank at `coord` (axis of the cuboid: index): what `Placement.cut` takes, as integers."""
+    cuts = [_piece_index(placement, coord, letters) for letters in placement.cuts]
     if not cuts:
         return ()
     lengths = placement.blocks or placement.padded[:1]
     starts = itertools.accumulate(lengths, initial=0)
-    first = [_take(start, length, *cuts[0]) for start, length in zip(starts, lengths, strict=False)]
-    rest = ((_take(0, length, *cut),) for length, cut in zip(placement.padded[1:], cuts[1:], strict=True))
-    return (_joined(first), *rest)
+    first = [_segment(start, length, *cuts[0]) for start, length in zip(starts, lengths, strict=False)]
+    rest = ((_segment(0, length, *cut),) for length, cut in zip(placement.padded[1:], cuts[1:], strict=True))
+    return (_coalesce(first), *rest)
 
 
-def _part(placement: Placement, coord: Mapping[str, int], letters: Sequence[str]) -> tuple[int, int]:
-    """(index, count), as `dslpar.layers.placement.piece`."""
+def _piece_index(placement: Placement, coord: Mapping[str, int], letters: Sequence[str]) -> tuple[int, int]:
+    """Return (index, count), as `dslpar.layers.placement.piece` does; that module imports torch."""
     index, count = 0, 1
     for letter in letters:
         size = getattr(placement.tensor, letter)
@@ -73,13 +73,13 @@ def _part(placement: Placement, coord: Mapping[str, int], letters: Sequence[str]
     return index, count
 
 
-def _take(start: int, length: int, index: int, count: int) -> Segment:
+def _segment(start: int, length: int, index: int, count: int) -> Segment:
     assert length % count == 0, f"{length} in {count} pieces"
     return Segment(start + index * (length // count), length // count)
 
 
-def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Neighbours as one, so that equal pieces have equal boxes: uncut blocks are the whole."""
+def _coalesce(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Join neighbours, so that equal pieces have equal boxes: blocks that are not cut are the full dim."""
     joined: list[Segment] = []
     for segment in segments:
         if joined and joined[-1].start + joined[-1].length == segment.start:
@@ -88,35 +88,35 @@ def _joined(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     return tuple(joined)
 
 
-def whole_box(shape: Iterable[int]) -> Box:
-    """All of a tensor."""
+def full_box(shape: Iterable[int]) -> Box:
+    """Return the box of a full tensor."""
     return tuple((Segment(0, length),) for length in shape)
 
 
 def local_shape(box: Box) -> Shape:
-    """Lengths of the local piece."""
+    """Return the shape of the local piece."""
     return tuple(sum(segment.length for segment in segments) for segments in box)
 
 
 def num_elements(box: Box) -> int:
-    """Of the local piece, padding among them."""
+    """Return the number of elements of the local piece, padding included."""
     return math.prod(local_shape(box))
 
 
 def overlaps(target: Box, source: Box, shape: Shape | None = None) -> list[Copy]:
-    """The sub-boxes that both hold: for each, and each dim, where it lies in the one and in the other.
+    """Return the sub-boxes that both hold: for each, and each dim, its slices of the target and of the source.
 
-    With the whole's `shape`, without what both hold of its padding.
+    With the full `shape`, without the padding that both hold.
     """
     assert len(target) == len(source), f"{len(target)} dims and {len(source)}"
     ends = shape if shape is not None else (None,) * len(target)
-    return list(itertools.product(*map(_common, target, source, ends)))
+    return list(itertools.product(*map(_intersect_dim, target, source, ends)))
 
 
-def _common(target: Sequence[Segment], source: Sequence[Segment], end: int | None) -> list[tuple[slice, slice]]:
-    """Of one dim, up to `end`."""
+def _intersect_dim(target: Sequence[Segment], source: Sequence[Segment], end: int | None) -> list[tuple[slice, slice]]:
+    """Return what both hold of one dim, up to `end`."""
     found = []
-    for (at, one), (by, other) in itertools.product(_placed(target), _placed(source)):
+    for (at, one), (by, other) in itertools.product(_with_local_starts(target), _with_local_starts(source)):
         start, stop = max(one.start, other.start), min(one.start + one.length, other.start + other.length)
         stop = stop if end is None else min(stop, end)
         if start < stop:
@@ -125,20 +125,20 @@ def _common(target: Sequence[Segment], source: Sequence[Segment], end: int | Non
     return found
 
 
-def _placed(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
-    """Each with the local index at which it starts."""
+def _with_local_starts(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
+    """Yield each segment with the local index at which it starts."""
     at = 0
     for segment in segments:
         yield at, segment
         at += segment.length
 
 
-def runs(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[range, ...]]:
-    """The flat range [start, stop) of a row-major tensor as cuboids: for each, and each dim, the indices.
+def range_cuboids(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[range, ...]]:
+    """Cut the flat range [start, stop) of a row-major tensor into cuboids: for each, and each dim, the indices.
 
     In flat order, at most 2 n - 1 of them for n dims; each is one flat range itself.
 
-    >>> list(runs((3, 4), 2, 9))
+    >>> list(range_cuboids((3, 4), 2, 9))
     [(range(0, 1), range(2, 4)), (range(1, 2), range(0, 4)), (range(2, 3), range(0, 1))]
     """
     if start >= stop:
@@ -149,46 +149,48 @@ def runs(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[range, .
     row = math.prod(shape[1:])
     first, last = -(-start // row), stop // row  # whole rows
     if first > last:  # within one row
-        yield from _of_row(shape, last, start, stop)
+        yield from _row_cuboids(shape, last, start, stop)
         return
-    yield from _of_row(shape, first - 1, start, first * row)
+    yield from _row_cuboids(shape, first - 1, start, first * row)
     if first < last:
         yield (range(first, last), *map(range, shape[1:]))
-    yield from _of_row(shape, last, last * row, stop)
+    yield from _row_cuboids(shape, last, last * row, stop)
 
 
-def _of_row(shape: Sequence[int], index: int, start: int, stop: int) -> Iterator[tuple[range, ...]]:
+def _row_cuboids(shape: Sequence[int], index: int, start: int, stop: int) -> Iterator[tuple[range, ...]]:
     before = index * math.prod(shape[1:])
-    return ((range(index, index + 1), *rest) for rest in runs(shape[1:], start - before, stop - before))
+    return ((range(index, index + 1), *rest) for rest in range_cuboids(shape[1:], start - before, stop - before))
 
 
 def sub_box(box: Box, indices: Sequence[range]) -> Box:
-    """The box of some indices of a local piece, for each dim a range."""
-    return tuple(_narrowed(segments, wanted) for segments, wanted in zip(box, indices, strict=True))
+    """Return the box of some indices of a local piece, for each dim a range."""
+    return tuple(_narrow_dim(segments, wanted) for segments, wanted in zip(box, indices, strict=True))
 
 
-def _narrowed(segments: Sequence[Segment], wanted: range) -> tuple[Segment, ...]:
+def _narrow_dim(segments: Sequence[Segment], wanted: range) -> tuple[Segment, ...]:
     local = (Segment(wanted.start, len(wanted)),)
     found = []
-    for at, segment in _placed(segments):
-        for common, _ in _common((Segment(at, segment.length),), local, None):
+    for at, segment in _with_local_starts(segments):
+        for common, _ in _intersect_dim((Segment(at, segment.length),), local, None):
             found.append(Segment(segment.start + common.start, common.stop - common.start))
     return tuple(found)
 
 
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
-    """Whether together they hold every element of the whole, and none of them twice; padding does not count."""
-    whole = whole_box(shape)
+    """Whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
+    whole = full_box(shape)
     cuboids = sorted(
-        (cuboid for piece in _in_a_row(pieces) for cuboid in _cuboids(piece, whole)), key=lambda found: found[0]
+        (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, whole)),
+        key=lambda found: found[0],
     )
     if sum(math.prod(map(len, cuboid)) for _, cuboid in cuboids) != math.prod(shape):
         return False
-    return not any(_meet(one, other) for one, other in _near(cuboids))
+    # The number is right: then every element is there once, unless two cuboids share some and others are missing.
+    return not any(_intersect(one, other) for one, other in _neighbours(cuboids))
 
 
-def _in_a_row(pieces: Iterable[Piece]) -> list[Piece]:
-    """Shards that follow each other in one box, as one: there may be thousands."""
+def _coalesce_fragments(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join shards that follow each other in one box: there may be thousands."""
     joined: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (piece.box, piece.start, piece.stop)):
         if joined and joined[-1].box == piece.box and joined[-1].stop == piece.start:
@@ -201,15 +203,15 @@ Cuboid = tuple[range, ...]
 
 
 def _cuboids(piece: Piece, whole: Box) -> Iterator[tuple[int, Cuboid]]:
-    """What a piece holds of the whole, each with its first index, by which they are put in order."""
-    for indices in runs(local_shape(piece.box), piece.start, piece.stop):
+    """Yield the cuboids of the full tensor in a piece, each with its first index, by which they are sorted."""
+    for indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
         for copy in overlaps(whole, sub_box(piece.box, indices)):
             cuboid = tuple(range(into.start, into.stop) for into, _ in copy)
             yield (cuboid[0].start if cuboid else 0), cuboid
 
 
-def _near(cuboids: Sequence[tuple[int, Cuboid]]) -> Iterator[tuple[Cuboid, Cuboid]]:
-    """Pairs that share indices of dim 0."""
+def _neighbours(cuboids: Sequence[tuple[int, Cuboid]]) -> Iterator[tuple[Cuboid, Cuboid]]:
+    """Yield pairs that share indices of dim 0, of sorted cuboids."""
     for at, (_, one) in enumerate(cuboids):
         for first, other in itertools.islice(cuboids, at + 1, None):
             if one and first >= one[0].stop:
@@ -217,5 +219,5 @@ def _near(cuboids: Sequence[tuple[int, Cuboid]]) -> Iterator[tuple[Cuboid, Cuboi
             yield one, other
 
 
-def _meet(one: Cuboid, other: Cuboid) -> bool:
+def _intersect(one: Cuboid, other: Cuboid) -> bool:
     return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))

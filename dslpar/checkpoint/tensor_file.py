@@ -1,16 +1,17 @@
-"""Tensor files of a checkpoint: written once with their digest, read as a map, put together for any layout.
+"""Tensor files of a checkpoint: write them with their digest, map them, assemble pieces for any layout.
 
 A file is a valid safetensors file (https://github.com/huggingface/safetensors) of flat tensors: eight bytes with the
-length of a JSON header, the header, the tensors without gaps. Here it is written in one pass, hashed on the way,
-without a copy of everything in memory, which `safetensors.torch.save_file` makes.
+length of a JSON header, the header, the tensors without gaps. It is written here in one pass and hashed on the way,
+without the copy of everything in memory that `safetensors.torch.save_file` makes.
 
-    written = tensorfile.write(path, {"1.weight": flat, "1.weight::exp_avg": other})
-    reader = tensorfile.Reader(folder, load_index(folder))
+    written = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": other})
+    reader = tensor_file.TensorReader(folder, load_index(folder))
     reader.fragment("1.weight", "exp_avg", box, start, stop)       # of any box, whatever the boxes that were stored
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import mmap
@@ -24,19 +25,19 @@ import torch
 from torch import Tensor
 
 from dslpar.checkpoint import folder as files
-from dslpar.checkpoint.folder import Written
+from dslpar.checkpoint.folder import FileDigest
 from dslpar.checkpoint.index import Index, file_key, tensor_path, unreadable
 from dslpar.checkpoint.slices import (
     Box,
     Copy,
     Piece,
     Shape,
+    full_box,
     local_shape,
     num_elements,
     overlaps,
-    runs,
+    range_cuboids,
     sub_box,
-    whole_box,
 )
 
 DTYPES = {
@@ -53,58 +54,60 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Safetensors' names."""
+"""By safetensors' names."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes are moved as integers: not every operation knows every float of eight bits."""
+"""Elements are copied as integers: not every operation is implemented for every 8-bit float."""
 
 _LENGTH_BYTES = 8
 _ALIGNED_BYTES = 64
-"""Where the tensors begin: the widest vector loads want it."""
+"""Alignment of the first tensor, for the widest vector loads."""
 _CHUNK_BYTES = 1 << 23
-_MOST_FILES = 1 << 15
+_MAX_FILES = 1 << 15
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Without a reserve for copies that nobody makes: a file may be larger than memory. Linux's; named since 3.13."""
+"""NORESERVE (named since Python 3.13): no swap space for copies that nobody makes of a file larger than memory."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Safetensors' name of a dtype. Raises: KeyError."""
+    """Return safetensors' name of a dtype. Raises: KeyError."""
     return _NAMES[dtype]
 
 
 # ---- writing ----
 
 
-class Lazy(NamedTuple):
-    """A tensor that is made when its turn comes to be written, and dropped after."""
+class LazyTensor(NamedTuple):
+    """A tensor that is made when it is written, and dropped after."""
 
     key: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """As the file tells it."""
+    """Shape in the file."""
     make: Callable[[], Tensor]
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Written:
-    """Writes flat tensors by their keys, on any device and of any shape (stored flat), and brings the file to the disk.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileDigest:
+    """Write tensors by their keys, from any device, each stored flat, and bring the file to the disk.
 
-    The widest dtypes come first, so that each tensor is aligned. Of an accelerator's tensors one at a time is copied.
+    The widest dtypes come first, so that each tensor is aligned. Tensors of an accelerator are copied one at a time.
 
     Raises:
-        OSError: it cannot be written; what stands there then is no file to read.
+        OSError: it cannot be written; what is there then is no file to read.
     """
-    made = [Lazy(key, tensor.dtype, (tensor.numel(),), tensor.detach) for key, tensor in tensors.items()]
-    return write_lazily(path, made, metadata)
+    lazy = [LazyTensor(key, tensor.dtype, (tensor.numel(),), tensor.detach) for key, tensor in tensors.items()]
+    return write_lazy_tensors(path, lazy, metadata)
 
 
-def write_lazily(path: Path, tensors: Sequence[Lazy], metadata: Mapping[str, str] | None = None) -> Written:
-    """The same of tensors that are made one at a time, and keep their shapes. Raises: OSError."""
+def write_lazy_tensors(
+    path: Path, tensors: Sequence[LazyTensor], metadata: Mapping[str, str] | None = None
+) -> FileDigest:
+    """Write tensors that are made one at a time, and keep their shapes. Raises: OSError."""
     ordered = sorted(tensors, key=lambda lazy: -lazy.dtype.itemsize)
-    return files.write(path, _chunks(_header(ordered, metadata or {}), ordered))
+    return files.write_file(path, _chunks(_header(ordered, metadata or {}), ordered))
 
 
-def _header(ordered: list[Lazy], metadata: Mapping[str, str]) -> bytes:
+def _header(ordered: list[LazyTensor], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for key, dtype, shape, _ in ordered:
@@ -116,14 +119,14 @@ def _header(ordered: list[Lazy], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _chunks(header: bytes, ordered: list[Lazy]) -> Iterator[memoryview]:
+def _chunks(header: bytes, ordered: list[LazyTensor]) -> Iterator[memoryview]:
     yield memoryview(header)
     for lazy in ordered:
         yield from _bytes_of(lazy.make())
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
-    """In chunks, each released when the next is asked for: who still names one does not keep the tensor."""
+    """Yield the bytes in chunks, each released when the next is asked for, so that no reference keeps the tensor."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
         with memoryview(flat.view(torch.uint8).numpy()) as data:  # type: ignore[arg-type]
@@ -132,11 +135,18 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
                     yield chunk
 
 
+def torch_bytes(values: Any) -> memoryview:
+    """Return what torch.save makes of the values: on a full disk it raises no OSError itself, as `write_file` does."""
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getbuffer()
+
+
 # ---- reading ----
 
 
-class Stretch(NamedTuple):
-    """Where a tensor lies in its file."""
+class TensorSpan(NamedTuple):
+    """The place of a tensor in its file."""
 
     dtype: torch.dtype
     start: int
@@ -145,48 +155,48 @@ class Stretch(NamedTuple):
 
 
 class TensorFile:
-    """A file's tensors, as views of its map: nothing is read before it is touched, nothing is ever written back."""
+    """The tensors of a mapped file, as views: nothing is read before it is used, and nothing is written back."""
 
     def __init__(
-        self, path: Path, memory: mmap.mmap, stretches: Mapping[str, Stretch], metadata: Mapping[str, str]
+        self, path: Path, memory: mmap.mmap, spans: Mapping[str, TensorSpan], metadata: Mapping[str, str]
     ) -> None:
         self.path, self.metadata = path, metadata
-        self._memory, self._stretches = memory, stretches
+        self._memory, self._spans = memory, spans
 
     def keys(self) -> list[str]:
-        """In the order of the file."""
-        return list(self._stretches)
+        """Return the keys in the order of the file."""
+        return list(self._spans)
 
     def dtype(self, key: str) -> torch.dtype:
-        """Of a stored tensor. Raises: DslparError: CKP216: there is none of that key."""
-        return self._stretch(key).dtype
+        """Return the dtype of a tensor. Raises: DslparError: CKP216: there is none of that key."""
+        return self._span(key).dtype
 
     def numel(self, key: str) -> int:
-        """Of a stored tensor. Raises: DslparError: CKP216."""
-        return self._stretch(key).numel
+        """Return the number of elements of a tensor. Raises: DslparError: CKP216."""
+        return self._span(key).numel
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Elements [start, stop) of a tensor, flat, on the map. Raises: DslparError: CKP216: there are none such."""
-        stretch = self._stretch(key)
-        stop = stretch.numel if stop is None else stop
-        if not 0 <= start <= stop <= stretch.numel:
-            raise unreadable(self.path, f"{key!r} has {stretch.numel} elements, and {start} to {stop} are asked for")
+        """Return elements [start, stop) of a tensor, a view of the map. Raises: DslparError: CKP216: out of range."""
+        span = self._span(key)
+        stop = span.numel if stop is None else stop
+        if not 0 <= start <= stop <= span.numel:
+            raise unreadable(self.path, f"{key!r} has {span.numel} elements, and {start} to {stop} were requested")
         if start == stop:
-            return torch.empty(0, dtype=stretch.dtype)
-        first = stretch.start + start * stretch.dtype.itemsize
-        return torch.frombuffer(self._memory, dtype=stretch.dtype, count=stop - start, offset=first)
+            return torch.empty(0, dtype=span.dtype)
+        first = span.start + start * span.dtype.itemsize
+        return torch.frombuffer(self._memory, dtype=span.dtype, count=stop - start, offset=first)
 
-    def _stretch(self, key: str) -> Stretch:
-        if key not in self._stretches:
+    def _span(self, key: str) -> TensorSpan:
+        if key not in self._spans:
             raise unreadable(self.path, f"it holds no {key!r}")
-        return self._stretches[key]
+        return self._spans[key]
 
 
 def open_file(path: Path) -> TensorFile:
-    """Maps a safetensors file, privately: the file stays as it is, whatever is done to the tensors.
+    """Map a safetensors file, privately: the file stays as it is, whatever is done to the tensors.
 
     Raises:
-        DslparError: CKP216: it is missing, or no such file.
+        DslparError: CKP216: it is missing, or no safetensors file.
     """
     try:
         with path.open("rb") as opened:
@@ -196,123 +206,126 @@ def open_file(path: Path) -> TensorFile:
             raise ValueError(f"a header of {begin - _LENGTH_BYTES} bytes in a file of {len(memory)}")
         header = json.loads(memory[_LENGTH_BYTES:begin])
         metadata = header.pop("__metadata__", {})
-        stretches = {key: _stretch(told, begin) for key, told in header.items()}
-        _check_gapless(stretches, begin, len(memory))
+        spans = {key: _span(recorded, begin) for key, recorded in header.items()}
+        _check_gapless(spans, begin, len(memory))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(path, f"{type(error).__name__}: {error}") from error
-    return TensorFile(path, memory, stretches, metadata)
+    return TensorFile(path, memory, spans, metadata)
 
 
-def _stretch(told: Mapping[str, Any], begin: int) -> Stretch:
-    dtype, (start, end) = DTYPES[told["dtype"]], told["data_offsets"]
-    numel = math.prod(told["shape"])
+def _span(recorded: Mapping[str, Any], begin: int) -> TensorSpan:
+    dtype, (start, end) = DTYPES[recorded["dtype"]], recorded["data_offsets"]
+    numel = math.prod(recorded["shape"])
     if end - start != numel * dtype.itemsize:
-        raise ValueError(f"{numel} elements of {told['dtype']} in {end - start} bytes")
-    return Stretch(dtype, begin + start, numel)
+        raise ValueError(f"{numel} elements of {recorded['dtype']} in {end - start} bytes")
+    return TensorSpan(dtype, begin + start, numel)
 
 
-def _check_gapless(stretches: Mapping[str, Stretch], begin: int, end: int) -> None:
+def _check_gapless(spans: Mapping[str, TensorSpan], begin: int, end: int) -> None:
     at = begin
-    for stretch in sorted(stretches.values(), key=lambda stretch: (stretch.start, stretch.numel)):
-        if stretch.start != at:
+    for span in sorted(spans.values(), key=lambda span: (span.start, span.numel)):
+        if span.start != at:
             raise ValueError(f"a gap, or an overlap, at byte {at}")
-        at += stretch.numel * stretch.dtype.itemsize
+        at += span.numel * span.dtype.itemsize
     if at != end:
-        raise ValueError(f"{end} bytes, and its header tells of {at}")
+        raise ValueError(f"{end} bytes, and by its header {at}")
 
 
 # ---- of any layout ----
 
 
-class Reader:
-    """Pieces of a checkpoint's tensors, in boxes of the asking layout; what is memory here is one target and views.
+class TensorReader:
+    """Read pieces of a checkpoint's tensors in the boxes of any layout; only the result is in memory.
 
-    A view of a file's map is returned where one stored fragment holds all that is asked; never write to the result.
-    Of a tensor in a thousand shards each is asked for, tensor after tensor: all files stay open, if the system has it.
+    Where one stored fragment holds all that is requested, the result is a view of a file's map: never write to it.
+    Tensors may be in a thousand shards, each in its own file, and are read one after the other: files stay open, as
+    many as the system allows.
     """
 
     def __init__(self, folder: Path, index: Index, max_open: int | None = None) -> None:
         self.folder, self.index = folder, index
-        self._max_open = _most_open() if max_open is None else max_open
+        self._max_open = _raise_open_file_limit() if max_open is None else max_open
         self._open: OrderedDict[int, TensorFile] = OrderedDict()
         self._by_box: dict[str, dict[Box, list[Piece]]] = {}
 
     def fragment(self, name: str, key: str, box: Box, start: int, stop: int) -> Tensor:
-        """The flat range [start, stop) of the piece `box` of a weight (key "") or of an optimizer's tensor of it.
+        """Return the flat range [start, stop) of the piece `box` of a weight (key "") or of its optimizer tensor `key`.
 
-        [stop - start], on the CPU, in the stored dtype. Padding, and what nobody stored, is zero.
+        Shape [stop - start], on the CPU, in the stored dtype. Padding, and what no rank stored, is zero.
 
         Raises:
             KeyError: the index has no such tensor.
-            DslparError: CKP216: a file does not hold what the index tells.
+            DslparError: CKP216: a file does not hold what the index says.
         """
         entry = self.index.entry(name)
         same = [piece for piece in self._pieces(name).get(box, []) if piece.start < stop and start < piece.stop]
         if len(same) == 1 and same[0].start <= start and stop <= same[0].stop:
-            return self._part(name, key, same[0], start, stop)
+            return self._read(name, key, same[0], start, stop)
         out = torch.zeros(stop - start, dtype=DTYPES[entry.dtype_of(key)])
-        if _fills(same, start, stop):
+        if _covers(same, start, stop):
             for piece in same:
                 first, last = max(start, piece.start), min(stop, piece.stop)
-                _bits(out)[first - start : last - start] = _bits(self._part(name, key, piece, first, last))
+                _as_integers(out)[first - start : last - start] = _as_integers(
+                    self._read(name, key, piece, first, last)
+                )
         else:
-            self._assemble(_bits(out), name, key, box, start, stop)
+            self._assemble(_as_integers(out), name, key, box, start, stop)
         return out
 
     def local(self, name: str, key: str, box: Box) -> Tensor:
-        """The whole piece, in its local shape."""
+        """Return the piece `box` in its local shape."""
         return self.fragment(name, key, box, 0, num_elements(box)).view(local_shape(box))
 
-    def whole(self, name: str, key: str = "") -> Tensor:
-        """The whole tensor, without padding."""
-        return self.local(name, key, whole_box(self.index.entry(name).shape))
+    def full(self, name: str, key: str = "") -> Tensor:
+        """Return the full tensor, without padding."""
+        return self.local(name, key, full_box(self.index.entry(name).shape))
 
-    def odd(self, name: str, key: str) -> Tensor:
-        """An optimizer's tensor of another shape, as it was."""
+    def irregular(self, name: str, key: str) -> Tensor:
+        """Return an optimizer's tensor of another shape than the parameter's."""
         entry = self.index.entry(name)
-        assert entry.odd_file is not None, f"no file holds {name}::{key}"
-        return self._file(entry.odd_file).get(file_key(name, key)).view(entry.odd[key].shape)
+        assert entry.irregular_file is not None, f"no file holds {name}::{key}"
+        return self._file(entry.irregular_file).get(file_key(name, key)).view(entry.irregular[key].shape)
 
     def _assemble(self, out: Tensor, name: str, key: str, box: Box, start: int, stop: int) -> None:
-        """Both fragments are cut into cuboids, and what any two of them share is copied."""
+        """Cut both fragments into cuboids, and copy what any two of them share."""
         at, shape = 0, self.index.entry(name).shape
-        for wanted in runs(local_shape(box), start, stop):
-            part = sub_box(box, wanted)
+        for indices in range_cuboids(local_shape(box), start, stop):
+            part = sub_box(box, indices)
             size = num_elements(part)
             target = out[at : at + size].view(local_shape(part))
             at += size
             for stored, pieces in self._pieces(name).items():
-                first, last = _extent(overlaps(part, stored, shape), local_shape(stored))
+                first, last = _source_range(overlaps(part, stored, shape), local_shape(stored))
                 for piece in pieces:
                     if piece.start < last and first < piece.stop:
-                        self._copy_common(target, part, name, key, piece)
+                        self._copy_overlap(target, part, name, key, piece)
 
-    def _copy_common(self, target: Tensor, part: Box, name: str, key: str, piece: Piece) -> None:
+    def _copy_overlap(self, target: Tensor, part: Box, name: str, key: str, piece: Piece) -> None:
         at, shape = piece.start, self.index.entry(name).shape
-        for held in runs(local_shape(piece.box), piece.start, piece.stop):
-            stored = sub_box(piece.box, held)
+        for stored_indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
+            stored = sub_box(piece.box, stored_indices)
             size = num_elements(stored)
             if copies := overlaps(part, stored, shape):
-                source = _bits(self._part(name, key, piece, at, at + size)).view(local_shape(stored))
+                source = _as_integers(self._read(name, key, piece, at, at + size)).view(local_shape(stored))
                 for copy in copies:
                     target[tuple(into for into, _ in copy)] = source[tuple(out_of for _, out_of in copy)]
             at += size
 
     def _pieces(self, name: str) -> Mapping[Box, list[Piece]]:
-        """By their boxes: of thousands of shards there are as many boxes as tensor ranks."""
+        """Return the stored pieces by box: of thousands of ZeRO shards there are only as many boxes as tensor ranks."""
         if name not in self._by_box:
             found = self._by_box[name] = {}
             for piece in self.index.entry(name).pieces:
                 found.setdefault(piece.box, []).append(piece)
         return self._by_box[name]
 
-    def _part(self, name: str, key: str, piece: Piece, start: int, stop: int) -> Tensor:
-        """Of a stored fragment, what lies at [start, stop) of its piece."""
+    def _read(self, name: str, key: str, piece: Piece, start: int, stop: int) -> Tensor:
+        """Read the range [start, stop) of a piece from the stored fragment `piece`."""
         opened, at = self._file(piece.file), file_key(name, key)
-        told = DTYPES[self.index.entry(name).dtype_of(key)]
-        if opened.dtype(at) != told or opened.numel(at) != piece.stop - piece.start:
+        recorded = DTYPES[self.index.entry(name).dtype_of(key)]
+        if opened.dtype(at) != recorded or opened.numel(at) != piece.stop - piece.start:
             found = f"{opened.numel(at)} of {opened.dtype(at)}"
-            raise unreadable(opened.path, f"{at!r} is {found}, by the index {piece.stop - piece.start} of {told}")
+            raise unreadable(opened.path, f"{at!r} is {found}, by the index {piece.stop - piece.start} of {recorded}")
         return opened.get(at, start - piece.start, stop - piece.start)
 
     def _file(self, file: int) -> TensorFile:
@@ -324,21 +337,21 @@ class Reader:
         return self._open[file]
 
 
-def _most_open() -> int:
-    """Half of what the process may have open: a map holds its file open, and the usual 1,024 are a default."""
+def _raise_open_file_limit() -> int:
+    """Raise the process's limit of open files, usually 1,024, as far as it may be; return half of it for maps."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(1, wanted // 2)
+    indices = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < indices:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (indices, hard))
+    return max(1, indices // 2)
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _as_integers(tensor: Tensor) -> Tensor:
     return tensor.view(_SAME_SIZE[tensor.element_size()])
 
 
-def _fills(pieces: list[Piece], start: int, stop: int) -> bool:
-    """Whether fragments of one box hold all of [start, stop)."""
+def _covers(pieces: list[Piece], start: int, stop: int) -> bool:
+    """Whether fragments of one box together hold all of [start, stop)."""
     at = start
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.start > at:
@@ -347,8 +360,8 @@ def _fills(pieces: list[Piece], start: int, stop: int) -> bool:
     return at >= stop
 
 
-def _extent(copies: list[Copy], shape: Shape) -> tuple[int, int]:
-    """The flat range of the source piece, of that shape, in which all that is copied lies; (0, 0): nothing is."""
+def _source_range(copies: list[Copy], shape: Shape) -> tuple[int, int]:
+    """Return the flat range of the source piece, of that shape, that contains all copies; (0, 0) if there are none."""
     first, last = 0, 0
     for dim, length in enumerate(shape):
         first = first * length + min((copy[dim][1].start for copy in copies), default=0)

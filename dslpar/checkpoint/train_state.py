@@ -1,11 +1,11 @@
-"""What moves as a run goes on, beside weights and the optimizer's state: counts, the schedule, the loss scale.
+"""Training state beside weights and the optimizer's tensors: counters, LR scheduler, loss scale.
 
-Settings come from the config of now: a changed lr, decay or window takes effect. So of a schedule that dslpar makes
-itself only the position is restored, and the learning rate is what *this* config has there. Other classes keep position
-and settings in one: of these all plain values are restored, and with them what they have set in the optimizer's groups.
+Settings come from the present config: a changed lr, decay or window takes effect. So of an LR scheduler that dslpar
+makes itself only the position is restored, and the learning rate is what *this* config has there. Other classes keep
+position and settings in one state: of these all plain values are restored, and what they set in the optimizer's groups.
 
-DeepSpeed (`_load_checkpoint`) restores the steps, samples and skipped steps, the schedule, the loss scaler and random
-layer-token dropping, whole; `micro_steps` it forgets.
+DeepSpeed (`_load_checkpoint`) restores steps, samples and skipped steps, the LR scheduler, the loss scaler and random
+layer-token dropping, settings included; it forgets `micro_steps`.
 """
 
 from __future__ import annotations
@@ -22,140 +22,143 @@ from dslpar.schema import sections
 Values = dict[str, Any]
 
 _COUNTS = ("global_steps", "global_samples", "skipped_steps")
-_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What a loss scaler changes by itself."""
-_STEPPED = ("step",)
-"""What an optimizer changes in its groups."""
-_SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
-"""What schedules change there."""
+_LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes that a loss scaler changes by itself."""
+_SET_BY_OPTIMIZER = ("step",)
+"""Keys of its groups that an optimizer changes."""
+_SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")
+"""Keys of them that LR schedulers change."""
 
 
-def values_of(engine: Engine) -> Values:
-    """All of it, as plain values; the same on every rank."""
-    runner = engine.deepspeed
+def collect(engine: Engine) -> Values:
+    """Collect all of it as plain values; the same on every rank."""
+    ds_engine = engine.deepspeed
     values: Values = {
-        "counts": {name: int(getattr(runner, name)) for name in _COUNTS},
-        "schedule": schedule_of(engine),
-        "scale": _scale(runner),
+        "counts": {name: int(getattr(ds_engine, name)) for name in _COUNTS},
+        "schedule": lr_scheduler_state(engine),
+        "scale": _loss_scale(ds_engine),
     }
-    return values | ({"random_ltd": _plain(runner.random_ltd_scheduler.state_dict())} if _drops_tokens(runner) else {})
+    if _uses_random_ltd(ds_engine):
+        values["random_ltd"] = _plain_values(ds_engine.random_ltd_scheduler.state_dict())
+    return values
 
 
 def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, Any] | None) -> None:
-    """Sets all of it; `schedule` is this rank's own, where its groups are those that were saved."""
-    runner = engine.deepspeed
+    """Restore all of it; `schedule` is this rank's own state, where its groups are those that were saved."""
+    ds_engine = engine.deepspeed
     for name, count in values["counts"].items():
-        setattr(runner, name, count)
-    if engine.job.mesh.pipe == 1:  # there DeepSpeed counts them, and a step begins at a multiple of the accumulation
-        runner.micro_steps = runner.global_steps * engine.job.batch.accumulation
-    scaler = _scaler(runner)
+        setattr(ds_engine, name, count)
+    if engine.job.mesh.pipe == 1:  # without a pipeline DeepSpeed counts micro-batches: a step must begin at a multiple
+        ds_engine.micro_steps = ds_engine.global_steps * engine.job.batch.accumulation
+    scaler = _scaler(ds_engine)
     for name, value in values["scale"].items() if scaler is not None and _is_dynamic(scaler) else ():
         if hasattr(scaler, name):
             setattr(scaler, name, value)
-    if _drops_tokens(runner) and "random_ltd" in values:
-        runner.random_ltd_scheduler.load_state_dict(values["random_ltd"])
-    _restore_schedule(engine, values["schedule"] if schedule is None else schedule)
+    if _uses_random_ltd(ds_engine) and "random_ltd" in values:
+        ds_engine.random_ltd_scheduler.load_state_dict(values["random_ltd"])
+    _restore_lr_scheduler(engine, values["schedule"] if schedule is None else schedule)
 
 
-# ---- the schedule, and the groups that it sets ----
+# ---- the LR scheduler, and the groups that it sets ----
 
 
-def is_ours(engine: Engine) -> bool:
-    """Whether the schedule is of dslpar's own section, a curve of the step alone."""
-    ours = isinstance(engine.job.spec.lr_scheduler, sections.LRScheduler)
-    return ours and isinstance(engine.deepspeed.lr_scheduler, LambdaLR)
+def uses_dslpar_schedule(engine: Engine) -> bool:
+    """Whether the LR scheduler is made from dslpar's own section: a curve that depends on the step only."""
+    own_section = isinstance(engine.job.spec.lr_scheduler, sections.LRScheduler)
+    return own_section and isinstance(engine.deepspeed.lr_scheduler, LambdaLR)
 
 
-def schedule_of(engine: Engine) -> Values:
-    """Where the schedule is; of one that is not dslpar's own, all its plain values."""
+def lr_scheduler_state(engine: Engine) -> Values:
+    """Return the plain values of the LR scheduler's state."""
     scheduler = engine.deepspeed.lr_scheduler
-    return {} if scheduler is None else _plain(scheduler.state_dict())
+    return {} if scheduler is None else _plain_values(scheduler.state_dict())
 
 
-def _restore_schedule(engine: Engine, stored: Mapping[str, Any]) -> None:
+def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
     scheduler = engine.deepspeed.lr_scheduler
-    if scheduler is None or not stored:
+    if scheduler is None or not saved:
         return
-    if is_ours(engine):
-        scheduler.last_epoch, scheduler._step_count = stored["last_epoch"], stored["_step_count"]
-        at = zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        for group, base, share in at:
-            group["lr"] = base * share(scheduler.last_epoch)
+    if uses_dslpar_schedule(engine):
+        scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
+        groups = scheduler.optimizer.param_groups
+        for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+            group["lr"] = base * factor(scheduler.last_epoch)
         scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
     else:
-        own = scheduler.state_dict()
-        scheduler.load_state_dict(own | {key: _fitted(value, own.get(key)) for key, value in stored.items()})
+        present = scheduler.state_dict()
+        fitted = {key: _fit_to_groups(value, present.get(key)) for key, value in saved.items()}
+        scheduler.load_state_dict(present | fitted)
 
 
-def _fitted(stored: Any, own: Any) -> Any:
-    """A list of one value for each group, on a stage that has another number of them."""
-    if isinstance(stored, list) and isinstance(own, list) and len(stored) != len(own):
-        return [stored[0]] * len(own) if all(value == stored[0] for value in stored) else own
-    return stored
+def _fit_to_groups(saved: Any, present: Any) -> Any:
+    """Fit a list of one value for each group to a stage that has another number of groups."""
+    if isinstance(saved, list) and isinstance(present, list) and len(saved) != len(present):
+        return [saved[0]] * len(present) if all(value == saved[0] for value in saved) else present
+    return saved
 
 
 def group_values(group: Mapping[str, Any]) -> Values:
-    """An optimizer's group without its parameters."""
-    return {key: value for key, value in _plain(group).items() if key != "params" and not key.startswith("_")}
+    """Return the plain values of an optimizer's group, without its parameters."""
+    return {key: value for key, value in _plain_values(group).items() if key != "params" and not key.startswith("_")}
 
 
-def restore_group(engine: Engine, group: Any, stored: Mapping[str, Any]) -> None:
-    """What the optimizer, or a schedule that is not dslpar's own, has changed in one of its groups."""
-    wanted = [key for key in _STEPPED if key in stored]  # FusedAdam has none before its first step
-    if not is_ours(engine):
-        wanted += [key for key in _SCHEDULED if key in stored and key in group]
-    for key in wanted:
-        group[key] = _like(stored[key], group.get(key))
+def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
+    """Restore what the optimizer, or an LR scheduler that is not dslpar's own, has changed in one of its groups."""
+    keys = [key for key in _SET_BY_OPTIMIZER if key in saved]  # FusedAdam's group has no "step" before its first step
+    if not uses_dslpar_schedule(engine):
+        keys += [key for key in _SET_BY_SCHEDULER if key in saved and key in group]
+    for key in keys:
+        group[key] = _like(saved[key], group.get(key))
 
 
-def _like(value: Any, before: Any) -> Any:
-    """JSON has no tuples, and a tensor that a kernel reads stays where it is."""
-    if isinstance(before, Tensor):
-        return before.fill_(value)
-    return tuple(value) if isinstance(before, tuple) else value
+def _like(value: Any, present: Any) -> Any:
+    """Convert a saved value to the type of the present one: JSON has no tuples, and a kernel reads its own tensor."""
+    if isinstance(present, Tensor):
+        return present.fill_(value)
+    return tuple(value) if isinstance(present, tuple) else value
 
 
 # ---- the loss scale ----
 
 
-def _scaler(runner: Any) -> Any:
-    """DeepSpeed's loss scaler: without ZeRO a record in its optimizer, with ZeRO an object; None: nothing scales."""
-    return getattr(runner.optimizer, "loss_scale_config", None) or getattr(runner.optimizer, "loss_scaler", None)
+def _scaler(ds_engine: Any) -> Any:
+    """Return DeepSpeed's loss scaler: without ZeRO a record in its optimizer, with ZeRO an object; None: no scaling."""
+    return getattr(ds_engine.optimizer, "loss_scale_config", None) or getattr(ds_engine.optimizer, "loss_scaler", None)
 
 
 def _is_dynamic(scaler: Any) -> bool:
     return bool(getattr(scaler, "dynamic_loss_scale", False) or getattr(scaler, "dynamic", False))
 
 
-def _scale(runner: Any) -> Values:
-    scaler = _scaler(runner)
+def _loss_scale(ds_engine: Any) -> Values:
+    scaler = _scaler(ds_engine)
     if scaler is None or not _is_dynamic(scaler):
         return {}
-    return {name: getattr(scaler, name) for name in _SCALE if hasattr(scaler, name)}
+    return {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
 
 
-def _drops_tokens(runner: Any) -> bool:
+def _uses_random_ltd(ds_engine: Any) -> bool:
     """Whether DeepSpeed drops tokens of layers at random (random-LTD), more of them early in the run."""
-    return bool(runner.random_ltd_enabled()) and getattr(runner, "random_ltd_scheduler", None) is not None
+    return bool(ds_engine.random_ltd_enabled()) and getattr(ds_engine, "random_ltd_scheduler", None) is not None
 
 
-def _plain(values: Mapping[str, Any]) -> Values:
-    """Numbers, words, and what is made of them: what a file may hold that is read without running it."""
-    made = {key: _value(value) for key, value in values.items()}
-    return {key: value for key, value in made.items() if value is not _NONE}
+def _plain_values(values: Mapping[str, Any]) -> Values:
+    """Return the numbers, strings, lists and dicts among the values: a file of them loads without running code."""
+    plain = {key: _plain_value(value) for key, value in values.items()}
+    return {key: value for key, value in plain.items() if value is not _NOT_PLAIN}
 
 
-_NONE = object()
+_NOT_PLAIN = object()
 
 
-def _value(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and value.dim() == 0:
         return value.item()
     if type(value) is dict:
-        return _plain(value)
+        return _plain_values(value)
     if isinstance(value, list | tuple):
-        items = [_value(item) for item in value]
-        return _NONE if any(item is _NONE for item in items) else items
-    return _NONE
+        items = [_plain_value(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
+    return _NOT_PLAIN

@@ -24,7 +24,7 @@ from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
 if TYPE_CHECKING:
-    from dslpar.checkpoint.folder import Stored
+    from dslpar.checkpoint.folder import Checkpoint
 
 _SOURCE = "a checkpoint, or an output_dir for the newest one in it"
 
@@ -48,7 +48,7 @@ class Action(NamedTuple):
 # ---- which checkpoint ----
 
 
-def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
+def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
     """Read the manifest of a checkpoint, or of the newest one of a run.
 
     Raises:
@@ -66,16 +66,16 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Stored:
     return stored
 
 
-def _read(path: Path) -> Stored:
+def _read(path: Path) -> Checkpoint:
     from dslpar.checkpoint import folder
 
     try:
-        return folder.read(path)
+        return folder.open_checkpoint(path)
     except (OSError, ValueError) as error:
-        raise DslparError([_corrupted(path, [f"{folder.MANIFEST}: {folder.why(error)}"])]) from error
+        raise DslparError([_corrupted(path, [f"{folder.MANIFEST}: {folder.describe_error(error)}"])]) from error
 
 
-def _other_format(stored: Stored) -> str:
+def _other_format(stored: Checkpoint) -> str:
     """Return what to say about a format that this dslpar does not read; nothing about the one it does."""
     from dslpar.checkpoint import folder
 
@@ -90,12 +90,14 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
     if not path.is_dir():
         parser.error(f"{path} is not a folder")
     try:
-        return [path] if folder.is_one(path) else folder.numbered(path / run_dir.CHECKPOINTS) or folder.numbered(path)
+        if folder.is_checkpoint(path):
+            return [path]
+        return folder.list_folders(path / run_dir.CHECKPOINTS) or folder.list_folders(path)
     except OSError as error:
         parser.error(str(error))
 
 
-def _require_intact(stored: Stored) -> None:
+def _require_intact(stored: Checkpoint) -> None:
     """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
     from dslpar.checkpoint import folder
 
@@ -134,16 +136,16 @@ def _row(path: Path) -> dict[str, Any]:
     from dslpar.checkpoint import folder, manifest
 
     try:
-        stored = folder.read(path)
+        stored = folder.open_checkpoint(path)
     except (OSError, ValueError) as error:
-        state = f"corrupted: {folder.MANIFEST}: {folder.why(error)}"
+        state = f"corrupted: {folder.MANIFEST}: {folder.describe_error(error)}"
         return {"name": path.name, "samples": None, "bytes": None, "state": state, "layout": None}
     layout, state = None, f"format {stored.manifest['format']}"
     if not _other_format(stored):
-        layout = manifest.words_of(stored.manifest["layout"])
-        damaged = folder.damaged_files(stored)
+        layout = manifest.describe_layout(stored.manifest["layout"])
+        damaged = folder.mismatched_files(stored)
         state = f"corrupted: {damaged[0]}" if damaged else "intact"
-    samples, num_bytes = stored.manifest.get("consumed_samples"), sum(folder.sizes(path).values())
+    samples, num_bytes = stored.manifest.get("consumed_samples"), sum(folder.file_sizes(path).values())
     return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
 
 
@@ -176,7 +178,7 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-def _description(stored: Stored) -> str:
+def _description(stored: Checkpoint) -> str:
     from dslpar.checkpoint import index, manifest
     from dslpar.language import yaml_io
 
@@ -188,7 +190,7 @@ def _description(stored: Stored) -> str:
     lines = [
         stored.path,
         f"step {stored.step:,}, {stored.manifest['consumed_samples']:,} samples",
-        manifest.words_of(stored.manifest["layout"]) + offline,
+        manifest.describe_layout(stored.manifest["layout"]) + offline,
         f"{len(entries):,} parameters of {elements:,} elements; {num_bytes:,} bytes",
         f"written by {versions}",
     ]
@@ -227,9 +229,9 @@ def _damages(path: Path) -> Iterator[str]:
     from dslpar.checkpoint import folder, index
 
     try:
-        stored = folder.read(path)
+        stored = folder.open_checkpoint(path)
     except (OSError, ValueError) as error:
-        yield f"{folder.MANIFEST}: {folder.why(error)}"
+        yield f"{folder.MANIFEST}: {folder.describe_error(error)}"
         return
     if problem := _other_format(stored):
         yield f"{folder.MANIFEST}: {problem}"
@@ -282,7 +284,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from dslpar.checkpoint import manifest
 
     written = _import_offline().reshard(stored, job, Path(args.output))
-    before, after = (manifest.words_of(each.manifest["layout"]) for each in (stored, _read(written)))
+    before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
     print(f"{stored.path} ({before})\n  -> {written} ({after})")
     return 0
 

@@ -25,13 +25,13 @@ MAX_LENGTH = 100
 """Longer names are not compared: the time to compare grows with the product of two lengths."""
 
 
-def did_you_mean(name: object, known: Iterable[object], before: str = "") -> str:
+def did_you_mean(name: object, known: Iterable[object], before: str = "", cutoff: float = 0.75) -> str:
     """Ask "did you mean 'x'?" of the nearest known name, after `before`; nothing where none is near."""
-    close = nearest(name, known)
+    close = nearest(name, known, cutoff)
     return f"{before}did you mean {close!r}?" if close is not None else ""
 
 
-def nearest(name: object, known: Iterable[object]) -> str | None:
+def nearest(name: object, known: Iterable[object], cutoff: float = 0.75) -> str | None:
     """Return the known name that `name` resembles most, in any case; None where it resembles none."""
     import difflib  # only a mistake needs it
 
@@ -39,7 +39,7 @@ def nearest(name: object, known: Iterable[object]) -> str | None:
     if len(word) >= MAX_LENGTH:
         return None
     by_lower = {item.lower(): item for item in known if isinstance(item, str) and len(item) < MAX_LENGTH}
-    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 

@@ -33,7 +33,7 @@ from dslpar.reporting import logging, monitors, run_dir
 from dslpar.reporting.logging import log
 
 if TYPE_CHECKING:
-    from dslpar.checkpoint import Stored
+    from dslpar.checkpoint import Checkpoint
     from dslpar.data.corpus import Corpus
     from dslpar.distributed.collectives import Axis
     from dslpar.engine.engine import Engine
@@ -65,7 +65,7 @@ class Request(NamedTuple):
         """Whether a checkpoint is loaded, if there is one."""
         return bool(self.arguments.resume or self.arguments.eval_only)
 
-    def is_complete(self, stored: Stored | None) -> bool:
+    def is_complete(self, stored: Checkpoint | None) -> bool:
         """Whether the run that saved this checkpoint had taken all steps."""
         return self.trains and stored is not None and stored.step >= self.job.spec.train.steps
 
@@ -114,7 +114,7 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
     return status
 
 
-def _run(request: Request, stored: Stored | None, folder: Path | None, rank_monitor: RankMonitor) -> int:
+def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_monitor: RankMonitor) -> int:
     """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
     from dslpar import checkpoint
     from dslpar.training.loop import Trainer
@@ -235,7 +235,7 @@ def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
 # ---- ranks together, before anything is built ----
 
 
-def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Stored | None, Path | None]:
+def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Checkpoint | None, Path | None]:
     """Check that all ranks run the same; lock the run folder, find the checkpoint to load, and prepare the folder.
 
     Returns:
@@ -263,12 +263,12 @@ def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Stored
     return stored, run_dir.prepare_run_folder(job, request.config, resumed=resumed)
 
 
-def _find_checkpoint(request: Request, world: Axis) -> Stored | None:
+def _find_checkpoint(request: Request, world: Axis) -> Checkpoint | None:
     """Return the checkpoint to load, checked; None: there is none, which is an error if there is nothing but that."""
     from dslpar import checkpoint
 
     job = request.job
-    stored = checkpoint.newest(job, world)
+    stored = checkpoint.find_checkpoint(job, world)
     if stored is not None:
         checkpoint.check(stored, job, checkpoint.text_identity(request.corpus.train))
     elif request.arguments.eval_only:

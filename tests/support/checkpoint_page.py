@@ -80,8 +80,8 @@ def _damaged(text: str) -> str:
     return made
 
 
-def _stored() -> folder.Stored:
-    return folder.read(next((RUN / "checkpoints").glob("step_*")))
+def _stored() -> folder.Checkpoint:
+    return folder.open_checkpoint(next((RUN / "checkpoints").glob("step_*")))
 
 
 def _changes() -> str:
@@ -113,7 +113,7 @@ def rewritten(page: str, run: Path, here: Path) -> str:
 
 def without_bytes(text: str) -> str:
     """Without the sizes of files, and the columns that they make wide."""
-    return re.sub(r" +[\d,]+(?= bytes|  whole)", " N", re.sub(r"(?m)^(name +samples +bytes) +", r"\1 ", text))
+    return re.sub(r" +[\d,]+(?= bytes|  intact)", " N", re.sub(r"(?m)^(name +samples +bytes) +", r"\1 ", text))
 
 
 if __name__ == "__main__":

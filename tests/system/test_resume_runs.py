@@ -159,8 +159,8 @@ def test_another_run_s_checkpoint_is_refused_at_the_key(trained: Path) -> None:
     done, touched = again(trained, "--resume", "train.seed=7", "model.dropout=0.2", "batch.global_size=16")
     assert done.status == 1
     assert "CKP202 checkpoint-of-another-run" in done.output
-    assert "train.seed: stored 1234, asked 7" in done.output
-    assert "batch.global_size: stored 8, asked 16" in done.output
+    assert "train.seed: saved 1234, requested 7" in done.output
+    assert "batch.global_size: saved 8, requested 16" in done.output
     assert "model.dropout: " not in done.output, "that takes effect when it is changed"
     assert "Traceback" not in done.output
     assert touched == set()

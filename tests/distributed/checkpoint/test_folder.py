@@ -17,8 +17,8 @@ import pytest
 import torch
 import xxhash
 
-from dslpar.checkpoint import check, folder, manifest, newest
-from dslpar.checkpoint.folder import Stored
+from dslpar.checkpoint import check, find_checkpoint, folder, manifest
+from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
 from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import Axis
@@ -37,25 +37,25 @@ def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> J
 
 def put(root: Path, step: int) -> Path:
     """A checkpoint of one file."""
-    written = folder.write(folder.begin(root, step) / "weights", [b"1234"])
+    written = folder.write_file(folder.begin_save(root, step) / "weights", [b"1234"])
     return folder.publish(root, manifest.manifest_of(job_of(), "text", step), {"weights": written})
 
 
 def steps(root: Path) -> list[int]:
-    return [stored.step for stored in folder.visible(root)]
+    return [stored.step for stored in folder.scan(root).checkpoints]
 
 
 # ---- visible, whole, kept ----
 
 
 def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
-    folder.begin(tmp_path, 5)
+    folder.begin_save(tmp_path, 5)
     (folder.part_path(tmp_path, 5) / folder.MANIFEST).write_text('{"step": 5}')
     assert steps(tmp_path) == []
     final = put(tmp_path, 5)
     assert final.name == "step_000005"
-    (stored,) = folder.visible(tmp_path)
-    assert folder.is_whole(stored)
+    (stored,) = folder.scan(tmp_path).checkpoints
+    assert folder.is_complete(stored)
     assert {key: stored.manifest[key] for key in ("format", "step", "consumed_samples", "files")} == {
         "format": 2,
         "step": 5,
@@ -66,7 +66,7 @@ def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
 
 
 def test_what_was_not_finished_goes_at_the_next_save(tmp_path: Path) -> None:
-    folder.begin(tmp_path, 5)
+    folder.begin_save(tmp_path, 5)
     put(tmp_path, 6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000006"]
 
@@ -78,11 +78,11 @@ def test_a_file_cut_short_or_lost_makes_it_damaged(tmp_path: Path, length: int |
         weights.unlink()
     else:
         os.truncate(weights, length)
-    (stored,) = folder.visible(tmp_path)
-    assert not folder.is_whole(stored)
+    (stored,) = folder.scan(tmp_path).checkpoints
+    assert not folder.is_complete(stored)
     put(tmp_path, 5)
-    (stored,) = folder.visible(tmp_path)
-    assert folder.is_whole(stored), "a save of that step replaces it"
+    (stored,) = folder.scan(tmp_path).checkpoints
+    assert folder.is_complete(stored), "a save of that step replaces it"
 
 
 @pytest.mark.parametrize(("keep", "left"), [(None, [2, 9, 100, 1_000_000]), (1, [1_000_000]), (3, [9, 100, 1_000_000])])
@@ -170,7 +170,7 @@ def test_a_folder_that_may_not_be_listed_is_not_one_without_checkpoints() -> Non
         put(root, 5)
         root.chmod(0o300)
         with other_user(), pytest.raises(DslparError) as refused:
-            newest(job_of(root.parent), Axis())
+            find_checkpoint(job_of(root.parent), Axis())
         assert "CKP205 no-checkpoint: cannot read the checkpoints in" in str(refused.value)
         assert "Permission denied" in str(refused.value)
         root.chmod(0o700)
@@ -179,7 +179,7 @@ def test_a_folder_that_may_not_be_listed_is_not_one_without_checkpoints() -> Non
 def test_a_file_system_that_cannot_bring_a_folder_to_the_disk_is_none_that_fails() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         os.fsync(os.open("/proc", os.O_RDONLY))
-    folder.flush(Path("/proc"))
+    folder.fsync(Path("/proc"))
 
 
 def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -192,15 +192,15 @@ def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert steps(tmp_path) == []
     assert steps(tmp_path / "nowhere") == []
     lost = [f"step_{number:06d}" for number in (1, 3, 4, 5, 6)]
-    assert [path.name for path in folder.unreadable(tmp_path)] == lost
+    assert [path.name for path in folder.scan(tmp_path).unreadable] == lost
 
 
 # ---- refused ----
 
 
-def stored_of(job: Job, **manifest_: Any) -> Stored:
+def stored_of(job: Job, **manifest_: Any) -> Checkpoint:
     text = json.dumps(manifest.manifest_of(job, "text", 5) | manifest_)
-    return Stored("out/checkpoints/step_000005", json.loads(text))
+    return Checkpoint("out/checkpoints/step_000005", json.loads(text))
 
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -233,7 +233,7 @@ def test_the_finding_shows_both_values_and_what_to_do() -> None:
         )
     (finding,) = refused.value.findings
     assert "out/checkpoints/step_000005 is of another run:" in finding.message
-    for line in ("optimizer.type: stored AdamW, asked SGD", "data.text: stored text, asked other"):
+    for line in ("optimizer.type: saved AdamW, requested SGD", "data.text: saved text, requested other"):
         assert f"    {line}" in finding.message.splitlines()
     assert "parallel" not in finding.message, "a layout is free"
 
@@ -266,7 +266,7 @@ def test_the_panels_that_are_kept_are_no_part_of_the_layout() -> None:
     kept = dataclasses.replace(tensor, keep="none")
     one, other = (job_of(world=4, parallel=schema_sections.Parallel(tensor=made)) for made in (tensor, kept))
     assert one != other
-    assert manifest.fixed(one, "") == manifest.fixed(other, "")
+    assert manifest.fixed_values(one, "") == manifest.fixed_values(other, "")
 
 
 # ---- on ranks ----
@@ -284,7 +284,7 @@ def _save(job: Job, at: list[int]) -> tuple[list[int], int]:
         engine.train_batch([(ids, ids)])
         if engine.steps_done in at:
             checkpoint.save(engine)
-    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
     return steps(Path(job.output_dir, "checkpoints")), stored.step if stored else 0
 
 
@@ -296,15 +296,15 @@ def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
     weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     for said in on_ranks(2, _refused, job):
         assert "CKP215 damaged-checkpoint" in said, "never to an earlier one, without being asked"
-        assert "step_000003 is damaged: tensors/00001.safetensors: altered; step_000002 is whole" in said
+        assert "step_000003 is corrupted: tensors/00001.safetensors: altered; step_000002 is intact" in said
         assert "checkpoint.resume_from=step_000002" in said
     for asked in ("step_000002", "newest_whole", str(tmp_path / "checkpoints" / "step_000002")):
         assert on_ranks(2, _newest, _from(job, asked)) == [2, 2], "on every rank"
     next((tmp_path / "checkpoints" / "step_000002" / "ranks").iterdir()).unlink()
     for said in on_ranks(2, _refused, _from(job, "newest_whole")):
         assert "CKP205 no-checkpoint" in said, "never from the beginning, without a word"
-        assert "step_000003 is damaged: tensors/00001.safetensors: altered" in said
-        assert re.search(r"step_000002 is damaged: ranks/0000\d.pt: missing", said)
+        assert "step_000003 is corrupted: tensors/00001.safetensors: altered" in said
+        assert re.search(r"step_000002 is corrupted: ranks/0000\d.pt: missing", said)
 
 
 def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_run_s_folder_is_told_from_a_checkpoint_and_a_damaged_one_is_not_to_be
     assert f"name one that is there: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in said
     (said,) = on_ranks(1, _refused, _from(job_of(run), "step_000010"))
     assert "CKP215 damaged-checkpoint: " in said
-    assert "step_000010 is damaged: weights: 3 bytes of 4" in said
+    assert "step_000010 is corrupted: weights: 3 bytes of 4" in said
     assert "bring the files back; or name one that is there: step_000005, step_000010" in said
 
 
@@ -355,15 +355,15 @@ def test_a_manifest_that_is_gone_or_altered_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints" / "step_000006" / folder.MANIFEST
     path.write_text(path.read_text().replace('"step": 6', '"step": 8'))
     for said in on_ranks(1, _refused, job_of(tmp_path, 1)):
-        assert "step_000007 is damaged: checkpoint.json: missing" in said
-        assert "step_000006 is damaged: checkpoint.json: altered; step_000005 is whole" in said
+        assert "step_000007 is corrupted: checkpoint.json: missing" in said
+        assert "step_000006 is corrupted: checkpoint.json: altered; step_000005 is intact" in said
 
 
 def _newest(job: Job) -> int:
     from dslpar import checkpoint
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    stored = checkpoint.newest(job, Axis(world, rank, tuple(range(world))))
+    stored = checkpoint.find_checkpoint(job, Axis(world, rank, tuple(range(world))))
     return stored.step if stored else 0
 
 
@@ -384,7 +384,7 @@ def test_of_several_hosts_the_one_that_sees_the_damage_is_named(tmp_path: Path) 
     """It may be a bad mount there, or its memory, and no damage of the file."""
     (put(tmp_path / "checkpoints", 5) / "weights").write_bytes(b"1235")
     for said in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
-        assert "step_000005 is damaged: weights: altered (as host0 sees it)" in said
+        assert "step_000005 is corrupted: weights: altered (as host0 sees it)" in said
 
 
 def _blind(job: Job) -> str:
@@ -393,7 +393,7 @@ def _blind(job: Job) -> str:
     rank = int(os.environ["RANK"])
     mine = _elsewhere(job) if rank else job
     with pytest.raises(DslparError) as refused:
-        checkpoint.newest(mine, Axis(2, rank, (0, 1)))
+        checkpoint.find_checkpoint(mine, Axis(2, rank, (0, 1)))
     return str(refused.value)
 
 
@@ -461,12 +461,12 @@ def test_one_full_disk_is_one_finding_on_all_ranks_and_nothing_new_is_visible(tm
 
 def _holds_less(job: Job) -> str:
     from dslpar import checkpoint
-    from dslpar.checkpoint import shards as held
+    from dslpar.checkpoint import shards
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
-    held._turn = lambda p, number, index, size: range(p.numel() - 1)
+    shards._replica_range = lambda p, number, index, size: range(p.numel() - 1)
     with pytest.raises(AssertionError) as failed:
         checkpoint.save(engine)
     return str(failed.value)
@@ -498,7 +498,7 @@ def _loses_a_file(job: Job) -> str:
 
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
     at, world = checkpoint.save(engine), engine.groups.axis("pipe", "data", "tensor")
-    stored = checkpoint.newest(job, world)
+    stored = checkpoint.find_checkpoint(job, world)
     assert stored is not None
     if engine.groups.rank == 0:
         (at / "tensors" / "00001.safetensors").unlink()
@@ -512,7 +512,7 @@ def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_pat
     """ZeRO 3 has each rank read its own shard: one finds what it needs, and must not go on alone."""
     for said in on_ranks(2, _loses_a_file, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=3)), init="deepspeed"):
         assert "CKP208 checkpoint-does-not-fit" in said
-        assert "00001.safetensors is no file of a checkpoint, or is damaged: FileNotFoundError" in said
+        assert "00001.safetensors is no file of a checkpoint, or is corrupted: FileNotFoundError" in said
 
 
 # ---- what is in it ----
@@ -548,8 +548,7 @@ def test_every_element_is_stored_once(tmp_path: Path, name: str) -> None:
 
 def _save_and_show(job: Job) -> dict[str, int]:
     """Elements by name, once two replicas have shown that what they hold is equal to the bit."""
-    from dslpar.checkpoint import save
-    from dslpar.checkpoint import shards as held
+    from dslpar.checkpoint import save, shards
     from dslpar.distributed import collectives
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
@@ -557,7 +556,7 @@ def _save_and_show(job: Job) -> dict[str, int]:
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
     ids = torch.arange(job.batch.micro_size * 4).view(-1, 4).remainder(16) * (engine.groups.coord["data"] + 1) % 16
     engine.train_batch([(ids, ids)] * job.batch.accumulation)
-    for one in held.of_engine(engine):
+    for one in shards.parameter_shards(engine):
         if job.spec.zero.stage == 0 and not hasattr(one.parameter, "_hp_mapping"):
             mine = torch.cat([one.weight.reshape(-1), *(state.reshape(-1) for state in one.states.values())]).double()
             data = engine.groups.axis("data")
@@ -565,7 +564,7 @@ def _save_and_show(job: Job) -> dict[str, int]:
                 one.name
             )
     save(engine)
-    counted = {one.name: int(torch.Size(one.shape).numel()) for one in held.of_engine(engine)}
+    counted = {one.name: int(torch.Size(one.shape).numel()) for one in shards.parameter_shards(engine)}
     return {
         name: size
         for stage in collectives.gather_objects(counted, engine.groups.axis("pipe"))

@@ -49,12 +49,12 @@ def job_of(output_dir: Path, world: int, **sections: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Stored:
+def source(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
     """Saved by a pipeline of 2 over tensors in 2, its table tied over the stages and padded, ZeRO 1."""
     root = tmp_path_factory.mktemp("source")
     job = job_of(root, 4, parallel=parallel(2, size=2, mode="1d"), batch=PIPED, zero=zero(1))
     on_ranks(4, run, job, STEPS, init="deepspeed", timeout=120)
-    return folder.read(root / "checkpoints" / f"step_{STEPS:06d}")
+    return folder.open_checkpoint(root / "checkpoints" / f"step_{STEPS:06d}")
 
 
 def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
@@ -63,7 +63,7 @@ def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
     from dslpar.engine.build import build_engine
 
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
-    stored = folder.read(Path(path))
+    stored = folder.open_checkpoint(Path(path))
     checkpoint.check(stored, job, "text")
     checkpoint.load(engine, stored)
     return _held(engine)
@@ -75,12 +75,12 @@ def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in EACH_TIME else [pytest.mark.prove]) for name in TARGETS]
 )
-def test_resuming_from_it_is_resuming_from_the_original(source: folder.Stored, tmp_path: Path, name: str) -> None:
+def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoint, tmp_path: Path, name: str) -> None:
     """Weights, masters and the optimizer's state, to the bit."""
     world, sections = TARGETS[name]
     job = job_of(tmp_path, world, **sections)
     written = offline.reshard(source, job, tmp_path)
-    stored = folder.read(written)
+    stored = folder.open_checkpoint(written)
     assert folder.verify(stored) == []
     assert index.load_index(written).incomplete() == []
     assert not manifest.same_layout(stored, job), "there are no random states in it"
@@ -94,20 +94,20 @@ def test_resuming_from_it_is_resuming_from_the_original(source: folder.Stored, t
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_there_and_back_is_the_same_tensors(source: folder.Stored, tmp_path: Path) -> None:
+def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path: Path) -> None:
     """Through 3d over eight ranks to one, without a rank: each weight and state, whole."""
     eight = job_of(tmp_path, 8, parallel=parallel(size=8, mode="3d"))
-    there = folder.read(offline.reshard(source, eight, tmp_path / "there"))
-    back = folder.read(offline.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
-    first, last = (tensor_file.Reader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
+    there = folder.open_checkpoint(offline.reshard(source, eight, tmp_path / "there"))
+    back = folder.open_checkpoint(offline.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
+    first, last = (tensor_file.TensorReader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
     for name, entry in first.index.parameters.items():
-        assert last.index.parameters[name].numbers == entry.numbers
+        assert last.index.parameters[name].scalars == entry.scalars
         for key in ("", *entry.states):
-            assert torch.equal(first.whole(name, key), last.whole(name, key)), f"{name} {key}"
+            assert torch.equal(first.full(name, key), last.full(name, key)), f"{name} {key}"
     assert any("exp_avg" in entry.states for entry in first.index.parameters.values())
 
 
-def test_each_rank_of_the_target_has_its_file(source: folder.Stored, tmp_path: Path) -> None:
+def test_each_rank_of_the_target_has_its_file(source: folder.Checkpoint, tmp_path: Path) -> None:
     """The owners alone: of data rank 0."""
     job = job_of(tmp_path, 8, parallel=parallel(2, size=2, mode="1d"), batch=PIPED)
     written = offline.reshard(source, job, tmp_path)
@@ -123,7 +123,7 @@ def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path)
         kept = {"norm.mean": torch.tensor([10.0 + at["data"]])} if at["pipe"] else {}
         (tmp_path / "ranks").mkdir(exist_ok=True)
         torch.save({"buffers": kept}, folder.rank_path(tmp_path, rank))
-    stored = folder.Stored(str(tmp_path), {"layout": manifest.layout_of(before)})
+    stored = folder.Checkpoint(str(tmp_path), {"layout": manifest.layout_of(before)})
     after = job_of(tmp_path, 4, batch=schema_sections.Batch(global_size=8))
     found = {rank: buffers["norm.mean"].item() for rank, buffers in offline._buffers(stored, after)}
     assert found == {0: 10.0, 1: 11.0, 2: 10.0, 3: 10.0}
@@ -133,14 +133,14 @@ def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path)
     ("sections", "code"),
     [({"optimizer": schema_sections.SGD(lr=0.1)}, "CKP202"), ({"train": schema_sections.Train(seed=7)}, "CKP202")],
 )
-def test_another_run_is_refused(source: folder.Stored, tmp_path: Path, sections: Any, code: str) -> None:
+def test_another_run_is_refused(source: folder.Checkpoint, tmp_path: Path, sections: Any, code: str) -> None:
     with pytest.raises(DslparError) as raised:
         offline.reshard(source, job_of(tmp_path, 2, **sections), tmp_path / "out")
     assert [finding.code for finding in raised.value.findings] == [code]
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_with_other_parameters_is_refused(source: folder.Stored, tmp_path: Path) -> None:
+def test_a_model_with_other_parameters_is_refused(source: folder.Checkpoint, tmp_path: Path) -> None:
     """A class may have changed behind its name: the config then is the same, and the tensors are not."""
     found = index.load_index(Path(source.path))
     parameters = {name.replace("norm.w", "norms.w"): entry for name, entry in found.parameters.items()}
@@ -151,7 +151,7 @@ def test_a_model_with_other_parameters_is_refused(source: folder.Stored, tmp_pat
         offline._check_fits(source, stages, index.Index(parameters))
 
 
-def test_nothing_is_written_over_and_nothing_half_written_is_left(source: folder.Stored, tmp_path: Path) -> None:
+def test_nothing_is_written_over_and_nothing_half_written_is_left(source: folder.Checkpoint, tmp_path: Path) -> None:
     job = job_of(tmp_path, 1)
     taken = tmp_path / "taken" / "checkpoints"
     taken.mkdir(parents=True)
@@ -166,12 +166,12 @@ def test_nothing_is_written_over_and_nothing_half_written_is_left(source: folder
 
 
 def test_what_fails_on_the_way_leaves_nothing(
-    source: folder.Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: folder.Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(offline, "write_lazily", full)
+    monkeypatch.setattr(offline, "write_lazy_tensors", full)
     job = job_of(tmp_path, 1)
     for act in (lambda: offline.export(source, tmp_path / "w"), lambda: offline.reshard(source, job, tmp_path)):
         with pytest.raises(DslparError, match="No space left"):
@@ -200,18 +200,18 @@ def weights_after_load(job: Job, files: list[str]) -> dict[str, torch.Tensor]:
     return checkpoint.full_state(engine.module, engine.groups)
 
 
-def test_exported_weights_load_into_any_layout(source: folder.Stored, tmp_path: Path) -> None:
+def test_exported_weights_load_into_any_layout(source: folder.Checkpoint, tmp_path: Path) -> None:
     files = offline.export(source, tmp_path / "w", max_shard_bytes=10_000)
     shards = [str(path) for path in files if path.suffix == ".safetensors"]
     job = job_of(tmp_path, 2, parallel=parallel(size=2, mode="1d"))
     (found, _) = on_ranks(2, weights_after_load, job, shards, init="deepspeed")
-    stored = tensor_file.Reader(Path(source.path), index.load_index(Path(source.path)))
+    stored = tensor_file.TensorReader(Path(source.path), index.load_index(Path(source.path)))
     assert found.keys() == stored.index.parameters.keys()
-    assert all(torch.equal(tensor, stored.whole(name)) for name, tensor in found.items())
+    assert all(torch.equal(tensor, stored.full(name)) for name, tensor in found.items())
     assert found["embedding.tokens.weight"].shape == (257, 16), "without padding"
 
 
-def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: folder.Stored, tmp_path: Path) -> None:
+def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: folder.Checkpoint, tmp_path: Path) -> None:
     offline.export(source, tmp_path / "w", "BF16", 9_000)
     told = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
     shards = {path.name: load_file(path) for path in (tmp_path / "w").glob("*.safetensors")}
@@ -226,15 +226,15 @@ def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: fold
 def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
     weights = torch.tensor([1.0, -7e4, float("inf"), 65_504.0])
     with pytest.raises(DslparError) as caught:
-        offline._converted("head.weight", weights, torch.float16)
+        offline._convert("head.weight", weights, torch.float16)
     said = (
         "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
     )
     assert said in str(caught.value)
-    assert offline._converted("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
+    assert offline._convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
 
 
-def test_the_config_beside_it_is_the_run_s(source: folder.Stored, tmp_path: Path) -> None:
+def test_the_config_beside_it_is_the_run_s(source: folder.Checkpoint, tmp_path: Path) -> None:
     import dslpar
 
     offline.export(source, tmp_path / "w")
@@ -247,7 +247,7 @@ def test_the_config_beside_it_is_the_run_s(source: folder.Stored, tmp_path: Path
 
 
 @pytest.fixture
-def copy(source: folder.Stored, tmp_path: Path) -> Path:
+def copy(source: folder.Checkpoint, tmp_path: Path) -> Path:
     """The run's folder, to spoil."""
     import shutil
 
@@ -281,8 +281,8 @@ def test_list(copy: Path, say: Say) -> None:
     (copy / "checkpoints" / "step_000003").mkdir()
     status, out, _ = say("list", copy, "--format", "json")
     states = {row["name"]: row["state"] for row in json.loads(out)}
-    assert states["step_000002"] == "damaged: state.pt"
-    assert states["step_000003"].startswith("damaged: ")
+    assert states["step_000002"] == "corrupted: state.pt"
+    assert states["step_000003"].startswith("corrupted: ")
 
 
 def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy: Path, say: Say) -> None:
@@ -292,7 +292,7 @@ def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy:
     for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
         data = {"format": folder.FORMAT, "step": step, "fixed": {}}
         (root / name).mkdir()
-        folder.write(root / name / folder.MANIFEST, [folder._signed({**data, "files": {}})])
+        folder.write_file(root / name / folder.MANIFEST, [folder._serialize({**data, "files": {}})])
     for name in ("step_best", "step_1000002.aside", "step_1000003.part"):
         (root / name).mkdir()
     parser = argparse.ArgumentParser()
@@ -309,7 +309,7 @@ def test_list_says_of_a_later_format_that_it_is_one(tmp_path: Path, say: Say) ->
     place = tmp_path / "checkpoints" / "step_000005"
     place.mkdir(parents=True)
     later = {"format": 3, "step": 5, "fixed": {}, "files": {"a": {"sha": "x"}}, "layout": {"axes": []}}
-    (place / folder.MANIFEST).write_bytes(folder._signed(later))
+    (place / folder.MANIFEST).write_bytes(folder._serialize(later))
     assert "format 3" in say("list", tmp_path)[1]
     assert "CKP204" in say("show", tmp_path)[2]
 
@@ -352,7 +352,7 @@ def reshard_words(copy: Path) -> tuple[object, ...]:
 def _config(copy: Path) -> str:
     from dslpar.language import yaml_io
 
-    return yaml_io.dump_plain(folder.read(copy / "checkpoints" / "step_000002").manifest["config"])
+    return yaml_io.dump_plain(folder.open_checkpoint(copy / "checkpoints" / "step_000002").manifest["config"])
 
 
 def test_reshard_and_export(copy: Path, say: Say) -> None:
@@ -408,7 +408,7 @@ def test_a_checkpoint_of_an_earlier_dslpar_is_told(tmp_path: Path, say: Say) -> 
 # ---- docs/checkpoints.md ----
 
 
-def test_the_page_says_what_is_printed(source: folder.Stored, tmp_path: Path) -> None:
+def test_the_page_says_what_is_printed(source: folder.Checkpoint, tmp_path: Path) -> None:
     page = checkpoint_page.PAGE.read_text()
     made = checkpoint_page.printed(page, Path(source.path).parents[1], tmp_path)
     said = [text for _, _, text in checkpoint_page.blocks(page)]

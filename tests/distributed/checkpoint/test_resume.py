@@ -62,7 +62,7 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
     from dslpar.engine.build import build_engine
 
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
-    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
     if stored is not None:
         checkpoint.check(stored, job, "text")
         checkpoint.load(engine, stored)
@@ -111,7 +111,7 @@ def _statistics(path: str, saves: bool) -> tuple[float, dict[str, torch.Tensor]]
             engine.train_batch(shares(engine, *points(step)))
         checkpoint.save(engine)
     else:
-        stored = checkpoint.newest(engine.job, world)
+        stored = checkpoint.find_checkpoint(engine.job, world)
         assert stored is not None
         checkpoint.load(engine, stored)
     return engine.eval_batch(shares(engine, *points(9))), dict(engine.module.named_buffers())
@@ -264,7 +264,7 @@ def step(engine: Any) -> tuple[float, float, float]:
 def loaded(job: Job) -> Any:
     """A fresh engine with the newest checkpoint of the job's folder."""
     engine = engine_of(job)
-    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
     assert stored is not None
     checkpoint.check(stored, job, "")
     checkpoint.load(engine, stored)
@@ -282,16 +282,18 @@ def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
     engine.job = before
     collectives.barrier(engine.groups.axis("pipe", "data", "tensor"))
     told = index.load_index(at)
-    reader = tensor_file.Reader(at, told)
+    reader = tensor_file.TensorReader(at, told)
     whole = {
-        f"{name}::{key}": reader.whole(name, key).clone()
+        f"{name}::{key}": reader.full(name, key).clone()
         for name, entry in told.parameters.items()
         for key in ("", *entry.states)
     }
     odd = {
-        f"{name}::{key}": reader.odd(name, key).clone() for name, entry in told.parameters.items() for key in entry.odd
+        f"{name}::{key}": reader.irregular(name, key).clone()
+        for name, entry in told.parameters.items()
+        for key in entry.irregular
     }
-    return whole | odd | {f"{name}::numbers": dict(entry.numbers) for name, entry in told.parameters.items()}
+    return whole | odd | {f"{name}::numbers": dict(entry.scalars) for name, entry in told.parameters.items()}
 
 
 def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -401,7 +403,7 @@ def _frozen(path: str, saves: bool) -> tuple[list[float], dict[str, torch.Tensor
             engine.train_batch(shares(engine, *points(number)))
         checkpoint.save(engine)
     else:
-        stored = checkpoint.newest(engine.job, engine.groups.axis("pipe", "data", "tensor"))
+        stored = checkpoint.find_checkpoint(engine.job, engine.groups.axis("pipe", "data", "tensor"))
         assert stored is not None
         checkpoint.load(engine, stored)
     losses = [engine.eval_batch(shares(engine, *points(9)))]
@@ -425,7 +427,7 @@ def test_frozen_weights_and_buffers_of_a_program_s_own_model_are_loaded_elsewher
 
 def _other_model(job: Job) -> str:
     engine = engine_of(job)
-    stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+    stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
     assert stored is not None
     with pytest.raises(DslparError) as refused:
         checkpoint.load(engine, stored)

@@ -13,7 +13,7 @@ import pytest
 
 import dslpar
 from dslpar.checkpoint import changes, check, compare, manifest
-from dslpar.checkpoint.folder import FORMAT, Stored
+from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import FREE, REFUSED, REPORTED, resume_class
 from dslpar.core.errors import DslparError
 from dslpar.language import yaml_io
@@ -31,12 +31,12 @@ def job_of(world: int = 1, **sections: Any) -> Job:
     return resolve(schema_sections.Spec(**plain | sections), world, "cfg.py")
 
 
-def stored_of(job: Job, text: str = "text", **other: Any) -> Stored:
+def stored_of(job: Job, text: str = "text", **other: Any) -> Checkpoint:
     """As read back from disk."""
-    return Stored("out/step_000005", json.loads(json.dumps(manifest.manifest_of(job, text, 5) | other)))
+    return Checkpoint("out/step_000005", json.loads(json.dumps(manifest.manifest_of(job, text, 5) | other)))
 
 
-def refusal(stored: Stored, job: Job, text: str = "text") -> Any:
+def refusal(stored: Checkpoint, job: Job, text: str = "text") -> Any:
     with pytest.raises(DslparError) as raised:
         check(stored, job, text)
     (finding,) = raised.value.findings
@@ -101,7 +101,7 @@ def test_each_key_that_is_no_default_comes_into_the_manifest() -> None:
         zero=schema_sections.Zero(stage=1, extra={"offload_optimizer": {"device": "cpu"}}),
         gradient_handler=(schema_sections.GradientHandler(target="my.Handler", args={"a": 1}),),
     )
-    config = manifest.flat(manifest.config_of(job))
+    config = manifest.flatten(manifest.config_of(job))
     assert {key: config[key] for key in ("optimizer.type", "optimizer.lr", "optimizer.alpha", "zero.stage")} == {
         "optimizer.type": "RMSprop",
         "optimizer.lr": 0.1,
@@ -242,7 +242,7 @@ def test_numbers_of_an_optimizer_may_change_and_its_states_may_not() -> None:
     check(stored, job, "text")
     assert changes(stored, job) == ["optimizer.momentum: 0.9 -> 0.8, from step 6 on"]
     finding = refusal(stored, job_of(optimizer=schema_sections.SGD()))
-    assert "optimizer.momentum: stored 0.9, asked 0.0" in finding.message
+    assert "optimizer.momentum: saved 0.9, requested 0.0" in finding.message
 
 
 def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
@@ -250,7 +250,7 @@ def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
     del stored.manifest["config"]["model"]["rope_theta"]
     check(stored, job_of(), "text")
     finding = refusal(stored, job_of(model=dataclasses.replace(GPT, rope_theta=5.0)))
-    assert "model.rope_theta: stored 10000.0, asked 5.0" in finding.message
+    assert "model.rope_theta: saved 10000.0, requested 5.0" in finding.message
 
 
 # ---- refused ----
@@ -285,7 +285,7 @@ def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
 def test_another_run_is_refused_with_what_to_write(sections: dict[str, Any], key: str, written: str) -> None:
     finding = refusal(stored_of(job_of()), job_of(**sections))
     assert (finding.code, finding.key) == ("CKP202", key)
-    assert f"{key}: stored " in finding.message
+    assert f"{key}: saved " in finding.message
     assert written in finding.help
 
 
@@ -293,7 +293,7 @@ def test_all_differences_are_listed_at_once() -> None:
     other = job_of(model=dataclasses.replace(GPT, hidden_size=16, num_layers=2), train=schema_sections.Train(seed=1))
     finding = refusal(stored_of(job_of()), other, text="other")
     for key in ("model.hidden_size", "model.num_layers", "train.seed", "data.text"):
-        assert f"{key}: stored " in finding.message
+        assert f"{key}: saved " in finding.message
     assert "data.files as they were" in finding.help
 
 
@@ -302,16 +302,16 @@ def test_a_schedule_that_moves_the_optimizer_s_values_fixes_them() -> None:
     stored = stored_of(job_of(lr_scheduler=schedule))
     check(stored, job_of(lr_scheduler=schedule), "text")
     finding = refusal(stored, job_of(lr_scheduler=schedule, optimizer=schema_sections.AdamW(lr=1e-4)))
-    assert "optimizer.lr: stored 0.0003, asked 0.0001" in finding.message
+    assert "optimizer.lr: saved 0.0003, requested 0.0001" in finding.message
     finding = refusal(
         stored, job_of(lr_scheduler=schema_sections.OtherSchedule(target="StepLR", args={"step_size": 4}))
     )
-    assert "lr_scheduler.step_size: stored 3, asked 4" in finding.message
+    assert "lr_scheduler.step_size: saved 3, requested 4" in finding.message
 
 
 @pytest.mark.parametrize(
     ("format_", "code"), [(FORMAT - 1, "CKP220"), (FORMAT + 1, "CKP204")], ids=["earlier", "later"]
 )
 def test_another_format_is_refused_before_anything_is_compared(format_: int, code: str) -> None:
-    stored = Stored("out/step_000005", {"format": format_, "step": 5})
+    stored = Checkpoint("out/step_000005", {"format": format_, "step": 5})
     assert refusal(stored, job_of()).code == code

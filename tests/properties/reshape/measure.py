@@ -68,7 +68,7 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
     job = job_of(layout, folder)
     engine = build_engine(job, Groups(job.mesh), all_counted=True)
     if resumes:
-        stored = checkpoint.newest(job, engine.groups.axis("pipe", "data", "tensor"))
+        stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
         assert stored is not None
         checkpoint.check(stored, job, "samples")
         checkpoint.load(engine, stored)

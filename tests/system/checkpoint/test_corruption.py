@@ -84,7 +84,7 @@ def newest_of(root: Path) -> Path:
 
 
 def files_of(at: Path, kind: str) -> list[str]:
-    found = (path.relative_to(at).as_posix() for path in folder.files(at))
+    found = (path.relative_to(at).as_posix() for path in folder.list_files(at))
     return [name for name in found if name.split("/")[0] == kind]
 
 
@@ -163,16 +163,16 @@ def damages(at: Path) -> Iterator[Spoiled]:
 def found(root: Path) -> list[str]:
     """What rank by rank is found in the newest one: in its manifest, or in its files."""
     at = newest_of(root)
-    if at in folder.unreadable(root):
-        return [folder.unreadable(root)[at]]
-    stored = folder.visible(root)[-1]
+    if at in folder.scan(root).unreadable:
+        return [folder.scan(root).unreadable[at]]
+    stored = folder.scan(root).checkpoints[-1]
     assert stored.path == str(at)
     return [str(damage) for part in range(WORLD) for damage in folder.verify(stored, part, WORLD)]
 
 
 def test_a_real_checkpoint_has_files_of_every_kind_and_nothing_is_found_in_it(root: Path) -> None:
     assert all(files_of(newest_of(root), kind) for kind in KINDS)
-    assert {name.split("/")[0] for name in folder.sizes(newest_of(root))} == set(KINDS) - {folder.MANIFEST}
+    assert {name.split("/")[0] for name in folder.file_sizes(newest_of(root))} == set(KINDS) - {folder.MANIFEST}
     assert found(root) == []
 
 
@@ -203,7 +203,7 @@ def refusals(job: Job) -> list[tuple[str, tuple[str, ...], str]]:
         if done is None:
             break
         try:
-            said.append((*done, str(checkpoint.newest(job, world))))
+            said.append((*done, str(checkpoint.find_checkpoint(job, world))))
         except DslparError as error:
             said.append((*done, str(error)))
         collectives.barrier(world)
@@ -262,8 +262,8 @@ def test_folders_that_were_swapped_are_found(root: Path, tmp_path: Path) -> None
     (copy / "step_000001").rename(copy / "kept")
     (copy / "step_000002").rename(copy / "step_000001")
     (copy / "kept").rename(copy / "step_000002")
-    assert [path.name for path in folder.unreadable(copy)] == ["step_000001", "step_000002"]
-    assert folder.unreadable(copy)[copy / "step_000002"] == "checkpoint.json: of step 1, in step_000002"
+    assert [path.name for path in folder.scan(copy).unreadable] == ["step_000001", "step_000002"]
+    assert folder.scan(copy).unreadable[copy / "step_000002"] == "checkpoint.json: of step 1, in step_000002"
 
 
 def test_files_of_another_checkpoint_of_the_same_run_are_found(root: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from dslpar.checkpoint import folder, tensor_file
-from dslpar.checkpoint.folder import Written
+from dslpar.checkpoint.folder import FileDigest
 
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
 """Python's audit events, by what is done."""
@@ -27,11 +27,11 @@ EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os
 
 def save(root: Path, step: int, keep: int | None = 2) -> Path:
     """As a run's, of two ranks, in one process."""
-    part = folder.begin(root, step)
+    part = folder.begin_save(root, step)
     files = {f"tensors/{rank:05d}.safetensors": {"w": torch.full((9,), step + rank)} for rank in range(2)}
-    written = {name: tensor_file.write(part / name, tensors) for name, tensors in files.items()}
+    written = {name: tensor_file.write_tensors(part / name, tensors) for name, tensors in files.items()}
     for name in ("ranks/00000.pt", "ranks/00001.pt", "index.json", folder.STATE):
-        written[name] = folder.write(part / name, [f"{name} at {step}".encode()])
+        written[name] = folder.write_file(part / name, [f"{name} at {step}".encode()])
     folder.set_aside(root, step)
     final = folder.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
     folder.prune(root, keep, step)
@@ -40,7 +40,7 @@ def save(root: Path, step: int, keep: int | None = 2) -> Path:
 
 def whole_steps(root: Path) -> list[int]:
     """Every byte of them read."""
-    return [stored.step for stored in folder.visible(root) if not folder.verify(stored)]
+    return [stored.step for stored in folder.scan(root).checkpoints if not folder.verify(stored)]
 
 
 # ---- killed at the k-th operation ----
@@ -159,10 +159,11 @@ def test_a_kill_before_any_operation_leaves_what_is_whole(
         shutil.copytree(prepared, root)
         ended = in_child(lambda root=root: save(root, 6), at, told)
         last = told.read_text().splitlines()[-1]
-        steps, damaged = whole_steps(root), {stored.step for stored in folder.visible(root)} - set(whole_steps(root))
+        steps = whole_steps(root)
+        damaged = {stored.step for stored in folder.scan(root).checkpoints} - set(steps)
         assert set(stay) <= set(steps) <= before | {6}, f"killed at {last}"
         assert damaged <= ({6} if prepare is one_of_the_same_step and 6 not in steps else set()), f"killed at {last}"
-        assert not folder.unreadable(root), f"killed at {last}"
+        assert not folder.scan(root).unreadable, f"killed at {last}"
         assert not {6, 9} <= set(steps), f"killed at {last}: the newest is not of this run"
         if ended or at % 3 == 0:
             save(root, 7)
@@ -196,10 +197,10 @@ def test_every_file_and_folder_is_on_disk_before_the_rename_and_the_rename_after
 def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_path: Path) -> None:
     """As on a full disk, or a host whose files nobody else sees: nothing becomes visible."""
     save(tmp_path, 5)
-    written = folder.write(folder.begin(tmp_path, 6) / "a", [b"1234"])
+    written = folder.write_file(folder.begin_save(tmp_path, 6) / "a", [b"1234"])
     manifest = {"format": folder.FORMAT, "step": 6, "fixed": {}}
     for files, said in (
-        ({"a": Written(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
+        ({"a": FileDigest(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
         ({"a": written, "b": written}, "no bytes are there, and 4 were"),
         ({}, "4 bytes are there, and no were"),
     ):
@@ -213,6 +214,6 @@ def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_pat
 def test_a_write_that_the_system_takes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = os.write
     monkeypatch.setattr(os, "write", lambda file, data: system(file, data[:3]))
-    assert folder.write(tmp_path / "a", [b"12345678", b"", b"9"]).bytes == 9
+    assert folder.write_file(tmp_path / "a", [b"12345678", b"", b"9"]).bytes == 9
     monkeypatch.undo()
     assert (tmp_path / "a").read_bytes() == b"123456789"

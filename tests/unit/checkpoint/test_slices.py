@@ -16,12 +16,12 @@ from dslpar.checkpoint.slices import (
     Segment,
     box_of,
     covers,
+    full_box,
     local_shape,
     num_elements,
     overlaps,
-    runs,
+    range_cuboids,
     sub_box,
-    whole_box,
 )
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
 from dslpar.layers.placement import Placement
@@ -127,7 +127,7 @@ def test_runs_are_the_flat_range(shape: list[int], data: st.DataObject) -> None:
     total = math.prod(shape)
     start = data.draw(st.integers(0, total))
     stop = data.draw(st.integers(start, total))
-    found = list(runs(shape, start, stop))
+    found = list(range_cuboids(shape, start, stop))
     flat = [at for cuboid in found for at in itertools.product(*cuboid)]
     assert flat == list(itertools.product(*map(range, shape)))[start:stop]
     assert len(found) <= max(1, 2 * len(shape) - 1)
@@ -173,7 +173,7 @@ def test_all_pieces_cover_and_any_other_set_does_not(drawn: Two, data: st.DataOb
 
 def test_one_element_twice_and_another_never_is_no_cover() -> None:
     """As many elements as there should be."""
-    box = whole_box((2, 3))
+    box = full_box((2, 3))
     assert not covers([Piece(0, box, 0, 4), Piece(1, box, 3, 5)], (2, 3))
     assert covers([Piece(0, box, 0, 4), Piece(1, box, 4, 6)], (2, 3))
     assert not covers([Piece(0, (), 0, 1), Piece(1, (), 0, 1)], ())

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dslpar.checkpoint import folder, tensor_file
-from dslpar.checkpoint.index import INDEX, Entry, Index, Odd, file_key, load_index, merge, tensor_path
-from dslpar.checkpoint.slices import Piece, box_of, num_elements, whole_box
-from dslpar.checkpoint.tensor_file import DTYPES, Reader, dtype_name, open_file, write
+from dslpar.checkpoint.index import INDEX, Entry, Index, IrregularState, file_key, load_index, merge, tensor_path
+from dslpar.checkpoint.slices import Piece, box_of, full_box, num_elements
+from dslpar.checkpoint.tensor_file import DTYPES, TensorReader, dtype_name, open_file, write_tensors
 from dslpar.core.errors import DslparError
 from tests.unit.checkpoint.test_slices import Two, coords, cut, stored, two
 
@@ -41,7 +41,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 def test_the_safetensors_library_reads_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensors = one_each() | {"matrix": torch.randn(4, 6)[:, ::2], "none": torch.tensor(3.0)}
-    written = write(path, tensors, {"rank": "3"})
+    written = write_tensors(path, tensors, {"rank": "3"})
     assert written == (path.stat().st_size, xxhash.xxh3_128_hexdigest(path.read_bytes()))
     read = load_file(path)
     assert read.keys() == tensors.keys()
@@ -60,9 +60,9 @@ def test_what_the_safetensors_library_wrote_is_read(tmp_path: Path) -> None:
 
 
 def test_views_never_reach_the_file(tmp_path: Path) -> None:
-    written = write(tmp_path / "a.safetensors", one_each())
+    written = write_tensors(tmp_path / "a.safetensors", one_each())
     open_file(tmp_path / "a.safetensors").get("F32").fill_(9.0)
-    assert folder.digest(tmp_path / "a.safetensors") == written.xxh3_128
+    assert folder.file_digest(tmp_path / "a.safetensors") == written.xxh3_128
 
 
 def test_a_file_larger_than_memory_is_opened(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_file_larger_than_memory_is_opened(tmp_path: Path) -> None:
 def test_large_tensors_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dslpar.checkpoint.tensor_file._CHUNK_BYTES", 16)
     tensor = torch.arange(100)
-    written = write(tmp_path / "a.safetensors", {"a": tensor, "b": tensor[:1]})
-    assert folder.digest(tmp_path / "a.safetensors") == written.xxh3_128
+    written = write_tensors(tmp_path / "a.safetensors", {"a": tensor, "b": tensor[:1]})
+    assert folder.file_digest(tmp_path / "a.safetensors") == written.xxh3_128
     assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], tensor)
 
 
@@ -126,7 +126,7 @@ def refused(act: Callable[[], object], path: Path) -> str:
 def test_a_missing_file_or_key_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     refused(lambda: open_file(path), path)
-    write(path, one_each())
+    write_tensors(path, one_each())
     assert "it holds no 'F31'" in refused(lambda: open_file(path).get("F31"), path)
     assert "5 elements" in refused(lambda: open_file(path).get("F32", 2, 6), path)
 
@@ -134,18 +134,18 @@ def test_a_missing_file_or_key_is_a_finding(tmp_path: Path) -> None:
 # ---- of any layout ----
 
 
-def save(root: Path, at: Two, pieces: list[Piece]) -> Reader:
+def save(root: Path, at: Two, pieces: list[Piece]) -> TensorReader:
     """Each owner's shards, of a weight and of a state that is its negative; one file a shard."""
     (root / folder.TENSORS).mkdir()
     by_box = {box_of(at.source, coord): cut(at.source, at.whole, coord) for coord in coords(at.source.tensor)}
     ranks = []
     for file, piece in enumerate(pieces):
         flat = by_box[piece.box].reshape(-1)[piece.start : piece.stop]
-        write(tensor_path(root, file), {"w": flat, file_key("w", "m"): -flat.double()})
+        write_tensors(tensor_path(root, file), {"w": flat, file_key("w", "m"): -flat.double()})
         entry = Entry(shape=tuple(at.whole.shape), dtype="I32", states={"m": "F64"}, pieces=[piece._replace(file=file)])
         ranks.append(Index({"w": entry}))
     (root / INDEX).write_text(json.dumps(merge(ranks).to_json()))
-    return Reader(root, load_index(root), max_open=2)
+    return TensorReader(root, load_index(root), max_open=2)
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,7 +153,7 @@ def save(root: Path, at: Two, pieces: list[Piece]) -> Reader:
 def test_any_fragment_of_any_layout_is_what_the_placement_cuts(drawn: Two, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as made:
         reader = save(Path(made), drawn, data.draw(stored(drawn.source)))
-        assert torch.equal(reader.whole("w"), drawn.whole)
+        assert torch.equal(reader.full("w"), drawn.whole)
         assert reader.index.incomplete() == []
         for coord in coords(drawn.target.tensor):
             box, piece = box_of(drawn.target, coord), cut(drawn.target, drawn.whole, coord)
@@ -168,15 +168,15 @@ def test_any_fragment_of_any_layout_is_what_the_placement_cuts(drawn: Two, data:
 def put(root: Path, *ranks: dict[str, torch.Tensor]) -> None:
     (root / folder.TENSORS).mkdir()
     for file, tensors in enumerate(ranks):
-        write(tensor_path(root, file), tensors)
+        write_tensors(tensor_path(root, file), tensors)
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "BOOL"])
 def test_every_dtype_is_put_together(tmp_path: Path, dtype: str) -> None:
-    whole, box = torch.arange(12).to(DTYPES[dtype]), whole_box((3, 4))
+    whole, box = torch.arange(12).to(DTYPES[dtype]), full_box((3, 4))
     put(tmp_path, {"w": whole[:5]}, {"w": whole[5:]})
     pieces = [Piece(0, box, 0, 5), Piece(1, box, 5, 12)]
-    reader = Reader(tmp_path, Index({"w": Entry(shape=(3, 4), dtype=dtype, pieces=pieces)}))
+    reader = TensorReader(tmp_path, Index({"w": Entry(shape=(3, 4), dtype=dtype, pieces=pieces)}))
     assert bits(reader.fragment("w", "", box, 2, 9)) == bits(whole[2:9])
     column = ((box[0][0],), (box[1][0]._replace(start=1, length=1),))
     assert bits(reader.local("w", "", column)) == bits(torch.tensor([1, 5, 9]).to(DTYPES[dtype]))
@@ -184,9 +184,11 @@ def test_every_dtype_is_put_together(tmp_path: Path, dtype: str) -> None:
 
 def test_one_stored_fragment_is_read_without_a_copy(tmp_path: Path) -> None:
     """Of 64 MiB that are stored, the process grows by what is touched."""
-    box = whole_box((1 << 24,))
+    box = full_box((1 << 24,))
     put(tmp_path, {"w": torch.zeros(1 << 24)})
-    reader = Reader(tmp_path, Index({"w": Entry(shape=(1 << 24,), dtype="F32", pieces=[Piece(0, box, 0, 1 << 24)])}))
+    reader = TensorReader(
+        tmp_path, Index({"w": Entry(shape=(1 << 24,), dtype="F32", pieces=[Piece(0, box, 0, 1 << 24)])})
+    )
     views = [reader.fragment("w", "", box, start, 1 << 24) for start in (0, 4)]
     assert views[0].data_ptr() + 16 == views[1].data_ptr()
 
@@ -198,12 +200,12 @@ def test_a_tensor_in_many_files_opens_each_of_them_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", lambda file: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-    box, half = whole_box((300, 2)), whole_box((300, 1))
+    box, half = full_box((300, 2)), full_box((300, 1))
     put(tmp_path, *({"v": torch.ones(2), "w": torch.full((2,), float(at))} for at in range(300)))
     pieces = [Piece(at, box, 2 * at, 2 * at + 2) for at in range(300)]
     entry = Entry(shape=(300, 2), dtype="F32", pieces=pieces)
     try:
-        reader = Reader(tmp_path, Index({"v": entry, "w": entry}))
+        reader = TensorReader(tmp_path, Index({"v": entry, "w": entry}))
         assert reader.local("v", "", half).sum() == 300
         assert reader.local("w", "", half)[:, 0].tolist() == list(range(300))
     finally:
@@ -212,10 +214,10 @@ def test_a_tensor_in_many_files_opens_each_of_them_once(tmp_path: Path, monkeypa
 
 
 def test_what_padding_holds_is_zero_on_another_layout(tmp_path: Path) -> None:
-    """Stored with 4 rows, of which one is padding; asked for with 6."""
+    """Checkpoint with 4 rows, of which one is padding; asked for with 6."""
     put(tmp_path, {"w": torch.arange(1.0, 5.0)})
-    stored_box, asked = whole_box((4,)), whole_box((6,))
-    reader = Reader(tmp_path, Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, stored_box, 0, 4)])}))
+    stored_box, asked = full_box((4,)), full_box((6,))
+    reader = TensorReader(tmp_path, Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, stored_box, 0, 4)])}))
     assert reader.local("w", "", asked).tolist() == [1, 2, 3, 0, 0, 0]
     assert reader.local("w", "", stored_box).tolist() == [1, 2, 3, 4], "on the same layout, to the bit"
 
@@ -223,9 +225,9 @@ def test_what_padding_holds_is_zero_on_another_layout(tmp_path: Path) -> None:
 def test_a_file_that_holds_another_length_or_dtype_than_the_index_tells_is_a_finding(tmp_path: Path) -> None:
     put(tmp_path, {"w": torch.zeros(3)}, {"w": torch.zeros(3).double()})
     for file, length in ((0, 4), (1, 3)):
-        box = whole_box((length,))
+        box = full_box((length,))
         index = Index({"w": Entry(shape=(length,), dtype="F32", pieces=[Piece(file, box, 0, length)])})
-        said = refused(lambda: Reader(tmp_path, index).whole("w"), tensor_path(tmp_path, file))  # noqa: B023
+        said = refused(lambda: TensorReader(tmp_path, index).full("w"), tensor_path(tmp_path, file))  # noqa: B023
         assert "by the index" in said
 
 
@@ -233,14 +235,14 @@ def test_a_file_that_holds_another_length_or_dtype_than_the_index_tells_is_a_fin
 
 
 def test_an_index_is_the_same_after_json() -> None:
-    box = whole_box((2, 3))
+    box = full_box((2, 3))
     entry = Entry(
         shape=(2, 3),
         dtype="F32",
         states={"m": "BF16"},
-        numbers={"step": ["F32", 5.0], "k": 2},
-        odd={"row": Odd("F32", (2,))},
-        odd_file=1,
+        scalars={"step": ["F32", 5.0], "k": 2},
+        irregular={"row": IrregularState("F32", (2,))},
+        irregular_file=1,
         group=0,
         pieces=[Piece(0, box, 0, 4), Piece(1, box, 4, 6)],
     )
@@ -251,7 +253,7 @@ def test_an_index_is_the_same_after_json() -> None:
 
 
 def test_merging_joins_pieces_and_equal_groups() -> None:
-    box = whole_box((4,))
+    box = full_box((4,))
     ranks = [
         Index(
             {"w": Entry(shape=(4,), dtype="F32", group=at % 2, pieces=[Piece(at, box, at, at + 1)])},
@@ -275,7 +277,7 @@ def test_what_is_no_index_is_a_finding(tmp_path: Path, text: str | None) -> None
 
 
 def test_any_cut_of_an_index_short_is_a_finding(tmp_path: Path) -> None:
-    plain = Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, whole_box((3,)), 0, 3)])}).to_json()
+    plain = Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, full_box((3,)), 0, 3)])}).to_json()
     text = json.dumps(plain)
     for length in range(len(text)):
         (tmp_path / INDEX).write_text(text[:length])

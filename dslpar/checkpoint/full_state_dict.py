@@ -1,0 +1,149 @@
+"""Gather the full weights of a model out of any layout, and load them into any other, by placements only.
+
+    full = full_state(engine.module, engine.groups)              # {'blocks.0.mlp.up.weight': (F, H), ...}
+    load_full_state(other.module, full, other.groups)            # each rank cuts its own piece
+
+Tensors are unpadded, on the CPU, and under the names that the model has without a pipeline; with a pipeline each stage
+returns and loads its own layers, so the union over the stages is the model. Where ZeRO keeps fp32 masters of weights in
+half precision, those are returned, and both are set. The state of an optimizer is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+from torch import Tensor, nn
+
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
+from dslpar.core.suggest import did_you_mean
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.engine import pipeline_module
+from dslpar.layers import gather, placement_of
+
+Shape = tuple[int, ...]
+
+_CUTOFF = 0.6
+"""Resemblance of suggested names: looser than that of keys, since names of one shape can hardly be confused."""
+
+
+def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) -> dict[str, Tensor]:
+    """Return {global name: full tensor} of this stage; of a weight that is tied to another stage's, its copy.
+
+    All ranks must call it together. One tensor at a time is gathered. Without `everywhere` only the first rank of each
+    tensor group keeps them, and the others return {}.
+    """
+    state = {}
+    for name, p in pipeline_module.named_parameters(module):
+        full = _gather(p, groups)  # on every rank: the gather is a collective of the tensor group
+        if everywhere or groups.axis("tensor").index == 0:
+            state[name] = full.cpu()
+    return state
+
+
+def load_full_state(
+    module: nn.Module,
+    full: Mapping[str, Tensor],
+    groups: Groups,
+    *,
+    strict: bool = True,
+    source: str = "<weights>",
+) -> None:
+    """Set every parameter of this rank to its piece of the tensor of its name.
+
+    All ranks must call it together, each with the whole model's tensors, or at least with its stage's. `source` is what
+    errors call the origin of these. Without `strict`, names that only one side has are ignored.
+
+    Raises:
+        DslparError: on every rank, with all names that are missing or unknown (`strict`), and all shapes that differ;
+            then nothing is changed.
+    """
+    _check(full, _shapes(module), groups, strict, source)
+    with torch.no_grad():
+        for name, p in pipeline_module.named_parameters(module):
+            if name in full:
+                _fill(p, full[name], groups)
+
+
+# ---- one parameter ----
+
+
+def _gather(p: nn.Parameter, groups: Groups) -> Tensor:
+    """Gather the full, unpadded tensor on every rank of the tensor group."""
+    placement, piece = placement_of(p), _local_piece(p)
+    return piece.clone() if placement is None else gather(piece.view(placement.local_shape), placement, groups)
+
+
+def _local_piece(p: nn.Parameter) -> Tensor:
+    """Return this rank's piece of the model, also where ZeRO has sharded it: of its fp32 master, if there is one."""
+    if _has_master(p):
+        return safe_get_full_fp32_param(p).detach()  # type: ignore[no-any-return]
+    with GatheredParameters([p]):
+        return p.detach().clone()
+
+
+def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
+    placement = placement_of(p)
+    full = full.to(p.device)
+    piece = full if placement is None else placement.cut(full, groups.coord)
+    with GatheredParameters([p], modifier_rank=0):
+        p.copy_(piece)
+    if _has_master(p):
+        safe_set_full_fp32_param(p, piece.float())
+
+
+def _has_master(p: nn.Parameter) -> bool:
+    """Whether an optimizer of ZeRO 1, 2 or 3 keeps a second copy of this parameter, in fp32."""
+    return p.requires_grad and (hasattr(p, "_hp_mapping") or hasattr(p, "_z3_optimizer"))
+
+
+# ---- what does not fit ----
+
+
+def _shapes(module: nn.Module) -> dict[str, Shape]:
+    """Return the full shapes of this rank's parameters, also where ZeRO 3 has sharded them."""
+    named = pipeline_module.named_parameters(module)
+    return {
+        name: placement.shape if (placement := placement_of(p)) else tuple(getattr(p, "ds_shape", p.shape))
+        for name, p in named
+    }
+
+
+def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Groups, strict: bool, source: str) -> None:
+    """Raise the same findings on every rank: those of all stages together."""
+    world = groups.axis("pipe", "data", "tensor")
+    stages = collectives.gather_objects(dict(local), groups.axis("pipe"))
+    model = {name: shape for stage in stages for name, shape in stage.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in full.items()}
+    mismatches = [*_other_shapes(given, model), *(_other_names(given, local, model) if strict else ())]
+    everywhere = dict.fromkeys(each for found in collectives.gather_objects(mismatches, world) for each in found)
+    if everywhere:
+        raise DslparError(finding("CKP207", message, hint, source) for message, hint in everywhere)
+
+
+Mismatch = tuple[str, str]
+"""Message and hint."""
+
+
+def _other_shapes(given: Mapping[str, Shape], model: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    for name, shape in model.items():
+        if name in given and given[name] != shape:
+            yield f"{name!r} has shape {given[name]}, and the model's {shape}", "give weights of the same model"
+
+
+def _other_names(
+    given: Mapping[str, Shape], local: Mapping[str, Shape], model: Mapping[str, Shape]
+) -> Iterator[Mismatch]:
+    """Yield names of this stage that are missing, and given names that no stage has."""
+    unknown = [name for name in given if name not in model]
+    for name in local:
+        if name not in given:
+            hint = did_you_mean(name, [other for other in unknown if given[other] == model[name]], "; ", _CUTOFF)
+            yield f"no tensor for {name!r} {model[name]}", f"strict=False leaves it as it is{hint}"
+    for name in unknown:
+        hint = did_you_mean(name, [other for other in model if other not in given], "; ", _CUTOFF)
+        yield f"the model has no {name!r} {given[name]}", f"strict=False ignores it{hint}"
