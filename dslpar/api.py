@@ -42,7 +42,7 @@ from dslpar.layout.stages import ids_of
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.models import LayeredModel, Sequential
-from dslpar.models.build import Given, given_model, model_of
+from dslpar.models.build import CustomModel, as_layered_model, model_from_job
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered
@@ -191,13 +191,13 @@ def initialize(
         message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
         raise_finding("CFG227", message, hint, run.job.path)
     job, groups = run.job, run.groups
-    layered = given_model(model, job.path) if model is not None else None
+    layered = as_layered_model(model, job.path) if model is not None else None
     if layered is not None:
         _check_equal_weights(job, layered, groups)
         job = _with_program_model(job, model)
-        layered = layered if criterion is None else Given(layered, criterion)
+        layered = layered if criterion is None else CustomModel(layered, criterion)
     elif criterion is not None:
-        layered = Given(model_of(job), criterion)
+        layered = CustomModel(model_from_job(job), criterion)
     samples = _resolve_data(run, job, train_data, eval_data, model_from_config=model is None)
     # The order of samples depends on their number. A stage between the first and the last may have no data.
     train_size, eval_size = (getattr(data, "num_samples", None) for data in samples)

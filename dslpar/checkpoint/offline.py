@@ -43,7 +43,7 @@ from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayerSpec
-from dslpar.models.build import model_of
+from dslpar.models.build import model_from_job
 from dslpar.reporting import run_dir
 
 
@@ -175,7 +175,7 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
         return job, [{name: Target(entry.shape, None) for name, entry in index.parameters.items()}]
     groups = Groups.without_processes(job.mesh)
     with torch.device("meta"):
-        job, layers = partition.decided(job, model_of(job), groups)
+        job, layers = partition.decided(job, model_from_job(job), groups)
         parts = [0, len(layers)]
         if job.mesh.pipe > 1:
             assert job.stages.counts is not None, "partition.decided has set them"

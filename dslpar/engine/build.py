@@ -24,8 +24,8 @@ from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimi
 from dslpar.layers.parameter import Layer
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
-from dslpar.models import LayeredModel, LayerSpec, module_of
-from dslpar.models.build import model_of
+from dslpar.models import LayeredModel, LayerSpec, assemble
+from dslpar.models.build import model_from_job
 from dslpar.models.layered import Finish, Loss
 
 
@@ -52,7 +52,7 @@ def build_engine(
     deepspeed_patches.skip_shm_op()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
-    model = model or model_of(job)
+    model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
     job, layers = partition.decided(job, model, groups)
     loss_fn = model.loss(groups)
@@ -121,7 +121,7 @@ def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Grou
     interval = checkpointing.interval if checkpointing else 0
     if job.mesh.pipe == 1:
         finish = _zero3_sharding(job, groups) if job.spec.zero.stage == 3 else lambda layer: layer
-        return module_of(layers, groups, seed, interval, finish)
+        return assemble(layers, groups, seed, interval, finish)
     assert job.stages.counts is not None, "partition.decided has set it"
     return pipeline_module(layers, job.stages.counts, groups, seed, loss_fn, interval)
 

@@ -24,7 +24,7 @@ from dslpar.layers.parameter import placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import Counts, automatic, counts_of, group_layers, ids_of, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
-from dslpar.models.build import Given
+from dslpar.models.build import CustomModel
 
 log = logging.getLogger("dslpar")
 
@@ -92,7 +92,7 @@ def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
 def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
     """What a program's model is made of, and how the program wants it cut."""
     method: str | None = None
-    while isinstance(model, Given):
+    while isinstance(model, CustomModel):
         method = method or model.method
         model = model.model
     names = ("stage_ids", "counts", "method", "custom_pipeline_stage_id")

@@ -34,4 +34,4 @@ class FamilyCosts(Protocol):
 
 def costs_of(model: Model) -> FamilyCosts:
     """Return the costs module of the family of `model`."""
-    return cast(FamilyCosts, families.module_of(model, "costs"))
+    return cast(FamilyCosts, families.family_module(model, "costs"))

@@ -39,7 +39,7 @@ class FamilyLayout(Protocol):
 
 def layout_of(model: Model) -> FamilyLayout:
     """Return the layout module of the family of `model`."""
-    return cast(FamilyLayout, families.module_of(model, "layout"))
+    return cast(FamilyLayout, families.family_module(model, "layout"))
 
 
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:

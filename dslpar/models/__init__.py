@@ -13,18 +13,28 @@ from dslpar.schema.families import FAMILIES, class_of
 
 if TYPE_CHECKING:
     from dslpar.models.gpt.model import GPT
-    from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec, build_layer, build_module, module_of
-    from dslpar.models.sequential import Layers, ModelFromConfig, Sequential, Stage, Whole
+    from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec, assemble, build_layer, build_module
+    from dslpar.models.sequential import Layers, ModelFromConfig, Sequential, SingleModule, Stage
 
 _NAMES = {
-    "layered": ("LayerSpec", "LayeredModel", "LayeredModule", "build_layer", "build_module", "module_of"),
-    "sequential": ("Layers", "ModelFromConfig", "Sequential", "Stage", "Whole"),
+    "layered": ("LayerSpec", "LayeredModel", "LayeredModule", "build_layer", "build_module", "assemble"),
+    "sequential": ("Layers", "ModelFromConfig", "Sequential", "Stage", "SingleModule"),
 }
 """Public names by their module; families' models have theirs from FAMILIES."""
 
 __all__ = [
-    "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "ModelFromConfig", "Sequential", "Stage", "Whole",
-    "build_layer", "build_module", "module_of",
+    "GPT",
+    "LayerSpec",
+    "LayeredModel",
+    "LayeredModule",
+    "Layers",
+    "ModelFromConfig",
+    "Sequential",
+    "SingleModule",
+    "Stage",
+    "assemble",
+    "build_layer",
+    "build_module",
 ]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""A model as a list of layers: what a pipeline cuts, and what without one makes a plain module of the same names.
+"""A model as a list of layers: a pipeline cuts the list; without one it makes a plain module of the same names.
 
 Between layers travels exactly one floating tensor, of one shape, the stored residual; ids enter the first layer, logits
 leave the last. A layer's name is its global name ("blocks.0"): its parameters are drawn by it, so the weights depend
 neither on the layout nor on the stage that builds them. Tied weights exist once, under the name of the layer that owns
-them; the tied module holds nothing else, since DeepSpeed ties exactly one attribute (FACTS 2.3).
+them; the tied module holds nothing else, since DeepSpeed ties exactly one attribute of a module.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class LayerSpec:
         return self.tied or self.name
 
     def apply(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output, of ids or of the stored activations [batch, sequence, features] before it."""
         y: Tensor = module(x) if self.forward is None else self.forward(module, x)
         return y
 
     def step(self, module: nn.Module) -> Step:
-        """The layer, built as `module`, as a step of a forward."""
+        """Return the layer, built as `module`, as a step of a forward."""
         return Step(partial(self.apply, module), self.recomputable)
 
 
 Finish = Callable[[nn.Module], nn.Module]
-"""What is done to a layer as soon as it is initialised."""
+"""What is done to a layer as soon as it is initialized: ZeRO 3 shards it before the next one takes memory."""
 
 
 class LayeredModel(ABC):
@@ -69,11 +69,11 @@ class LayeredModel(ABC):
 
     @abstractmethod
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """All layers, in order; an owner stands before the layers tied to it."""
+        """Return all layers, in order; an owner stands before the layers tied to it."""
 
     @abstractmethod
     def loss(self, groups: Groups) -> Loss:
-        """(logits, labels) to a scalar that is equal on all ranks of the tensor group."""
+        """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
 
 
 class LayeredModule(nn.Module):
@@ -87,22 +87,22 @@ class LayeredModule(nn.Module):
         self.specs, self.interval = specs, interval
         for spec in specs:
             if spec.tied is None:
-                _place(self, spec.name, spec.build())
+                _add_at(self, spec.name, spec.build())
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
         return run_layers([spec.step(self.get_submodule(spec.owner)) for spec in self.specs], x, self.interval)
 
 
 def build_module(model: LayeredModel, groups: Groups, seed: int, interval: int = 0) -> LayeredModule:
-    """The whole model in one module: initialised, owners marked."""
-    return module_of(model.layers(groups), groups, seed, interval)
+    """Build the whole model as one module: initialized, owners marked."""
+    return assemble(model.layers(groups), groups, seed, interval)
 
 
-def module_of(
+def assemble(
     layers: list[LayerSpec], groups: Groups, seed: int, interval: int = 0, finish: Finish = lambda layer: layer
 ) -> LayeredModule:
-    """Layers in one module: initialised, owners marked; `finish` is done to each before the next one is built."""
+    """Build layers as one module: initialized, owners marked; `finish` is done to each before the next one is built."""
 
     def build(spec: LayerSpec) -> nn.Module:
         return finish(build_layer(spec, groups, seed))
@@ -111,22 +111,18 @@ def module_of(
 
 
 def build_layer(spec: LayerSpec, groups: Groups, seed: int) -> nn.Module:
-    """One layer of a pipeline stage: the same weights as in `build_module`, owners marked."""
-    module = _seeded(spec, seed)
+    """Build one layer of a pipeline stage: the same weights as in `build_module`, owners marked."""
+    with torch.random.fork_rng(devices=[]):
+        # What a layer draws by itself, as torch.nn's do, depends on the run's seed and on its name alone.
+        torch.manual_seed(stable_hash(seed, spec.owner))
+        module = spec.build()
     initialize(module, groups, seed, prefix=f"{spec.owner}.")
     mark_owners(module, groups)
     return module
 
 
-def _seeded(spec: LayerSpec, seed: int) -> nn.Module:
-    """Builds a layer; what it draws by itself, as torch.nn's do, depends on the run's seed and its name alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_hash(seed, spec.owner))
-        return spec.build()
-
-
-def _place(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Adds `module` at a dotted name, with the empty modules on the way there."""
+def _add_at(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Add `module` at a dotted name, with the empty modules on the way there."""
     *path, last = name.split(".")
     for part in path:
         if not hasattr(root, part):

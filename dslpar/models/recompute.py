@@ -1,9 +1,9 @@
-"""Activation checkpointing: of every few layers in a row only the first one's input is stored (arXiv 1604.06174).
+"""Activation checkpointing: of a group of layers only the first one's input is stored (arXiv 1604.06174).
 
     x = run_layers([Step(embed), Step(block0, True), Step(block1, True), Step(norm)], x, interval=2)
 
-One function for a whole model and for a stage of a pipeline, whose groups begin anew. The rest is computed again in the
-backward by torch's own non-reentrant checkpoint, which puts torch's generator back first: dropout repeats its masks.
+The same function runs a whole model and a stage of a pipeline, where groups begin anew. The rest is computed again in
+the backward by torch's own non-reentrant checkpoint, which puts torch's generator back first: dropout repeats its masks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Step(NamedTuple):
 
 
 def run_layers(steps: Sequence[Step], x: Tensor, interval: int) -> Tensor:
-    """The last layer's output. `interval` layers go together; 0: everything is stored."""
-    for recomputed, group in groups_of(steps, interval if torch.is_grad_enabled() else 0):
+    """Return the last layer's output. `interval` layers are a group; 0: everything is stored."""
+    for recomputed, group in recompute_groups(steps, interval if torch.is_grad_enabled() else 0):
         x = checkpoint(_apply, group, x, use_reentrant=False) if recomputed else _apply(group, x)
     return x
 
 
-def groups_of(steps: Sequence[Step], interval: int) -> Iterator[tuple[bool, Sequence[Step]]]:
-    """(whether it is recomputed, layers that go together), in order; `interval` 0: nothing is.
+def recompute_groups(steps: Sequence[Step], interval: int) -> Iterator[tuple[bool, Sequence[Step]]]:
+    """Yield (whether it is recomputed, layers that are a group), in order; `interval` 0: nothing is recomputed.
 
     >>> a, b = Step(abs), Step(abs, True)
-    >>> [(recomputed, len(group)) for recomputed, group in groups_of([a, a, b, b, b, a], 2)]
+    >>> [(recomputed, len(group)) for recomputed, group in recompute_groups([a, a, b, b, b, a], 2)]
     [(False, 2), (True, 2), (True, 1), (False, 1)]
     """
     for recomputed, neighbours in groupby(steps, lambda step: step.recomputable and interval > 0):

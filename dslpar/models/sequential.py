@@ -6,7 +6,7 @@
     Stage(module)                                    # this rank's stage, whatever the others hold
 
 What passes from layer to layer is a floating tensor or a tuple of tensors, each floating one with a gradient, of equal
-shape for each micro-batch: what DeepSpeed's pipeline can send (FACTS 2.1). A layer's place in the cut is its index, or
+shape for each micro-batch: what DeepSpeed's pipeline can send. A layer's place in the cut is its index, or
 the `layer_idx` that it has (LiBai's name; -1 is the last).
 """
 
@@ -36,7 +36,7 @@ class PlainModel(LayeredModel):
     """A model whose loss is the cross-entropy over its output's last dim."""
 
     def loss(self, groups: Groups) -> Loss:
-        """The sum over counted labels, over their number or over `labels[1]`."""
+        """Return cross-entropy: the sum over counted labels, over their number or over `labels[1]`."""
         return cross_entropy
 
 
@@ -48,15 +48,15 @@ class Sequential(PlainModel):
 
     @classmethod
     def of(cls, module: nn.Sequential) -> Sequential:
-        """The children of an nn.Sequential; one that stands twice is two layers."""
+        """Take the children of an nn.Sequential; one that stands twice is two layers, which named_children() hides."""
         return cls([(name, child) for name, child in module._modules.items() if child is not None])
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """One layer a module."""
+        """Return a layer for each module."""
         own = [getattr(module, "layer_idx", None) for _, module in self.modules]
         return [
             LayerSpec(name=name, build=partial(_itself, module), layer_idx=layer_idx, recomputable=True)
-            for (name, module), layer_idx in zip(self.modules, places(own), strict=True)
+            for (name, module), layer_idx in zip(self.modules, layer_indices(own), strict=True)
         ]
 
 
@@ -73,7 +73,7 @@ class Layers(PlainModel):
         self.layers_cfg, self.path = layers_cfg, path
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """One layer an entry, named by its index.
+        """Return a layer for each entry, named by its index.
 
         Raises:
             DslparError: an entry names no class, or gives it arguments that it does not take; all of them.
@@ -85,21 +85,21 @@ class Layers(PlainModel):
         own = [entry.get("layer_idx") for entry in self.layers_cfg]
         return [
             LayerSpec(name=str(index), build=build, layer_idx=layer_idx, recomputable=True)
-            for index, (build, layer_idx) in enumerate(zip(builds, places(own), strict=True))
+            for index, (build, layer_idx) in enumerate(zip(builds, layer_indices(own), strict=True))
         ]
 
     def _build(self, index: int, groups: Groups, findings: list[Finding]) -> Callable[[], nn.Module]:
         key = f"model.layers_cfg.{index}"
         try:
-            made: Callable[..., Any] = layer_class(self.layers_cfg[index], self._place())
-            return partial(made, **_arguments(made, self.layers_cfg[index], groups, key, self._place()))
+            cls: Callable[..., Any] = layer_class(self.layers_cfg[index], self._location())
+            return partial(cls, **_arguments(cls, self.layers_cfg[index], groups, key, self._location()))
         except DslparError as error:
             findings += [
                 finding._replace(key=key, message=f"layer {index}: {finding.message}") for finding in error.findings
             ]
             return nn.Identity
 
-    def _place(self) -> Location:
+    def _location(self) -> Location:
         return Location(getattr(self, "path", "<program>"))
 
 
@@ -126,13 +126,13 @@ class Stage(PlainModel):
         self.module = module
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """One layer a stage: "stages.0", ..."""
-        here = groups.coord["pipe"]
+        """Return a layer for each stage: "stages.0", ..."""
+        own_stage = groups.coord["pipe"]
         forward = forward_of(self.module)
         return [
             LayerSpec(
                 name=f"stages.{stage}",
-                build=partial(_itself, self.module) if stage == here else _elsewhere,
+                build=partial(_itself, self.module) if stage == own_stage else _of_another_rank,
                 forward=forward,
                 layer_idx=stage,
             )
@@ -140,62 +140,64 @@ class Stage(PlainModel):
         ]
 
 
-class Whole(PlainModel):
-    """A module of someone else's as a model of one layer, named "model": not to be cut."""
+class SingleModule(PlainModel):
+    """Any module as a model of one layer, named "model": it cannot be cut."""
 
     def __init__(self, build: Callable[[], nn.Module]) -> None:
         self.build = build
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """The one layer."""
+        """Return the one layer."""
         return [LayerSpec(name="model", build=self.build, forward=_unpacked)]
 
 
-def is_chain(cls: type) -> bool:
-    """Whether it is nn.Sequential in all that counts: a subclass with a forward of its own is no chain of layers."""
+def is_plain_sequential(cls: type) -> bool:
+    """Whether it runs its children one after the other: a subclass with a forward of its own does not."""
     return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
 
 
 def forward_of(module: nn.Module) -> Callable[[nn.Module, Any], Any] | None:
-    """How a module takes its input: called with it, or with its items where that is a tuple."""
+    """Return how a module is applied: None, called with its input; else with the items, where that is a tuple."""
     return None if isinstance(module, nn.Sequential) else _unpacked
 
 
-def places(own: Sequence[int | None]) -> Sequence[int | None]:
-    """Each layer's layer_idx: its own where any layer has one, else its index."""
+def layer_indices(own: Sequence[int | None]) -> Sequence[int | None]:
+    """Return each layer's layer_idx: its own where any layer has one, else its index."""
     return own if any(index is not None for index in own) else range(len(own))
 
 
-def layer_class(entry: Entry, place: Location) -> type[Any]:
-    """The class that an entry of a layers_cfg names."""
+def layer_class(entry: Entry, location: Location) -> type[Any]:
+    """Return the class that an entry of a layers_cfg names."""
     name = str(entry.get("type", entry.get(TARGET, "")))
     if not name:
         message, hint = "no type", "write dict(type='Linear', in_features=..., out_features=...)"
-        raise_finding("CFG223", message, hint, place)
-    made = LAYERS.find(name) or (locate(name, place) if "." in name else LAYERS.get(name, place))
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise_finding("CFG223", message, hint, location)
+    cls = LAYERS.find(name) or (locate(name, location) if "." in name else LAYERS.get(name, location))
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         hint = "name a class of layers, such as 'Linear' or 'my_package.MyLayer'"
-        raise_finding("CFG201", f"{name!r} is not a torch.nn.Module", hint, place)
-    return made
+        raise_finding("CFG201", f"{name!r} is not a torch.nn.Module", hint, location)
+    return cls
 
 
-def bind(made: Callable[..., Any], arguments: Mapping[str, Any], place: Location, key: str = "model") -> None:
-    """Check that `made` takes the arguments, without calling it. Raises DslparError."""
+def check_arguments(
+    cls: Callable[..., Any], arguments: Mapping[str, Any], location: Location, key: str = "model"
+) -> None:
+    """Check that `cls` takes the arguments, without calling it. Raises DslparError."""
     try:
-        inspect.signature(made).bind(**arguments)
+        inspect.signature(cls).bind(**arguments)
     except TypeError as error:
-        name = getattr(made, "__name__", str(made))
-        hint = f"{name} takes {inspect.signature(made)}"
-        raise_finding("CFG223", f"{name}: {error}", hint, place, key)
+        name = getattr(cls, "__name__", str(cls))
+        hint = f"{name} takes {inspect.signature(cls)}"
+        raise_finding("CFG223", f"{name}: {error}", hint, location, key)
 
 
-def _arguments(made: Callable[..., Any], entry: Entry, groups: Groups, key: str, place: Location) -> dict[str, Any]:
+def _arguments(cls: Callable[..., Any], entry: Entry, groups: Groups, key: str, location: Location) -> dict[str, Any]:
     given = {name: value for name, value in entry.items() if name not in ("type", TARGET, "layer_idx")}
     arguments = dict(instantiate(given))
-    parameters = inspect.signature(made).parameters
+    parameters = inspect.signature(cls).parameters
     if "groups" in parameters and parameters["groups"].default is inspect.Parameter.empty:
         arguments.setdefault("groups", groups)  # of dslpar.layers; torch.nn's `groups` of a convolution is a number
-    bind(made, arguments, place, key)
+    check_arguments(cls, arguments, location, key)
     return arguments
 
 
@@ -203,7 +205,7 @@ def _itself(module: nn.Module) -> nn.Module:
     return module
 
 
-def _elsewhere() -> NoReturn:
+def _of_another_rank() -> NoReturn:
     raise AssertionError("another stage's module")
 
 

@@ -28,7 +28,7 @@ def sections() -> dict[str, type[Model]]:
     return {name: class_of(name, "section") for name in FAMILIES}
 
 
-def module_of(model: Model, name: str) -> ModuleType:
+def family_module(model: Model, name: str) -> ModuleType:
     """Import the module "layout", "costs" or "rules" of the family of `model`."""
     # Not type(model): lint rules see a section through a guard, which has the section's __class__.
     return import_module(f"{model.__class__.__module__.rpartition('.')[0]}.{name}")

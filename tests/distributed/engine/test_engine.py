@@ -222,18 +222,18 @@ def test_any_module_trains_with_data_parallelism(stage: int) -> None:
     ("target", "code"), [("no_such_package.Model", "CFG006"), ("torch.nn.Nothing", "CFG006"), ("math.sqrt", "CFG201")]
 )
 def test_what_is_no_model_is_refused(target: str, code: str) -> None:
-    from dslpar.models.build import model_of
+    from dslpar.models.build import model_from_job
 
     with pytest.raises(DslparError, match=code):
-        model_of(job(1, model=foreign(target)))
+        model_from_job(job(1, model=foreign(target)))
 
 
 def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
-    from dslpar.models.build import model_of
+    from dslpar.models.build import model_from_job
 
     parallel = schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=2, mode="1d"))
     with pytest.raises(DslparError, match="TEN111"):
-        model_of(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
+        model_from_job(job(2, model=foreign(f"{__name__}.Bigram"), parallel=parallel))
 
 
 # ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----

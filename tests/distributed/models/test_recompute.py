@@ -16,7 +16,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models import GPT, build_module
 from dslpar.models.gpt import section
-from dslpar.models.recompute import Step, groups_of, run_layers
+from dslpar.models.recompute import Step, recompute_groups, run_layers
 from dslpar.schema import sections
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
@@ -47,7 +47,7 @@ def ids(samples: int = 4, step: int = 0) -> Tensor:
 )
 def test_only_recomputable_neighbours_go_together(interval: int, lengths: list[tuple[bool, int]]) -> None:
     steps = [Step(torch.neg, recomputable) for recomputable in (False, True, True, True, False, False, True)]
-    groups = list(groups_of(steps, interval))
+    groups = list(recompute_groups(steps, interval))
     assert [(recomputed, len(group)) for recomputed, group in groups] == lengths
     assert [step for _, group in groups for step in group] == steps, "none is lost, none moved"
 

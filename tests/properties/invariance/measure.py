@@ -102,10 +102,10 @@ def _reference(problem: Problem) -> Curve:
     from dslpar.core.mesh import Mesh
     from dslpar.distributed.groups import Groups
     from dslpar.models import build_module
-    from dslpar.models.build import model_of
+    from dslpar.models.build import model_from_job
 
     job = ONE._replace(**problem._asdict()).job()
-    model, groups = model_of(job), Groups(Mesh(), rank=0)
+    model, groups = model_from_job(job), Groups(Mesh(), rank=0)
     torch.manual_seed(job.spec.train.seed)
     module = build_module(model, groups, job.spec.train.seed).double()
     loss_of = model.loss(groups)
