@@ -3,7 +3,7 @@
     x = run_layers([Step(embed), Step(block0, True), Step(block1, True), Step(norm)], x, interval=2)
 
 The same function runs a whole model and a stage of a pipeline, where groups begin anew. The rest is computed again in
-the backward by torch's own non-reentrant checkpoint, which puts torch's generator back first: dropout repeats its masks.
+the backward by torch's own non-reentrant checkpoint, which restores torch's generator first: dropout repeats its masks.
 """
 
 from __future__ import annotations
