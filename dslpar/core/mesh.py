@@ -1,7 +1,7 @@
 """The mesh: named axes over ranks, as pure arithmetic; no torch, no processes.
 
 A job's ranks form a grid with the axes `pipe`, `data` and `tensor`; the tensor axis is itself a cuboid with the axes
-`d q y z` (DESIGN, sections 4 and 5). Slowest to fastest the standard order is::
+`d q y z` (see docs/architecture.md). Slowest to fastest the standard order is::
 
     pipe  data  d  q  y  z          rank = (pipe * D + data) * T + tensor
 
@@ -76,7 +76,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(x, y, z)."""
+        """The cuboid as (x, y, z)."""
         return self.x, self.y, self.z
 
 
@@ -119,32 +119,32 @@ class Mesh:
         return math.prod(self.sizes.values())
 
     def coord(self, rank: int) -> dict[str, int]:
-        """The rank's index on each axis."""
+        """Return the rank's index on each axis."""
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def rank(self, coord: Mapping[str, int]) -> int:
-        """The rank at `coord`; an axis that is left out counts as 0."""
+        """Return the rank at `coord`; an axis that is left out counts as 0."""
         return sum(index * self.strides[axis] for axis, index in coord.items())
 
     def size(self, *names: str) -> int:
-        """Ranks in a group over the named axes (`tensor` and `x` name several)."""
+        """Count the ranks of a group over the named axes (`tensor` and `x` name several)."""
         return math.prod(self.sizes[axis] for axis in expand(names))
 
     def index(self, rank: int, *names: str) -> int:
-        """The rank's position in its group over the named axes."""
+        """Return the rank's position in its group over the named axes."""
         coord, position = self.coord(rank), 0
         for axis in self._in_order(names):
             position = position * self.sizes[axis] + coord[axis]
         return position
 
     def peers(self, rank: int, *names: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on the named axes alone, itself among them, in order."""
+        """Return, in order, the ranks that differ from `rank` on the named axes alone, itself among them."""
         axes, coord = self._in_order(names), self.coord(rank)
         origin = rank - sum(coord[axis] * self.strides[axis] for axis in axes)
         return tuple(origin + offset for offset in self._offsets(axes))
 
     def groups(self, *names: str) -> Iterator[tuple[int, ...]]:
-        """Every group over the named axes, by its first rank, one at a time."""
+        """Yield every group over the named axes, in the order of their first ranks."""
         axes = self._in_order(names)
         others = tuple(axis for axis in self.sizes if axis not in axes)
         for origin in self._offsets(others):
@@ -160,5 +160,5 @@ class Mesh:
 
 
 def expand(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Axis names with `tensor` and `x` written out, each once."""
+    """Write out `tensor` and `x` among axis names, each axis once."""
     return tuple(dict.fromkeys(axis for name in names for axis in _COMPOUND.get(name, (name,))))

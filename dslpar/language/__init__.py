@@ -1,13 +1,13 @@
-"""The config language: Python syntax, evaluated, never executed; see DESIGN, section 3.
+"""The config language: Python syntax, evaluated, never executed.
 
     >>> from dslpar.language.load import load
     >>> config = load("configs/gpt_3d.py", ["parallel.pipeline=4"])     # doctest: +SKIP
     >>> config.root.get("parallel.pipeline").value                      # doctest: +SKIP
     4
 
-From the ground up: codes (every code), limits (every bound), tree (`Node`), values, source, syntax (what is out), text,
-operators, calls, functions, methods, session (imports), expressions, displays, invocations, statements, overrides,
-export, load; beside them yaml_io (config.yaml) and lazy (`LazyCall` for programs). Names are imported when they are
+In: the path or text of a config, and overrides. Out: a `Config`, the tree of its values with their origins, and every
+finding. `evaluator` dispatches to handlers of syntax (expressions, containers, calls, targets, imports, statements),
+`session` reads the files of one load, `limits` bounds it; `lazy` is `LazyCall` for programs. Names are imported when
 first used, so that a program that only describes calls does not load the evaluator. (`dslpar.language.load` is the
 module; the function is `dslpar.load`.)
 """

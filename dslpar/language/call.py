@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import UnknownError
 from dslpar.language.limits import Budget
-from dslpar.language.values import Dict, Origin, Unknown
+from dslpar.language.values import Dict, Origin, Unknown, Value
 
 
 class Call:
@@ -16,11 +15,11 @@ class Call:
 
     __slots__ = ("args", "budget", "keyword_origins", "kwargs", "location", "locations", "open_config", "result_origin")
 
-    def __init__(self, location: Location, budget: Budget, open_config: Callable[[str, Location], Any]) -> None:
-        self.args: list[Any] = []
+    def __init__(self, location: Location, budget: Budget, open_config: Callable[[str, Location], Value]) -> None:
+        self.args: list[Value] = []
         self.locations: list[Location] = []
         """Of the arguments by position."""
-        self.kwargs: dict[str, Any] = {}
+        self.kwargs: dict[str, Value] = {}
         self.keyword_origins: dict[str, tuple[Origin, Origin]] = {}
         """Of each keyword argument, its value's and its name's."""
         self.location = location
@@ -29,7 +28,7 @@ class Call:
         self.budget = budget
         self.open_config = open_config
 
-    def add_keyword(self, name: object, value: Any, location: Origin, key_location: Origin) -> None:
+    def add_keyword(self, name: object, value: Value, location: Origin, key_location: Origin) -> None:
         """Add a keyword argument. Raises TypeError as Python does where it comes twice or is no string."""
         if not isinstance(name, str):
             raise TypeError("keywords must be strings")
@@ -38,7 +37,7 @@ class Call:
         self.kwargs[name] = value
         self.keyword_origins[name] = (location, key_location)
 
-    def positional(self, least: int, optional: int = 0, keywords: bool = False) -> list[Any]:
+    def positional(self, least: int, optional: int = 0, keywords: bool = False) -> list[Value]:
         """Return the positional arguments, filled up with None. Raises TypeError if there are too few or too many."""
         count = len(self.args)
         if self.kwargs and not keywords:
@@ -58,7 +57,7 @@ class Call:
         for name, value in self.kwargs.items():
             target.put(name, value, *self.keyword_origins[name])
 
-    def with_args(self, args: list[Any]) -> Call:
+    def with_args(self, args: list[Value]) -> Call:
         """Make another call at the same location."""
         call = Call(self.location, self.budget, self.open_config)
         call.args, call.locations = args, [self.location] * len(args)

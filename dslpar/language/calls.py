@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.language.call import Call
@@ -15,11 +14,11 @@ from dslpar.language.functions import call_function, call_lazy
 from dslpar.language.methods import call_method, find_method
 from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import NO_ORIGINS, UNKNOWN, Dict, LazyTarget, List, Located, Unknown
+from dslpar.language.values import NO_ORIGINS, UNKNOWN, Dict, LazyTarget, List, Located, Unknown, Value
 
 
 def call(ev: Evaluator, node: ast.Call) -> Located:
-    target: Any
+    target: Value
     method = ""
     if isinstance(node.func, ast.Attribute):
         target, location = ev.eval(node.func.value)
@@ -34,7 +33,7 @@ def call(ev: Evaluator, node: ast.Call) -> Located:
     return result, made.result_origin or ev.location(node)
 
 
-def _callee(ev: Evaluator, owner: Any, location: Location, node: ast.Attribute) -> Any:
+def _callee(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute) -> Value:
     try:
         return attribute_of(ev, owner, location, node)[0]
     except UnknownError:
@@ -46,7 +45,7 @@ def _callee(ev: Evaluator, owner: Any, location: Location, node: ast.Attribute) 
         return UNKNOWN
 
 
-def _call_method(ev: Evaluator, owner: Any, name: str, call: Call) -> Any:
+def _call_method(ev: Evaluator, owner: Value, name: str, call: Call) -> Value:
     try:
         if isinstance(owner, Unknown):
             raise UnknownError
@@ -75,7 +74,7 @@ def _warn_of_replaced_sections(ev: Evaluator, owner: Dict, call: Call) -> None:
                 ev.session.add(finding("CFG120", origin or call.location, message))
 
 
-def _call_value(target: Any, call: Call) -> Any:
+def _call_value(target: Value, call: Call) -> Value:
     if isinstance(target, Unknown):
         raise UnknownError
     if isinstance(target, LazyTarget):
@@ -86,7 +85,7 @@ def _call_value(target: Any, call: Call) -> Any:
 
 
 def _arguments(ev: Evaluator, node: ast.Call) -> Call:
-    def open_config(name: str, location: Location) -> Any:
+    def open_config(name: str, location: Location) -> Value:
         return ev.session.open_config(name, ev.source.path, location)
 
     call = Call(ev.location(node), ev.budget, open_config)
@@ -102,7 +101,7 @@ def _arguments(ev: Evaluator, node: ast.Call) -> Call:
     return call
 
 
-def _add_keywords(ev: Evaluator, value: Any, location: Location, call: Call) -> None:
+def _add_keywords(ev: Evaluator, value: Value, location: Location, call: Call) -> None:
     """Take up `**value` of a call."""
     if isinstance(value, Unknown):
         raise UnknownError

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import finding
 from dslpar.language.evaluator import Evaluator, Handlers, Scope, check_known, type_name
 from dslpar.language.limits import check_items, check_size, in_fixed_order
 from dslpar.language.targets import assign
-from dslpar.language.values import NO_ORIGINS, Dict, List, Located, Tuple, Unknown, adopt, make_tuple
+from dslpar.language.values import NO_ORIGINS, Dict, List, Located, Tuple, Unknown, Value, adopt, make_tuple
 
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -23,10 +23,10 @@ VIEWS: tuple[type, ...] = (type({}.values()), type({}.items()))
 ITEMS: type = type({}.items())
 
 
-def elements(ev: Evaluator, nodes: list[ast.expr]) -> tuple[list[Any], list[Any]]:
+def elements(ev: Evaluator, nodes: list[ast.expr]) -> tuple[list[Value], list[Value]]:
     """Evaluate the elements of a display or the arguments of a call, `*` written out: values and origins."""
-    values: list[Any] = []
-    origins: list[Any] = []
+    values: list[Value] = []
+    origins: list[Value] = []
     for node in nodes:
         if not isinstance(node, ast.Starred):
             value, location = ev.eval(node)
@@ -76,7 +76,7 @@ def _put(ev: Evaluator, made: Dict, key: Located, value: Located) -> None:
     made.put(key[0], value[0], value[1], key[1])
 
 
-def _merge(ev: Evaluator, made: Dict, value: Any, location: Location) -> None:
+def _merge(ev: Evaluator, made: Dict, value: Value, location: Location) -> None:
     """Take up `**value` of a dict display."""
     if isinstance(value, Unknown):
         made.tainted = True
@@ -167,7 +167,7 @@ def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
     return _located_items(ev, iterator, value.origins if isinstance(value, (List, Tuple)) else None, location)
 
 
-def _located_items(ev: Evaluator, iterator: Iterator[Any], origins: Any, location: Location) -> Iterator[Located]:
+def _located_items(ev: Evaluator, iterator: Iterator[Value], origins: Value, location: Location) -> Iterator[Located]:
     for index, item in enumerate(iterator):
         ev.budget.spend(1)
         origin = origins[index] if origins is not None and index < len(origins) else None
@@ -175,7 +175,7 @@ def _located_items(ev: Evaluator, iterator: Iterator[Any], origins: Any, locatio
 
 
 def _view_items(
-    ev: Evaluator, iterator: Iterator[Any], owner: Dict, pairs: bool, location: Location
+    ev: Evaluator, iterator: Iterator[Value], owner: Dict, pairs: bool, location: Location
 ) -> Iterator[Located]:
     """Yield the items of `mapping.items()` and `mapping.values()`: keys and values bring their origins along."""
     keys = list(owner)

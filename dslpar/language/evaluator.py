@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import CODES, PYTHON_ERRORS, ConfigError, UnknownError
 from dslpar.language.session import Session
 from dslpar.language.source import Source
 from dslpar.language.syntax import changed_targets
-from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, origins_of
+from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, Value, origins_of
 
-Handlers: TypeAlias = "Mapping[type[ast.AST], Callable[[Evaluator, Any], Located]]"
+Handlers: TypeAlias = "Mapping[type[ast.AST], Callable[[Evaluator, Value], Located]]"
 
 
 class Scope:
@@ -76,18 +76,18 @@ class Evaluator:
         """Record a failure at its own location, or else at the node's."""
         self.session.report(as_config_error(error), self.location(node))
 
-    def bind(self, name: str, value: Any, location: Location, name_location: Location, imported_as: str = "") -> None:
+    def bind(self, name: str, value: Value, location: Location, name_location: Location, imported_as: str = "") -> None:
         """Let a name of the current scope stand for a value."""
         self.scope.names[name] = Binding(value, location, name_location, imported_as)
 
-    def items_of(self, value: Any, location: Location) -> tuple[list[Any], list[Any]]:
+    def items_of(self, value: Value, location: Location) -> tuple[list[Value], list[Value]]:
         """Read an iterable to its end: the items and their origins."""
         check_known(value)
         items = self.budget.take_all(value)
         known = isinstance(value, (List, tuple))
         return items, [origin or location for origin in origins_of(value)] if known else [location] * len(items)
 
-    def peek(self, node: ast.AST) -> Any:
+    def peek(self, node: ast.AST) -> Value:
         """Follow a chain of names and keys without findings; of an item of unknown key, return the whole."""
         if isinstance(node, ast.Name):
             binding = self.scope.find(node.id)

@@ -6,14 +6,12 @@ missing. Sets become sorted lists; functions, iterators and a `LazyCall(X)` neve
 
 from __future__ import annotations
 
-from typing import Any
-
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError
 from dslpar.language.limits import MAX_NODES, limit_error
 from dslpar.language.session import Session
 from dslpar.language.tree import TARGET, Node, Reference
-from dslpar.language.values import NO_ORIGINS, UNKNOWN, Binding, Dict, LazyTarget, List, Origin, origins_of
+from dslpar.language.values import NO_ORIGINS, UNKNOWN, Binding, Dict, LazyTarget, List, Origin, Value, origins_of
 
 SCALARS = (type(None), bool, int, float, str, Reference)
 
@@ -45,7 +43,7 @@ class _Exporter:
         self.unknown: list[str] = []
         self.left = MAX_NODES
 
-    def node(self, path: str, value: Any, location: Location, key_location: Origin = None) -> Node | None:
+    def node(self, path: str, value: Value, location: Location, key_location: Origin = None) -> Node | None:
         """Build the node of a value; None if it is unknown, or no value of a config, which is a finding."""
         self.left -= 1
         if self.left < 0:
@@ -65,8 +63,8 @@ class _Exporter:
         self.unknown.append(path)
         return None
 
-    def _mapping(self, path: str, value: dict[Any, Any], location: Location, key_location: Origin) -> Node:
-        children: dict[Any, Node] = {}
+    def _mapping(self, path: str, value: dict[Value, Value], location: Location, key_location: Origin) -> Node:
+        children: dict[Value, Node] = {}
         if getattr(value, "tainted", False):
             self.unknown.append(path)
         target, target_location = None, None
@@ -83,7 +81,7 @@ class _Exporter:
                 children[key] = node
         return Node(children, location, key_location, target, target_location)
 
-    def _sequence(self, path: str, value: Any, location: Location, key_location: Origin) -> Node | None:
+    def _sequence(self, path: str, value: Value, location: Location, key_location: Origin) -> Node | None:
         origins = origins_of(value)
         items = [self.node(f"{path}.{i}", item, origins[i] or location) for i, item in enumerate(value)]
         if None in items or getattr(value, "tainted", False):
@@ -92,7 +90,7 @@ class _Exporter:
         return Node(items if isinstance(value, list) else tuple(items), location, key_location)
 
 
-def _sorted_list(value: set[Any]) -> List:
+def _sorted_list(value: set[Value]) -> List:
     try:
         return List(sorted(value))
     except TypeError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from itertools import islice
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
@@ -19,7 +18,7 @@ from dslpar.language.functions import BUILTINS, VALUES
 from dslpar.language.limits import MAX_SUGGESTED, check_length, check_size
 from dslpar.language.methods import find_method
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Located, Unknown, make_tuple, origins_of
+from dslpar.language.values import Dict, List, Located, Unknown, Value, make_tuple, origins_of
 
 
 def constant(ev: Evaluator, node: ast.Constant) -> Located:
@@ -52,7 +51,7 @@ def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
     return attribute_of(ev, owner, location, node)
 
 
-def attribute_of(ev: Evaluator, owner: Any, location: Location, node: ast.Attribute) -> Located:
+def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute) -> Located:
     """Read an attribute: the key of a dict, or a longer name of a reference."""
     name = node.attr
     if isinstance(owner, Unknown):
@@ -109,7 +108,7 @@ def slice_bounds(ev: Evaluator, node: ast.Slice) -> slice:
     return slice(*parts)
 
 
-def slice_of(ev: Evaluator, owner: Any, bounds: slice, node: ast.AST) -> Located:
+def slice_of(ev: Evaluator, owner: Value, bounds: slice, node: ast.AST) -> Located:
     """Read a slice, with the origins of its items."""
     check_known(owner)
     part = owner[bounds]
@@ -146,7 +145,7 @@ def boolean(ev: Evaluator, node: ast.BoolOp) -> Located:
 
 def comparison(ev: Evaluator, node: ast.Compare) -> Located:
     left, _ = ev.eval(node.left)
-    result: Any = True
+    result: Value = True
     for op, operand in zip(node.ops, node.comparators, strict=True):
         right, _ = ev.eval(operand)
         result = operators.compare(op, left, right, ev.budget)
@@ -162,7 +161,7 @@ def conditional(ev: Evaluator, node: ast.IfExp) -> Located:
 
 
 def f_string(ev: Evaluator, node: ast.JoinedStr) -> Located:
-    parts: list[Any] = []
+    parts: list[Value] = []
     for part in node.values:
         parts.append(part.value if isinstance(part, ast.Constant) else ev.eval(part)[0])
         if isinstance(parts[-1], Unknown):
@@ -182,7 +181,7 @@ def f_string_field(ev: Evaluator, node: ast.FormattedValue) -> Located:
     return formatted(value, spec, ev.budget), ev.location(node)
 
 
-def missing_key(key: Any, owner: dict[Any, Any], location: Location) -> ConfigError:
+def missing_key(key: Value, owner: dict[Value, Value], location: Location) -> ConfigError:
     """Make the error of a missing key, with the keys that the mapping has."""
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"

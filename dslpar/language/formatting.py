@@ -1,4 +1,4 @@
-"""Values to text: f-strings, `str.format`, `%`, `str()`; every width and precision is read before it is obeyed.
+"""Formatting of values: f-strings, `str.format`, `%`, `str()`; every width and precision is read before it is obeyed.
 
 `str.format` is written anew over `string.Formatter`: its fields may take items, never attributes, since Python's own
 walks from any value to `__class__` and from there to everything.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, limit_error
 from dslpar.language.tree import Reference
-from dslpar.language.values import Unknown
+from dslpar.language.values import Unknown, Value
 
 MAX_WIDTH = 1_000
 SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range, Reference)
@@ -21,16 +20,16 @@ CONVERSIONS = {-1: None, 115: str, 114: repr, 97: ascii}
 """What `ast.FormattedValue.conversion` stands for: nothing, `!s`, `!r`, `!a`."""
 
 
-def to_text(value: Any, budget: Budget, convert: Any = str) -> str:
-    """`str(value)`, `repr(value)` or `ascii(value)`."""
+def to_text(value: Value, budget: Budget, convert: Value = str) -> str:
+    """Evaluate `str(value)`, `repr(value)` or `ascii(value)`."""
     _check_shown(value, budget)
     made: str = convert(value)
     check_length(len(made))
     return made
 
 
-def formatted(value: Any, spec: str, budget: Budget) -> str:
-    """`format(value, spec)`."""
+def formatted(value: Value, spec: str, budget: Budget) -> str:
+    """Evaluate `format(value, spec)`."""
     _check_shown(value, budget)
     _check_widths(spec)
     made = format(value, spec)
@@ -38,8 +37,8 @@ def formatted(value: Any, spec: str, budget: Budget) -> str:
     return made
 
 
-def percent(template: str, values: Any, budget: Budget) -> str:
-    """`template % values`."""
+def percent(template: str, values: Value, budget: Budget) -> str:
+    """Evaluate `template % values`."""
     count = _check_conversions(template)
     budget.spend(count * 2 + len(template) // 64)
     items = values.values() if isinstance(values, dict) else values if isinstance(values, tuple) else (values,)
@@ -55,7 +54,7 @@ def percent(template: str, values: Any, budget: Budget) -> str:
 
 
 def _check_conversions(template: str) -> int:
-    """The number of conversions such as `%(name)-10.3f`; their widths are checked."""
+    """Count the conversions such as `%(name)-10.3f`, and check their widths."""
     count, at = 0, template.find("%")
     while at >= 0:
         count, at = count + 1, _after_key(template, at + 1)
@@ -70,7 +69,7 @@ def _check_conversions(template: str) -> int:
 
 
 def _after_key(template: str, at: int) -> int:
-    """The index behind a `(key)`, with Python's own counting of brackets."""
+    """Return the index behind a `(key)`; brackets are counted as Python counts them."""
     if template[at : at + 1] != "(":
         return at
     depth = 0
@@ -81,13 +80,13 @@ def _after_key(template: str, at: int) -> int:
     return len(template)
 
 
-def format_method(template: str, args: Sequence[Any], kwargs: Mapping[str, Any], budget: Budget) -> str:
-    """`template.format(*args, **kwargs)`."""
+def format_method(template: str, args: Sequence[Value], kwargs: Mapping[str, Value], budget: Budget) -> str:
+    """Evaluate `template.format(*args, **kwargs)`."""
     made: str = _formatter(budget).vformat(template, args, kwargs)
     return made
 
 
-def _formatter(budget: Budget) -> Any:
+def _formatter(budget: Budget) -> Value:
     import string
 
     class Formatter(string.Formatter):
@@ -95,24 +94,24 @@ def _formatter(budget: Budget) -> Any:
 
         length = 0
 
-        def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        def get_field(self, field_name: str, args: Value, kwargs: Value) -> Value:
             budget.spend(10)
             if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
                 raise ConfigError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
             return super().get_field(field_name, args, kwargs)
 
-        def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        def get_value(self, key: Value, args: Value, kwargs: Value) -> Value:
             if isinstance(key, int) and key >= len(args):
                 raise IndexError(f"Replacement index {key} out of range for positional args tuple")
             return super().get_value(key, args, kwargs)
 
-        def format_field(self, value: Any, format_spec: str) -> str:
+        def format_field(self, value: Value, format_spec: str) -> str:
             made = formatted(value, format_spec, budget)
             self.length += len(made)
             check_length(self.length)
             return made
 
-        def convert_field(self, value: Any, conversion: Any) -> Any:
+        def convert_field(self, value: Value, conversion: Value) -> Value:
             if conversion is None:
                 return value
             if conversion not in ("s", "r", "a"):
@@ -122,7 +121,7 @@ def _formatter(budget: Budget) -> Any:
     return Formatter()
 
 
-def _check_shown(value: Any, budget: Budget) -> None:
+def _check_shown(value: Value, budget: Budget) -> None:
     if isinstance(value, Unknown):
         raise UnknownError
     if not isinstance(value, SHOWN):
@@ -132,7 +131,7 @@ def _check_shown(value: Any, budget: Budget) -> None:
     _check_sets(value)
 
 
-def _check_sets(value: Any) -> None:
+def _check_sets(value: Value) -> None:
     in_fixed_order(value)
     if isinstance(value, dict):
         value = value.values()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os.path
 from collections.abc import Callable
-from typing import Any
 
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.call import Call
@@ -26,12 +25,12 @@ from dslpar.language.limits import (
     limit_error,
 )
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import Dict, LazyTarget, List, Unknown, adopt, deep_copy, make_tuple, origins_of
+from dslpar.language.values import Dict, LazyTarget, List, Unknown, Value, adopt, deep_copy, make_tuple, origins_of
 
-Function = Callable[[Call], Any]
+Function = Callable[[Call], Value]
 
 
-def call_function(target: Reference, call: Call) -> Any:
+def call_function(target: Reference, call: Call) -> Value:
     """Call a function of the language. Raises ConfigError for every other."""
     function = FUNCTIONS.get(target.name)
     if function is None:
@@ -39,7 +38,7 @@ def call_function(target: Reference, call: Call) -> Any:
     return check_size(adopt(function(call)))
 
 
-def key_function(call: Call) -> Callable[[Any], Any] | None:
+def key_function(call: Call) -> Callable[[Value], Value] | None:
     """Take the `key=` of sorted, min, max and list.sort from a call: one of the language's own functions."""
     key = call.kwargs.pop("key", None)
     if key is None:
@@ -64,7 +63,7 @@ def _not_callable(name: str) -> ConfigError:
 
 
 def call_lazy(target: LazyTarget, call: Call) -> Dict:
-    """The second call of `LazyCall(target)(...)`."""
+    """Evaluate the second call of `LazyCall(target)(...)`."""
     if call.args:
         raise ConfigError(
             "CFG003", "LazyCall takes keyword arguments only", f"name each: {target.target.name}(name=...)"
@@ -72,7 +71,7 @@ def call_lazy(target: LazyTarget, call: Call) -> Dict:
     made = Dict()
     made.put(TARGET, target.target, call.location)
     call.budget.weigh(*call.kwargs.values())
-    known: dict[int, Any] = {}
+    known: dict[int, Value] = {}
     for name, value in call.kwargs.items():
         if name != TARGET:  # of a description spread with **: the outer target counts
             made.put(name, deep_copy(value, known), *call.keyword_origins[name])
@@ -91,7 +90,7 @@ def _lazy(call: Call) -> LazyTarget:
 
 
 def _copying_dict(call: Call) -> Dict:
-    """`DictConfig(...)`, `OmegaConf.create(...)`: a dict that copies what it is given."""
+    """Evaluate `DictConfig(...)` and `OmegaConf.create(...)`: a dict that copies what it is given."""
     (content,) = call.positional(0, 1, keywords=True)
     content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
     call.budget.weigh(content)
@@ -103,7 +102,7 @@ def _copying_dict(call: Call) -> Dict:
     return made
 
 
-def _unknown() -> Any:
+def _unknown() -> Value:
     raise UnknownError
 
 
@@ -143,14 +142,14 @@ def _list(call: Call) -> List:
     return List(readable(source, call))
 
 
-def _tuple(call: Call) -> Any:
+def _tuple(call: Call) -> Value:
     made = _list(call)
     if made.tainted:
         raise UnknownError
     return make_tuple(made, made.origins)
 
 
-def _set(call: Call) -> set[Any]:
+def _set(call: Call) -> set[Value]:
     (source,) = call.positional(0, 1)
     if not call.args:
         return set()
@@ -159,8 +158,8 @@ def _set(call: Call) -> set[Any]:
     return set(values)
 
 
-def readable(value: Any, call: Call, any_order: bool = False) -> Any:
-    """An iterable that Python's own functions may read to its end: paid for, whole or item by item."""
+def readable(value: Value, call: Call, any_order: bool = False) -> Value:
+    """Return an iterable that Python's own functions may read to its end: paid for, as a whole or item by item."""
     if isinstance(value, Unknown) or getattr(value, "tainted", False):
         raise UnknownError
     if not any_order:
@@ -171,10 +170,10 @@ def readable(value: Any, call: Call, any_order: bool = False) -> Any:
     return call.budget.metered(value) if hasattr(value, "__iter__") and not isinstance(value, Reference) else value
 
 
-def _reader(function: Any, any_order: bool = False) -> Function:
-    """A function that reads its first arguments to their ends, comparing or adding the items."""
+def _reader(function: Value, any_order: bool = False) -> Function:
+    """Wrap a function that reads its first arguments to their ends, comparing or adding the items."""
 
-    def run(call: Call) -> Any:
+    def run(call: Call) -> Value:
         call.require_known()
         key = key_function(call)
         keywords = call.kwargs | ({"key": key} if key else {})
@@ -187,8 +186,8 @@ def _reader(function: Any, any_order: bool = False) -> Function:
     return run
 
 
-def _sum(call: Call) -> Any:
-    """`sum`, where each step makes a new container as long as all before it."""
+def _sum(call: Call) -> Value:
+    """Evaluate `sum`; of containers, each step makes a new one as long as all before it."""
     call.require_known()
     start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
     if not isinstance(start, CONTAINERS):
@@ -196,16 +195,16 @@ def _sum(call: Call) -> Any:
     items = list(readable(call.args[0], call))
     check_items(sum(len(item) for item in items if isinstance(item, CONTAINERS)))
     call.budget.spend(len(items) * sum(len(item) for item in items if isinstance(item, CONTAINERS)) // 64)
-    total: Any = start
+    total: Value = start
     for item in items:
         total = total + item
     return check_size(total)
 
 
-def _lazy_iterator(function: Callable[..., Any]) -> Function:
-    """`zip`, `enumerate`, `reversed`: nothing is read until the result is."""
+def _lazy_iterator(function: Callable[..., Value]) -> Function:
+    """Wrap `zip`, `enumerate` or `reversed`: nothing is read until the result is."""
 
-    def run(call: Call) -> Any:
+    def run(call: Call) -> Value:
         call.require_known()
         for value in call.args:
             if getattr(value, "tainted", False):
@@ -216,8 +215,8 @@ def _lazy_iterator(function: Callable[..., Any]) -> Function:
     return run
 
 
-def _simple(function: Callable[..., Any]) -> Function:
-    def run(call: Call) -> Any:
+def _simple(function: Callable[..., Value]) -> Function:
+    def run(call: Call) -> Value:
         call.require_known()
         for value in call.args:
             if isinstance(value, List) and value.tainted:
@@ -234,7 +233,7 @@ def _str(call: Call) -> str:
     return to_text(value, call.budget)
 
 
-def _round(call: Call) -> Any:
+def _round(call: Call) -> Value:
     digits = call.args[1] if len(call.args) > 1 else call.kwargs.get("ndigits")
     if isinstance(digits, int) and abs(digits) > 1000:
         raise limit_error("round() to more than 1,000 digits")
@@ -248,7 +247,7 @@ def _isinstance(call: Call) -> bool:
     return isinstance(value, _types(kinds))
 
 
-def _types(kinds: Any) -> tuple[type, ...]:
+def _types(kinds: Value) -> tuple[type, ...]:
     if isinstance(kinds, tuple):
         return tuple(kind for item in kinds for kind in _types(item))
     kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
@@ -267,10 +266,10 @@ def _join_path(call: Call) -> str:
     return joined
 
 
-def _bounded(function: Callable[..., Any], bits: Callable[..., int]) -> Function:
-    """An exact function of math whose result can be huge: `bits` bounds it from above."""
+def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Function:
+    """Wrap an exact function of math whose result can be huge: `bits` bounds its size from above."""
 
-    def run(call: Call) -> Any:
+    def run(call: Call) -> Value:
         call.require_known()
         if all(isinstance(value, int) for value in call.args):
             check_bits(bits(*call.args))
@@ -279,7 +278,7 @@ def _bounded(function: Callable[..., Any], bits: Callable[..., int]) -> Function
     return run
 
 
-def _product(call: Call) -> Any:
+def _product(call: Call) -> Value:
     call.require_known()
     items = list(readable(call.args[0], call)) if len(call.args) == 1 else []
     start = call.kwargs.get("start", 1)
@@ -289,7 +288,7 @@ def _product(call: Call) -> Any:
     return math.prod(items, **call.kwargs)
 
 
-def _get_config(call: Call) -> Any:
+def _get_config(call: Call) -> Value:
     call.require_known()
     (name,) = call.positional(1)
     if not isinstance(name, str):
@@ -335,7 +334,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
     FUNCTIONS |= {f"{_home}.LazyCall": _lazy, f"{_home}.L": _lazy, f"{_home}.get_config": _get_config}
-VALUES: dict[str, Any] = {
+VALUES: dict[str, Value] = {
     **{f"math.{name}": getattr(math, name) for name in ("e", "inf", "nan", "pi", "tau")},
     "os.sep": "/",
     "os.path.sep": "/",

@@ -54,7 +54,7 @@ L = LazyCall
 
 
 def as_reference(target: object) -> Reference:
-    """A class or function by its dotted name. Raises TypeError if it has none."""
+    """Refer to a class or function by its dotted name. Raises TypeError if it has none."""
     if isinstance(target, Reference):
         return target
     if isinstance(target, str):
@@ -66,7 +66,7 @@ def as_reference(target: object) -> Reference:
 
 
 def settings(value: Any) -> Any:
-    """A copy in which every dict has attribute access."""
+    """Copy a value; every dict of the copy has attribute access."""
     if isinstance(value, Mapping):
         return Settings({key: settings(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
@@ -116,7 +116,7 @@ def _call(arguments: Any, target: Any, location: Location, make: Callable[[Any],
 
 
 def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
-    """Import what a reference names. Raises DslparError, at `location`, if there is no such thing.
+    """Import what a reference names. Raises DslparError, at `location`, if that fails.
 
     Only for `build`: importing runs the package's code. The package is logged.
     """
@@ -134,7 +134,7 @@ def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
 
 
 def _import_longest(parts: list[str], location: Location) -> tuple[Any, list[str]]:
-    """The deepest module of a dotted name, and the attributes that are left."""
+    """Import the deepest module of a dotted name; return it, and the attributes that are left."""
     import importlib
     import logging
 
@@ -160,14 +160,14 @@ def _not_found(message: str, location: Location) -> DslparError:
 
 
 def get_config(name: str) -> Settings:
-    """The names of a config file: found from the working directory, its parents, or among the shipped configs."""
+    """Load a config file, found from the working directory, its parents, or among the shipped configs."""
     from dslpar.language.load import load
     from dslpar.language.session import find_config
 
     try:
         config = load(find_config(name, "here.py"))
-    except ConfigError as failed:
-        raise DslparError([finding(failed.code, PROGRAM, failed.message, failed.help)]) from None
+    except ConfigError as error:
+        raise DslparError([finding(error.code, PROGRAM, error.message, error.help)]) from None
     if config.findings:
         raise DslparError(config.findings)
     made: Settings = settings(config.root.plain())

@@ -10,41 +10,43 @@ exporting it cost: a "billion laughs" of shared lists is small in memory and hug
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from dslpar.language.errors import BudgetError, ConfigError
 
+Item = TypeVar("Item")
+
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_TOKENS = 40_000
-"""Words and signs in one source: a parsed token takes up to a kilobyte."""
+"""Tokens in one source: a parsed one takes up to a kilobyte."""
 MAX_TOTAL_BYTES = 1024 * 1024
 """All files of one config together."""
 MAX_IMPORTS = 200
 MAX_IMPORT_DEPTH = 20
 MAX_NESTING = 150
-"""Levels of syntax, one inside the other."""
+"""Levels of syntax, one within the other."""
 MAX_STEPS = 200_000
 MAX_ITEMS = 50_000
 MAX_TEXT = 100_000
 MAX_BITS = 4_096
 MAX_KEY_BITS = 60
 MAX_DEPTH = 50
-"""Levels of containers, one inside the other."""
+"""Levels of containers, one within the other."""
 MAX_WEIGHT = 200_000
 MAX_NODES = 50_000
 """Values in the finished tree."""
 MAX_FINDINGS = 100
 MAX_SUGGESTED = 100
-"""Names of the author's that a misspelt one is compared with: to compare takes a step's time for each."""
+"""Of the author's names, how many are compared with a misspelt one: each takes as long as a step."""
 
 
 def limit_error(message: str, help: str = "") -> ConfigError:
-    """The failure of a bound."""
+    """Make the error of a bound that is exceeded."""
     return ConfigError("CFG005", message, help)
 
 
 class Budget:
-    """Steps left to one evaluation, over all its files."""
+    """The steps that are left to one evaluation, over all its files."""
 
     __slots__ = ("left",)
 
@@ -57,15 +59,15 @@ class Budget:
         if self.left < 0:
             raise BudgetError(f"the config needs more than {MAX_STEPS:,} steps to evaluate")
 
-    def metered(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        """The same items, each paid for as it is taken: what lets C code consume `range(10**12)` safely."""
+    def metered(self, iterable: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items, each paid for as it is taken: this lets C code consume `range(10**12)` safely."""
         for count, item in enumerate(iterable):
             self.spend(1)
             if count >= MAX_ITEMS:
                 raise limit_error(f"more than {MAX_ITEMS:,} items")
             yield item
 
-    def weigh(self, *values: Any) -> None:
+    def weigh(self, *values: object) -> None:
         """Pay for reading all of the values, shared parts counted each time; refuse what is too big or too deep."""
         for value in values:
             if isinstance(value, CONTAINERS):
@@ -73,7 +75,7 @@ class Budget:
             elif isinstance(value, str):
                 self.spend(len(value) // 256)
 
-    def weigh_keys(self, *keys: Any) -> None:
+    def weigh_keys(self, *keys: object) -> None:
         """Pay for hashing; refuse ints whose hashes an author could make collide (CPython's are modulo 2**61 - 1)."""
         for key in keys:
             self.weigh(key)
@@ -82,12 +84,12 @@ class Budget:
             elif isinstance(key, int) and key.bit_length() > MAX_KEY_BITS:
                 raise limit_error(f"an int of more than {MAX_KEY_BITS} bits as a key")
 
-    def take_all(self, iterable: Iterable[Any]) -> list[Any]:
-        """All items of an iterable in a fixed order, paid for."""
+    def take_all(self, iterable: Iterable[Item]) -> list[Item]:
+        """List all items of an iterable, paid for; their order must be the same in every process."""
         return list(self.metered(in_fixed_order(iterable)))
 
-    def dict_of(self, pairs: Iterable[Any]) -> dict[Any, Any]:
-        """`dict(pairs)`, paid for."""
+    def dict_of(self, pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
+        """Make `dict(pairs)`, paid for."""
         made = dict(self.take_all(pairs))
         self.weigh_keys(*made)
         return made
@@ -96,7 +98,7 @@ class Budget:
 CONTAINERS = (list, tuple, dict, set)
 
 
-def _weight(value: Any, known: dict[int, int], depth: int) -> int:
+def _weight(value: object, known: dict[int, int], depth: int) -> int:
     if isinstance(value, str):
         return 1 + len(value) // 16
     if not isinstance(value, CONTAINERS):
@@ -114,8 +116,8 @@ def _weight(value: Any, known: dict[int, int], depth: int) -> int:
     return weight
 
 
-def check_size(value: Any) -> Any:
-    """The value itself, if it is within the bounds of its type."""
+def check_size(value: Item) -> Item:
+    """Return the value, if it is within the bounds of its type."""
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             raise limit_error(f"a string of {len(value):,} characters; at most {MAX_TEXT:,}")
@@ -153,8 +155,8 @@ def check_length(count: int) -> None:
         raise limit_error(f"a string of {count:,} characters; at most {MAX_TEXT:,}")
 
 
-def in_fixed_order(value: Any) -> Any:
-    """The value, unless it is a set whose order Python draws anew in each process: ranks must not differ."""
+def in_fixed_order(value: Item) -> Item:
+    """Return the value, unless it is a set whose order differs from process to process: ranks must not differ."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
         help = "write sorted(...) around it"
         raise ConfigError("CFG004", "the order of this set differs from process to process", help)

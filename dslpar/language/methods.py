@@ -7,7 +7,6 @@ Python's own, behind guards where their result can outgrow what they were given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.call import Call
@@ -15,13 +14,13 @@ from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import format_method
 from dslpar.language.functions import key_function
 from dslpar.language.limits import check_items, check_length, check_size
-from dslpar.language.values import UNKNOWN, Dict, List, Unknown, adopt, origins_of
+from dslpar.language.values import UNKNOWN, Dict, List, Unknown, Value, adopt, origins_of
 
-Method = Callable[[Any, Call], Any]
+Method = Callable[[Value, Call], Value]
 
 
-def call_method(owner: Any, name: str, call: Call) -> Any:
-    """`owner.name(...)`. Raises ConfigError if there is no such method in the language."""
+def call_method(owner: Value, name: str, call: Call) -> Value:
+    """Call `owner.name(...)`. Raises ConfigError if the language has no such method."""
     method = find_method(owner, name)
     if method is None:
         kind = type(owner).__name__.lower()
@@ -31,19 +30,19 @@ def call_method(owner: Any, name: str, call: Call) -> Any:
     return check_size(adopt(method(owner, call)))
 
 
-def find_method(owner: Any, name: str) -> Method | None:
-    """The method of a str, list or dict by this name."""
+def find_method(owner: Value, name: str) -> Method | None:
+    """Return the method of a str, list or dict by its name; None if the language has none."""
     return METHODS.get(_kind(owner), {}).get(name)
 
 
-def _kind(owner: Any) -> type:
+def _kind(owner: Value) -> type:
     return next((kind for kind in METHODS if isinstance(owner, kind)), object)
 
 
 def _plain_text(name: str) -> Method:
     method = getattr(str, name)
 
-    def run(owner: str, call: Call) -> Any:
+    def run(owner: str, call: Call) -> Value:
         call.require_known()
         call.budget.spend(len(owner) // 32 + sum(len(arg) // 32 for arg in call.args if isinstance(arg, str)))
         return method(owner, *call.args, **call.kwargs)
@@ -52,10 +51,10 @@ def _plain_text(name: str) -> Method:
 
 
 def _searched(name: str) -> Method:
-    """Methods that take time in proportion to both strings: CPython's searches from the right, and stripping."""
+    """Wrap a method that takes time in proportion to both strings: searches from the right, and stripping."""
     run = _plain_text(name)
 
-    def searched(owner: str, call: Call) -> Any:
+    def searched(owner: str, call: Call) -> Value:
         call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
         return run(owner, call)
 
@@ -65,7 +64,7 @@ def _searched(name: str) -> Method:
 def _padded(name: str) -> Method:
     run = _plain_text(name)
 
-    def padded(owner: str, call: Call) -> Any:
+    def padded(owner: str, call: Call) -> Value:
         if call.args and isinstance(call.args[0], int):
             check_length(call.args[0])
         return run(owner, call)
@@ -73,14 +72,14 @@ def _padded(name: str) -> Method:
     return padded
 
 
-def _expandtabs(owner: str, call: Call) -> Any:
+def _expandtabs(owner: str, call: Call) -> Value:
     size = call.args[0] if call.args else call.kwargs.get("tabsize", 8)
     if isinstance(size, int):
         check_length(len(owner) + owner.count("\t") * max(size, 0))
     return _plain_text("expandtabs")(owner, call)
 
 
-def _replace(owner: str, call: Call) -> Any:
+def _replace(owner: str, call: Call) -> Value:
     if len(call.args) > 1 and isinstance(call.args[0], str) and isinstance(call.args[1], str):
         check_length(len(owner) + (owner.count(call.args[0]) * max(len(call.args[1]) - len(call.args[0]), 0)))
     return _plain_text("replace")(owner, call)
@@ -138,7 +137,7 @@ def _list_insert(owner: List, call: Call) -> None:
     check_items(len(owner))
 
 
-def _list_pop(owner: List, call: Call) -> Any:
+def _list_pop(owner: List, call: Call) -> Value:
     call.budget.spend(len(owner) // 64)
     item = owner.pop(*call.args, **call.kwargs)
     call.result_origin = owner.origins.pop(*call.args)
@@ -152,7 +151,7 @@ def _list_remove(owner: List, call: Call) -> None:
 
 
 def _search(method: Callable[..., int]) -> Method:
-    def run(owner: List, call: Call) -> Any:
+    def run(owner: List, call: Call) -> Value:
         call.require_known()
         call.budget.weigh(owner, *call.args)
         return method(owner, *call.args, **call.kwargs)
@@ -193,7 +192,7 @@ def _list_sort(owner: List, call: Call) -> None:
     owner[:], owner.origins[:] = [owner[i] for i in order], [owner.origins[i] for i in order]
 
 
-def _dict_get(owner: Dict, call: Call) -> Any:
+def _dict_get(owner: Dict, call: Call) -> Value:
     key, default = call.positional(1, 1)
     call.budget.weigh(key)
     if key in owner:
@@ -203,7 +202,7 @@ def _dict_get(owner: Dict, call: Call) -> Any:
     return UNKNOWN if owner.tainted else default
 
 
-def _dict_setdefault(owner: Dict, call: Call) -> Any:
+def _dict_setdefault(owner: Dict, call: Call) -> Value:
     key, default = call.positional(1, 1)
     call.budget.weigh_keys(key)
     if key not in owner:
@@ -212,7 +211,7 @@ def _dict_setdefault(owner: Dict, call: Call) -> Any:
     return owner[key]
 
 
-def _dict_pop(owner: Dict, call: Call) -> Any:
+def _dict_pop(owner: Dict, call: Call) -> Value:
     key, default = call.positional(1, 1)
     call.budget.weigh(key)
     if key in owner:
@@ -226,7 +225,7 @@ def _dict_pop(owner: Dict, call: Call) -> Any:
     return default
 
 
-def _dict_popitem(owner: Dict, call: Call) -> Any:
+def _dict_popitem(owner: Dict, call: Call) -> Value:
     call.positional(0)
     pair = owner.popitem()
     owner.origins.pop(pair[0], None)
@@ -263,7 +262,7 @@ def _dict_copy(owner: Dict, call: Call) -> Dict:
 def _dict_view(name: str) -> Method:
     method = getattr(dict, name)
 
-    def view(owner: Dict, call: Call) -> Any:
+    def view(owner: Dict, call: Call) -> Value:
         call.positional(0)
         return method(owner)
 

@@ -1,19 +1,18 @@
-"""Operators on values: Python's own, each with a guard that refuses what would grow beyond the bounds first."""
+"""Operators on values: Python's own, each behind a guard that refuses what would grow beyond the bounds."""
 
 from __future__ import annotations
 
 import ast
 import operator
 from collections.abc import Callable
-from typing import Any
 
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import percent
 from dslpar.language.limits import CONTAINERS, MAX_BITS, Budget, check_bits, check_items, check_length, check_size
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Unknown, make_tuple, origins_of
+from dslpar.language.values import Dict, List, Unknown, Value, make_tuple, origins_of
 
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -27,13 +26,13 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitXor: operator.xor,
 }
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+UNARY: dict[type[ast.unaryop], Callable[[Value], Value]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
     ast.Invert: operator.invert,
     ast.Not: operator.not_,
 }
-COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+COMPARE: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -49,13 +48,13 @@ SEQUENCES = (str, list, tuple)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.items()))
 
 
-def unary(op: ast.unaryop, value: Any) -> Any:
-    """`-x`, `+x`, `~x`, `not x`."""
+def unary(op: ast.unaryop, value: Value) -> Value:
+    """Evaluate `-x`, `+x`, `~x` or `not x`."""
     return check_size(UNARY[type(op)](value))
 
 
-def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
-    """`left op right`, with the items' locations kept."""
+def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value:
+    """Evaluate `left op right`; the result's items keep their origins."""
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         raise UnknownError
     if isinstance(op, ast.Mod) and isinstance(left, str):
@@ -72,8 +71,8 @@ def binary(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
     return _number(check_size(made))
 
 
-def _as_set(value: Any, budget: Budget) -> Any:
-    """A view of a dict takes any iterable for its other operand, to its end: paid for here."""
+def _as_set(value: Value, budget: Budget) -> Value:
+    """Read the other operand of a dict's view, which may be any iterable, to its end, paid for."""
     if isinstance(value, set) or not hasattr(value, "__iter__") or isinstance(value, Reference):
         return value
     items = list(budget.metered(value))
@@ -81,13 +80,13 @@ def _as_set(value: Any, budget: Budget) -> Any:
     return set(items)
 
 
-def _number(made: Any) -> Any:
+def _number(made: Value) -> Value:
     if isinstance(made, complex):
         raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
     return made
 
 
-def _with_origins(op: ast.operator, left: Any, right: Any, made: Any) -> Any:
+def _with_origins(op: ast.operator, left: Value, right: Value, made: Value) -> Value:
     if isinstance(made, dict):
         merged = Dict()
         merged.take(left)
@@ -103,8 +102,8 @@ def _with_origins(op: ast.operator, left: Any, right: Any, made: Any) -> Any:
     return List(made, origins) if isinstance(made, list) else make_tuple(made, origins)
 
 
-def in_place(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
-    """`left op= right`: lists, dicts and sets change in location, so that every name for them sees it."""
+def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value:
+    """Evaluate `left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
     if isinstance(op, ast.Add) and isinstance(left, List):
         items = budget.take_all(right)
         check_items(len(left) + len(items))
@@ -127,8 +126,8 @@ def in_place(op: ast.operator, left: Any, right: Any, budget: Budget) -> Any:
     return made
 
 
-def compare(op: ast.cmpop, left: Any, right: Any, budget: Budget) -> Any:
-    """One link of a comparison."""
+def compare(op: ast.cmpop, left: Value, right: Value, budget: Budget) -> Value:
+    """Evaluate one link of a comparison."""
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         raise UnknownError
     if isinstance(op, (ast.In, ast.NotIn)):
@@ -138,8 +137,8 @@ def compare(op: ast.cmpop, left: Any, right: Any, budget: Budget) -> Any:
     return COMPARE[type(op)](left, right)
 
 
-def _searched(item: Any, container: Any, budget: Budget) -> Any:
-    """A container that `in` may read through: sized ones are paid for whole, lazy ones item by item."""
+def _searched(item: Value, container: Value, budget: Budget) -> Value:
+    """Return a container that `in` may read through: a sized one is paid for as a whole, a lazy one item by item."""
     budget.weigh(item)
     if isinstance(container, (str, *CONTAINERS)):
         hashed = isinstance(container, (dict, set))
@@ -154,12 +153,12 @@ def _searched(item: Any, container: Any, budget: Budget) -> Any:
     return budget.metered(container) if hasattr(container, "__iter__") else container
 
 
-def _guard_add(left: Any, right: Any) -> None:
+def _guard_add(left: Value, right: Value) -> None:
     if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
         (check_length if isinstance(left, str) else check_items)(len(left) + len(right))
 
 
-def _guard_multiply(left: Any, right: Any) -> None:
+def _guard_multiply(left: Value, right: Value) -> None:
     for items, count in ((left, right), (right, left)):
         if isinstance(items, SEQUENCES) and isinstance(count, int):
             (check_length if isinstance(items, str) else check_items)(len(items) * max(count, 0))
@@ -167,17 +166,17 @@ def _guard_multiply(left: Any, right: Any) -> None:
         check_bits(left.bit_length() + right.bit_length() - 1)
 
 
-def _guard_power(base: Any, exponent: Any) -> None:
+def _guard_power(base: Value, exponent: Value) -> None:
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:
         check_bits((base.bit_length() - 1) * exponent)
 
 
-def _guard_shift(value: Any, count: Any) -> None:
+def _guard_shift(value: Value, count: Value) -> None:
     if isinstance(value, int) and isinstance(count, int) and value and count > 0:
         check_bits(value.bit_length() + min(count, 2 * MAX_BITS))
 
 
-GUARDS: dict[type[ast.operator], Callable[[Any, Any], None]] = {
+GUARDS: dict[type[ast.operator], Callable[[Value, Value], None]] = {
     ast.Add: _guard_add,
     ast.Mult: _guard_multiply,
     ast.Pow: _guard_power,

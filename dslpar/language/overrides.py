@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.suggest import did_you_mean
@@ -17,18 +17,16 @@ from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
 from dslpar.language.session import Session
 from dslpar.language.source import parse_quietly
-from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, make_tuple, origins_of
-
-MISSING = object()
+from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, Value, make_tuple, origins_of
 
 
 class Override(NamedTuple):
-    """One override, taken apart."""
+    """One override, parsed."""
 
     keys: tuple[str | int, ...]
-    """Names, and whole numbers for `[0]`."""
+    """Names; integers for `[0]`."""
     key_location: Location
-    value: Any
+    value: Value
     location: Location
     delete: bool = False
 
@@ -36,7 +34,7 @@ class Override(NamedTuple):
 def apply_overrides(
     texts: Sequence[str], shorthands: Mapping[str, str], names: dict[str, Binding], session: Session
 ) -> None:
-    """Change the names of a config; what is malformed or leads nowhere is a finding."""
+    """Apply overrides to the names of a config; one that is malformed or leads nowhere is a finding."""
     texts = [text.replace("\n", " ").replace("\r", " ") for text in texts]
     session.sources[COMMAND_LINE] = " ".join(texts)
     column = 1
@@ -44,8 +42,8 @@ def apply_overrides(
         location = line_part(column, len(text))
         try:
             _apply(parse_override(text, column), shorthands, names)
-        except ConfigError as failed:
-            session.add(finding(failed.code, failed.location or location, failed.message, failed.help))
+        except ConfigError as error:
+            session.add(finding(error.code, error.location or location, error.message, error.help))
         column += len(text) + 1
 
 
@@ -54,7 +52,7 @@ def line_part(column: int, length: int) -> Location:
 
 
 def parse_override(text: str, column: int = 1) -> Override:
-    """Take one override apart. Raises ConfigError if it is malformed."""
+    """Parse one override. Raises ConfigError if it is malformed."""
     delete = text.startswith("~")
     key, equals, value = text[delete:].partition("=")
     key_location = line_part(column + delete, len(key))
@@ -77,7 +75,7 @@ def shown(text: str) -> str:
 
 
 def parse_key(key: str) -> tuple[str | int, ...]:
-    """`a.b[0].1` as keys; empty if it is malformed."""
+    """Parse `a.b[0].1` to its keys; to none if it is malformed."""
     keys: list[str | int] = []
     for part in key.split("."):
         name, *indices = part.split("[")
@@ -93,7 +91,7 @@ def parse_key(key: str) -> tuple[str | int, ...]:
 
 
 def parse_value(text: str, column: int) -> Located:
-    """A Python literal with the locations of its parts, or else the text."""
+    """Parse a Python literal, with the locations of its parts; what is none is the text as it stands."""
     location = line_part(column, len(text))
     stripped = text.strip()
     try:
@@ -106,8 +104,8 @@ def parse_value(text: str, column: int) -> Located:
     return text, location
 
 
-def literal(node: Any, at: Sequence[int], column: int, depth: int) -> Located:
-    """The value of a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
+def literal(node: Value, at: Sequence[int], column: int, depth: int) -> Located:
+    """Evaluate a literal; `at` is `_characters` of its text. Raises ValueError if the node is none."""
     start, end = at[node.col_offset], at[node.end_col_offset]
     location = line_part(column + start, end - start)
     if depth > MAX_NESTING:
@@ -139,7 +137,7 @@ def literal_dict(node: ast.Dict, at: Sequence[int], column: int, depth: int) -> 
 
 
 def _characters(text: str) -> Sequence[int]:
-    """The number of the character at each byte, and of the end: Python's offsets are of UTF-8."""
+    """Return the number of the character at each byte, and of the end: the offsets of `ast` are of UTF-8."""
     if text.isascii():
         return range(len(text) + 1)
     return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
@@ -162,8 +160,8 @@ def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, B
     names[first] = Binding(changed[first], location, key_location, imported_as)
 
 
-def _changed(owner: Any, override: Override, depth: int, shorthands: Mapping[str, str]) -> Any:
-    """The owner with the override applied: itself, changed in location, except for tuples and scalars."""
+def _changed(owner: Value, override: Override, depth: int, shorthands: Mapping[str, str]) -> Value:
+    """Return the owner with the override applied: itself, changed in place, unless it is a tuple or a scalar."""
     key = override.keys[depth]
     path = dotted(override.keys[:depth])
     if isinstance(owner, Unknown):
@@ -208,9 +206,9 @@ def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, sh
 
 
 def _opened(
-    value: Any, location: Any, key_location: Any, path: str, override: Override, shorthands: Mapping[str, str]
-) -> Any:
-    """A value that is to be entered: nothing becomes a mapping, and so does a scalar that stands for a sub-key."""
+    value: Value, location: Value, key_location: Value, path: str, override: Override, shorthands: Mapping[str, str]
+) -> Value:
+    """Make a mapping of a value below which a key is set: of None, and of a scalar that stands for a sub-key."""
     if value is None and not override.delete:
         return Dict()
     if isinstance(value, (bool, int, float, str)) and path in shorthands:
@@ -220,7 +218,9 @@ def _opened(
     return value
 
 
-def _changed_sequence(owner: Any, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]) -> Any:
+def _changed_sequence(
+    owner: Value, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]
+) -> Value:
     path = dotted(override.keys[: depth + 1])
     index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
     if index is None or not -len(owner) <= index < len(owner):
@@ -242,6 +242,6 @@ def dotted(keys: Sequence[str | int]) -> str:
     return ".".join(map(str, keys))
 
 
-def short(value: Any) -> str:
+def short(value: Value) -> str:
     text = "unknown" if value is UNKNOWN else repr(value)
     return text if len(text) < 40 else text[:37] + "..."

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import os.path
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from dslpar.core.errors import Finding, Location
 from dslpar.core.named_tuple import NamedTuple
@@ -19,7 +18,7 @@ from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, MAX_TOTAL_BYTES, Budget, limit_error
 from dslpar.language.source import Source, parse, read_source
 from dslpar.language.syntax import check_syntax
-from dslpar.language.values import UNKNOWN, Binding, Dict
+from dslpar.language.values import UNKNOWN, Binding, Dict, Value
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -119,12 +118,12 @@ class Session:
         finally:
             self._open.pop()
 
-    def open_config(self, name: str, importer: str, location: Location) -> Any:
+    def open_config(self, name: str, importer: str, location: Location) -> Value:
         """Evaluate `get_config(name)` to a mapping of that file's names."""
         return as_mapping(self.names_of(find_config(name, importer), location))
 
 
-def as_mapping(names: dict[str, Binding] | None) -> Any:
+def as_mapping(names: dict[str, Binding] | None) -> Value:
     """Make one mapping of a config's names; unknown if the config could not be evaluated."""
     if names is None:
         return UNKNOWN

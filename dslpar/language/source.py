@@ -1,4 +1,4 @@
-"""Config sources: reading within bounds, parsing, and locations in characters.
+"""Config files: reading within bounds, parsing, and locations in characters.
 
 A path is read only if it is a regular file (a FIFO or device would hang), and never more than the bound. Parsing is
 `ast.parse`, which runs nothing; its nodes count columns in UTF-8 bytes, findings in characters.
@@ -31,7 +31,7 @@ class Source:
         self.lines = self.text.split("\n")
 
     def location(self, node: Any) -> Location:
-        """A syntax node's range, kept on the node once it is known."""
+        """Return where a syntax node stands, and keep that on the node."""
         location: Location | None = getattr(node, "location", None)
         if location is None:
             line, end_line = node.lineno, node.end_lineno or node.lineno
@@ -46,20 +46,20 @@ class Source:
         return offset + 1
 
     def part(self, location: Location, start: int, length: int) -> Location:
-        """A range within the first line of a location."""
+        """Return a range within the first line of a location."""
         return Location(self.path, location.line, start, location.line, start + length)
 
     def find(self, word: str, location: Location, after: int = 0) -> Location:
-        """Where a word stands at or after a location's line and column; the location itself if it does not."""
+        """Find a word in a location's line, at or after its column; return the location itself if it is not there."""
         column = self.lines[location.line - 1].find(word, max(location.column - 1, after))
         return self.part(location, column + 1, len(word)) if column >= 0 else location
 
 
 def read_source(path: str, texts: Mapping[str, str]) -> Source:
-    """The text of a file, or the one that stands for it. Raises ConfigError if it may not or cannot be read."""
-    instead = texts.get(os.path.realpath(path)) if texts else None
-    if instead is not None:
-        return Source(path, instead)
+    """Read a file, or the text that stands for it. Raises ConfigError if it may not or cannot be read."""
+    text = texts.get(os.path.realpath(path)) if texts else None
+    if text is not None:
+        return Source(path, text)
     try:
         data = _read_regular(path)
     except (OSError, ValueError) as error:
@@ -86,7 +86,7 @@ def _read_regular(path: str) -> bytes:
 
 
 def decode(data: bytes, path: str) -> str:
-    """UTF-8 text, with or without a byte order mark."""
+    """Decode UTF-8 text, with or without a byte order mark. Raises ConfigError where it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -102,18 +102,18 @@ def check_tokens(source: Source) -> None:
     if len(source.text) > MAX_TOKENS:
         count = sum(1 for _ in re.finditer(TOKEN, source.text))
         if count > MAX_TOKENS:
-            raise limit_error(f"more than {MAX_TOKENS:,} words and signs", "split the file, and import the parts")
+            raise limit_error(f"more than {MAX_TOKENS:,} tokens", "split the file, and import the parts")
 
 
 def parse(source: Source) -> ast.Module:
-    """The syntax tree. Raises ConfigError where the text is not Python."""
+    """Parse to a syntax tree. Raises ConfigError where the text is not Python."""
     check_tokens(source)
     try:
         tree: ast.Module = parse_quietly(source.text, source.path)
         return tree
     except SyntaxError as error:
         location = _location_of_error(error, source)
-        raise ConfigError("CFG001", f"this is not Python syntax: {error.msg}", location=location) from None
+        raise ConfigError("CFG001", f"cannot parse this as Python: {error.msg}", location=location) from None
     except ValueError as error:  # NUL characters, lone surrogates
         raise ConfigError("CFG001", f"this is not text: {error}", "save the file as UTF-8 text") from None
     except (RecursionError, MemoryError):
@@ -121,7 +121,7 @@ def parse(source: Source) -> ast.Module:
 
 
 def parse_quietly(text: str, path: str, mode: str = "exec") -> Any:
-    """`ast.parse` without the warnings (invalid escapes, `1is`) that it would print about somebody's file."""
+    """Call `ast.parse` without the warnings (invalid escapes, `1is`) that it would print about somebody's file."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""The static pass over a file: which syntax is in the language, and which names the file reads.
+"""The static pass over a file: which of its syntax is in the language, and which names it reads.
 
-One walk before anything is evaluated, so that `while` in a branch never taken is found too. What is out is marked on
-its node; the evaluator takes a marked node for unknown.
+It comes before anything is evaluated, so that `while` in a branch never taken is found too. What is not in the language
+is marked on its node, whose value is unknown to the evaluator.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ CONSTANTS: dict[type, tuple[str, str]] = {
 MUTATING_METHODS = frozenset(
     ["append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"]
 )
-"""Methods that change their owner."""
+"""The methods that change their owner."""
 
 
 def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[str]]:
-    """Mark what is out of the language, and return the findings about it and the names that some expression reads."""
+    """Mark what is not in the language; return the findings about it, and the names that some expression reads."""
     findings: list[Finding] = []
     names_read: set[str] = set()
     pending: list[tuple[Any, int]] = [(node, 1) for node in tree.body]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.language import operators
@@ -12,10 +11,10 @@ from dslpar.language.evaluator import Evaluator, check_known, type_name
 from dslpar.language.expressions import attribute_location, name, slice_bounds, slice_of, undefined
 from dslpar.language.limits import check_items
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Unknown
+from dslpar.language.values import Dict, List, Unknown, Value
 
 
-def assign(ev: Evaluator, target: ast.expr, value: Any, location: Location) -> None:
+def assign(ev: Evaluator, target: ast.expr, value: Value, location: Location) -> None:
     """Bind a target; what fails is a finding, and unknown from here on."""
     try:
         _store(ev, target, value, location)
@@ -26,7 +25,7 @@ def assign(ev: Evaluator, target: ast.expr, value: Any, location: Location) -> N
         ev.make_unknown(target)
 
 
-def _store(ev: Evaluator, target: ast.expr, value: Any, location: Location) -> None:
+def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) -> None:
     if isinstance(target, ast.Name):
         ev.bind(target.id, value, location, ev.location(target))
     elif isinstance(target, ast.Attribute):
@@ -47,7 +46,7 @@ def _store(ev: Evaluator, target: ast.expr, value: Any, location: Location) -> N
         raise ConfigError("CFG002", "this cannot be assigned to", "assign to a name, an attribute or an item")
 
 
-def _attribute_owner(owner: Any, node: ast.Attribute) -> Dict:
+def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
     """Check that attributes of `owner` can be changed: that it is a dict."""
     if isinstance(owner, Unknown):
         raise UnknownError
@@ -60,7 +59,9 @@ def _attribute_owner(owner: Any, node: ast.Attribute) -> Dict:
     return owner
 
 
-def _set_item(ev: Evaluator, owner: Any, key: Any, value: Any, location: Location, key_location: Location) -> None:
+def _set_item(
+    ev: Evaluator, owner: Value, key: Value, value: Value, location: Location, key_location: Location
+) -> None:
     if isinstance(owner, Dict):
         ev.budget.weigh_keys(key)
         owner.put(key, value, location, key_location)
@@ -72,7 +73,7 @@ def _set_item(ev: Evaluator, owner: Any, key: Any, value: Any, location: Locatio
         raise TypeError(f"{type_name(owner)!r} object does not support item assignment")
 
 
-def _store_slice(ev: Evaluator, owner: Any, bounds: slice, value: Any, location: Location) -> None:
+def _store_slice(ev: Evaluator, owner: Value, bounds: slice, value: Value, location: Location) -> None:
     if isinstance(owner, Unknown):
         raise UnknownError
     if not isinstance(owner, List):
@@ -84,7 +85,7 @@ def _store_slice(ev: Evaluator, owner: Any, bounds: slice, value: Any, location:
     check_items(len(owner))
 
 
-def _unpack(ev: Evaluator, target: ast.Tuple | ast.List, value: Any, location: Location) -> None:
+def _unpack(ev: Evaluator, target: ast.Tuple | ast.List, value: Value, location: Location) -> None:
     values, origins = ev.items_of(value, location)
     stars = [index for index, item in enumerate(target.elts) if isinstance(item, ast.Starred)]
     if len(stars) > 1:
@@ -126,7 +127,7 @@ def augment(ev: Evaluator, node: ast.AugAssign) -> None:
     _set_item(ev, owner, key, _changed(ev, node, owner[key]), ev.location(node.value), key_location)
 
 
-def _changed(ev: Evaluator, node: ast.AugAssign, old: Any) -> Any:
+def _changed(ev: Evaluator, node: ast.AugAssign, old: Value) -> Value:
     right, _ = ev.eval(node.value)
     try:
         if isinstance(old, Unknown) or isinstance(right, Unknown):
@@ -154,7 +155,7 @@ def delete(ev: Evaluator, target: ast.expr) -> None:
 
 def _delete_item(ev: Evaluator, target: ast.Attribute | ast.Subscript) -> None:
     owner, _ = ev.eval(target.value)
-    key: Any
+    key: Value
     if isinstance(target, ast.Attribute):
         key = target.attr
         _attribute_owner(owner, target)

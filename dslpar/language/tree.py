@@ -54,7 +54,7 @@ class Node(NamedTuple):
     value: Any
     """None, bool, int, float, str or Reference; dict[key, Node]; list[Node]; tuple[Node, ...]."""
     location: Location
-    """Where the value was written: a name passes on its value's origin, a computed expression has its own."""
+    """Where the value was written: a name passes its value's origin on, a computed expression has its own."""
     key_location: Location | None = None
     """Where the key, attribute or name was written; None for items of lists and tuples."""
     target: Reference | None = None
@@ -66,14 +66,14 @@ class Node(NamedTuple):
         return isinstance(self.value, dict)
 
     def get(self, path: str) -> Node | None:
-        """The node at a dotted path such as `a.b.0`, or None."""
+        """Return the node at a dotted path such as `a.b.0`, or None."""
         node: Node | None = self
         for part in path.split(".") if path else ():
             node = node.child(part) if node is not None else None
         return node
 
     def child(self, part: str) -> Node | None:
-        """The direct child at a key, or at an index of a list; None where there is none."""
+        """Return the direct child at a key, or at an index of a list; None where there is none."""
         if isinstance(self.value, dict):
             found = self.value.get(part)
             return found if found is not None or not _is_index(part) else self.value.get(int(part))
@@ -83,7 +83,7 @@ class Node(NamedTuple):
         return None
 
     def plain(self) -> Any:
-        """The value as plain Python; a mapping with a target as a dict with `_target_` first."""
+        """Return the value as plain Python; a mapping with a target as a dict with `_target_` first."""
         if isinstance(self.value, dict):
             first = {} if self.target is None else {TARGET: self.target}
             return first | {key: node.plain() for key, node in self.value.items()}

@@ -1,29 +1,32 @@
 """Values during evaluation: Python's own, in containers that also remember where each item was written.
 
-Every expression evaluates to a pair `(value, origin)`. Scalars are plain Python; `List`, `Tuple` and `Dict` are
-subclasses of Python's, so that the interpreter's own operators work on them, with the items' origins beside them. An
-origin that is None means "as the container's". `UNKNOWN` stands for what could not be evaluated: touching it raises
+Scalars are plain Python; `List`, `Tuple` and `Dict` are subclasses of Python's, so that the interpreter's own operators
+work on them, with the items' origins beside them. `UNKNOWN` stands for what could not be evaluated: touching it raises
 `UnknownError`, so whatever depends on it is unknown as well, silently: the NaN of IEEE, the error node of a compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 from dslpar.core.errors import Location
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import UnknownError
 from dslpar.language.tree import Reference
 
-Origin = Location | None
-Located = tuple[Any, Location]
+Value: TypeAlias = Any
+"""Whatever an expression of the language evaluates to: what Python's own operators take."""
+Origin: TypeAlias = Location | None
+"""Where a value was written; None: where its container was."""
+Located: TypeAlias = tuple[Value, Location]
+"""What an expression evaluates to."""
 
 
 class Binding(NamedTuple):
     """What a name stands for: its value, where that was written, where the name was."""
 
-    value: Any
+    value: Value
     location: Location
     name_location: Location
     imported_as: str = ""
@@ -35,20 +38,20 @@ class Unknown:
 
     __slots__ = ()
 
-    def _poison(self, *_: object) -> NoReturn:
+    def _raise(self, *_: object) -> NoReturn:
         raise UnknownError
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _poison
-    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __index__ = _poison
-    __str__ = __repr__ = __format__ = __int__ = __float__ = __hash__ = _poison
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = _poison
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _raise
+    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __index__ = _raise
+    __str__ = __repr__ = __format__ = __int__ = __float__ = __hash__ = _raise
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = _raise
 
 
 UNKNOWN = Unknown()
 
 
 class List(list[Any]):
-    """A list with a location for each item."""
+    """A list with the origin of each item."""
 
     __slots__ = ("origins", "tainted")
 
@@ -60,13 +63,13 @@ class List(list[Any]):
 
 
 class Tuple(tuple[Any, ...]):
-    """A tuple with a location for each item."""
+    """A tuple with the origin of each item."""
 
     origins: list[Origin]
 
 
 class Dict(dict[Any, Any]):
-    """A dict with locations for each value and each key; attribute access is the language's one extension."""
+    """A dict with the origin of each value and each key; attribute access is the language's one extension."""
 
     __slots__ = ("origins", "tainted")
 
@@ -74,26 +77,27 @@ class Dict(dict[Any, Any]):
         super().__init__()
         self.origins: dict[Any, tuple[Origin, Origin]] = {}
         self.tainted = False
-        """Whether a change of unknown effect was made: then a missing key is unknown, not wrong."""
+        """Whether it was changed in a way that is unknown: then a missing key is unknown, not wrong."""
 
-    def put(self, key: Any, value: Any, location: Origin = None, key_location: Origin = None) -> None:
-        """Set an item and its locations."""
+    def put(self, key: Value, value: Value, origin: Origin = None, key_origin: Origin = None) -> None:
+        """Set an item and its origins."""
         self[key] = value
-        self.origins[key] = (location, key_location)
+        self.origins[key] = (origin, key_origin)
 
-    def drop(self, key: Any) -> Any:
+    def drop(self, key: Value) -> Value:
         """Remove an item, and return its value."""
         self.origins.pop(key, None)
         return self.pop(key)
 
-    def origin_of(self, key: Any) -> Origin:
+    def origin_of(self, key: Value) -> Origin:
+        """Return where the value of a key was written."""
         return self.origins.get(key, NO_ORIGINS)[0]
 
     def take(self, other: dict[Any, Any], location: Origin = None) -> None:
-        """Update from another dict, with its locations, or with one location for all that has none."""
+        """Update from another dict, with its origins, or with this location where it has none."""
         for key, value in other.items():
-            value_location, key_location = other.origins.get(key, NO_ORIGINS) if isinstance(other, Dict) else NO_ORIGINS
-            self.put(key, value, value_location or location, key_location or location)
+            origin, key_origin = other.origins.get(key, NO_ORIGINS) if isinstance(other, Dict) else NO_ORIGINS
+            self.put(key, value, origin or location, key_origin or location)
 
 
 NO_ORIGINS: tuple[Origin, Origin] = (None, None)
@@ -108,19 +112,20 @@ class LazyTarget:
         self.target = target
 
 
-def origins_of(items: Any) -> list[Origin]:
-    """The locations of a sequence's items."""
+def origins_of(items: Sequence[Value]) -> list[Origin]:
+    """Return the origins of a sequence's items."""
     return items.origins if isinstance(items, (List, Tuple)) else [None] * len(items)
 
 
-def make_tuple(items: Iterable[Any], origins: list[Origin]) -> Tuple:
+def make_tuple(items: Iterable[Value], origins: list[Origin]) -> Tuple:
+    """Make a tuple with origins, which its constructor cannot take."""
     made = Tuple(items)
     made.origins = origins
     return made
 
 
-def adopt(value: Any) -> Any:
-    """A list or dict that Python made, as ours."""
+def adopt(value: Value) -> Value:
+    """Make a list or dict of Python's one of the language's."""
     if type(value) is list:
         return List(value)
     if type(value) is dict:
@@ -130,8 +135,8 @@ def adopt(value: Any) -> Any:
     return value
 
 
-def deep_copy(value: Any, known: dict[int, Any] | None = None) -> Any:
-    """A deep copy of the containers, sharing kept: what OmegaConf does with the values it is given."""
+def deep_copy(value: Value, known: dict[int, Value] | None = None) -> Value:
+    """Copy the containers deeply; what is shared stays shared. OmegaConf does so with the values it is given."""
     known = {} if known is None else known
     if not isinstance(value, (list, dict, tuple)):
         return value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError, finding
@@ -18,7 +17,7 @@ from dslpar.language.limits import MAX_DEPTH, check_items, check_size, limit_err
 from dslpar.language.session import Session
 from dslpar.language.source import Source, check_tokens
 from dslpar.language.tree import TARGET, Node, Reference
-from dslpar.language.values import Binding, Dict, List, Located
+from dslpar.language.values import Binding, Dict, List, Located, Value
 
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -37,17 +36,17 @@ def dump(root: Node, resolved: Mapping[str, object], sections: Collection[str] =
     return dump_plain(values | ({"resolved": portable(resolved)} if resolved else {}))
 
 
-def dump_plain(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML that reads back equal, tuples as lists."""
+def dump_plain(values: Mapping[str, Value]) -> str:
+    """Write plain values as YAML that reads back equal, tuples as lists."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
         """Without anchors; strings quoted where our reading differs from PyYAML's."""
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: Value) -> bool:
             return True
 
-    def text(dumper: Any, value: str) -> Any:
+    def text(dumper: Value, value: str) -> Value:
         style = "'" if not isinstance(scalar(value), str) else None
         if any(character in value for character in LINE_ENDS):
             style = '"'
@@ -58,8 +57,8 @@ def dump_plain(values: Mapping[str, Any]) -> str:
     return made
 
 
-def portable(value: Any) -> Any:
-    """A value of YAML's: references as names, tuples as lists."""
+def portable(value: Value) -> Value:
+    """Turn a value into one that YAML has: references into names, tuples into lists."""
     if isinstance(value, Node):
         value = value.plain()
     if isinstance(value, Mapping):
@@ -69,8 +68,8 @@ def portable(value: Any) -> Any:
     return value.name if isinstance(value, Reference) else value
 
 
-def scalar(text: str) -> Any:
-    """The value of a plain scalar."""
+def scalar(text: str) -> Value:
+    """Read a plain scalar."""
     if text in NULLS:
         return None
     if text in TRUTHS:
@@ -89,7 +88,7 @@ def scalar(text: str) -> Any:
 
 
 def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
-    """The top-level names of a YAML or JSON file; None if it is not YAML, with a finding."""
+    """Read the top-level names of a YAML or JSON file; return None, with a finding, if it is not YAML."""
     import yaml
 
     session.sources[source.path] = source.text
@@ -101,19 +100,21 @@ def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
             raise ConfigError("CFG001", "this YAML is not a mapping", "write `section:` and its keys below, indented")
     except yaml.MarkedYAMLError as error:
         location = _location_of_mark(error.problem_mark or error.context_mark, source)
-        session.report(ConfigError("CFG001", f"this is not YAML: {error.problem or error.context}"), location)
+        session.report(ConfigError("CFG001", f"cannot parse this as YAML: {error.problem or error.context}"), location)
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
-        session.report(ConfigError("CFG001", f"this is not YAML: {message}", "save the file as UTF-8 text"), start)
-    except ConfigError as failed:
-        session.report(failed, start)
+        session.report(
+            ConfigError("CFG001", f"cannot parse this as YAML: {message}", "save the file as UTF-8 text"), start
+        )
+    except ConfigError as error:
+        session.report(error, start)
     else:
         return _slots(value, session, start)
     return None
 
 
-def _location_of_mark(mark: Any, source: Source) -> Location:
-    """Where the parser stopped; the end of the text is on its last line."""
+def _location_of_mark(mark: Value, source: Source) -> Location:
+    """Return where the parser stopped; the end of the text counts to its last line."""
     if mark is None:
         return Location(source.path)
     line = min(mark.line + 1, len(source.lines))
@@ -135,7 +136,7 @@ def _slots(value: Dict, session: Session, start: Location) -> dict[str, Binding]
 
 
 class _Reader:
-    """Builds values from the parser's events, which come one by one: depth and size are bounded as they come."""
+    """Builds values from the parser's events as they come, so that depth and size are bounded before all is read."""
 
     def __init__(self, source: Source, session: Session) -> None:
         import yaml
@@ -146,7 +147,7 @@ class _Reader:
         self.anchors: dict[str, Located] = {}
 
     def document(self) -> Located:
-        """The one document of the stream."""
+        """Read the one document of the stream."""
         import yaml
 
         result: Located = (Dict(), Location(self.source.path))
@@ -162,11 +163,11 @@ class _Reader:
                 result = self.value(event, 0)
         return result
 
-    def location(self, event: Any) -> Location:
+    def location(self, event: Value) -> Location:
         start, end = event.start_mark, event.end_mark
         return Location(self.source.path, start.line + 1, start.column + 1, end.line + 1, end.column + 1)
 
-    def value(self, event: Any, depth: int) -> Located:
+    def value(self, event: Value, depth: int) -> Located:
         import yaml
 
         self.session.budget.spend(1)
@@ -175,11 +176,11 @@ class _Reader:
             raise limit_error("YAML nested too deep")
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                raise ConfigError("CFG001", f"the anchor {event.anchor!r} is not defined before", location=location)
+                raise ConfigError("CFG001", f"undefined anchor {event.anchor!r}", location=location)
             return self.anchors[event.anchor]
         self.check_tag(event, location)
         if isinstance(event, yaml.ScalarEvent):
-            made: Any = self.scalar_value(event)
+            made: Value = self.scalar_value(event)
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
         if event.anchor:
@@ -191,12 +192,12 @@ class _Reader:
         return made, location
 
     @staticmethod
-    def scalar_value(event: Any) -> Any:
+    def scalar_value(event: Value) -> Value:
         as_text = event.style in ("'", '"', "|", ">") or (event.tag or "").endswith(":str")
         return check_size(event.value if as_text else scalar(event.value))
 
     @staticmethod
-    def check_tag(event: Any, location: Location) -> None:
+    def check_tag(event: Value, location: Location) -> None:
         tag = event.tag
         if tag and tag not in ("!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
             raise ConfigError(
@@ -224,7 +225,7 @@ class _Reader:
             value, location = self.value(next(self.events), depth + 1)
             self.put(made, key, value, location, key_location)
 
-    def put(self, made: Dict, key: Any, value: Any, location: Location, key_location: Location) -> None:
+    def put(self, made: Dict, key: Value, value: Value, location: Location, key_location: Location) -> None:
         if isinstance(key, (Dict, List)):
             self.session.report(ConfigError("CFG013", "a key that is neither a string nor a number"), key_location)
             return
