@@ -8,20 +8,24 @@ engine is. Where its program is missing, torchrun takes its place.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from dslpar.cli import arguments
-from dslpar.cluster import launchers, network, nodelist
+from dslpar.cluster import network, nodelist
 from dslpar.cluster.hostfile import Cluster
+from dslpar.cluster.launchers import LAUNCHERS, launched_by
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.language.load import Config
 from dslpar.launch import commands, preflight, supervise
-from dslpar.launch.job import DEFAULT_PORT, Facts, Plan, Request
-from dslpar.launch.local_facts import look_around
+from dslpar.launch.host_findings import HostChecks, port_taken
+from dslpar.launch.launchers import load
+from dslpar.launch.local_facts import find_local_facts
+from dslpar.launch.request import DEFAULT_PORT, Launch, LocalFacts, Request
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
 
@@ -48,15 +52,20 @@ _TRAINING_FLAGS = {
 """Flags that are passed on to the training program."""
 
 
-class _Launch(NamedTuple):
+class _Prepared(NamedTuple):
     """What is to be launched, and where."""
 
     job: Job
     config: Config
     request: Request
-    facts: Facts
+    facts: LocalFacts
     sources: dict[str, str]
     """The texts that findings point into."""
+
+    @property
+    def by_scheduler(self) -> bool:
+        """Whether the launcher starts ranks on a scheduler's hosts, which may not accept ssh."""
+        return bool(load(self.request.launcher).scheduler)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_operands(parser)
     arguments.add_world(parser)
     add = parser.add_argument
-    add("--launcher", choices=tuple(commands.LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
+    add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
     add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
     add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on each of the hosts")
     add("--node-rank", type=_node_rank, metavar="K", help="with --no-ssh: the index of this host, from 0")
@@ -93,47 +102,48 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Check, print, and run the job to its end."""
     if args.node_rank is not None and not args.no_ssh:
         parser.error("--node-rank goes with --no-ssh")
-    launch = _prepare(args, parser)
-    if launch is None:
+    prepared = _prepare(args, parser)
+    if prepared is None:
         return 1
     try:
         _refuse_launched_twice(args)
-        commands.plan_of(launch.request, launch.facts)  # first what is known without asking other hosts
-        launch = _check_hosts(args, launch)
-        plan = commands.plan_of(launch.request, launch.facts)
+        commands.prepare(prepared.request, prepared.facts)  # first what is known without asking other hosts
+        prepared = _check_hosts(args, prepared)
+        launch = commands.prepare(prepared.request, prepared.facts)
     except DslparError as error:
-        arguments.print_findings(error.findings, launch.sources)
+        arguments.print_findings(error.findings, prepared.sources)
         return 1
-    if args.no_ssh and args.node_rank is None and plan.elsewhere and not (args.print or args.check):
+    if args.no_ssh and args.node_rank is None and launch.remote and not (args.print or args.check):
         parser.error("--no-ssh starts the ranks of one host: --node-rank K, or --print for the lines of all hosts")
     if not args.check or args.print:
-        _print_commands(plan, to_stdout=args.print)
-    return 0 if args.print or args.check else supervise.run(plan, launch.job)
+        _print_commands(launch, to_stdout=args.print)
+    return 0 if args.print or args.check else supervise.run(launch, prepared.job)
 
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:
     """Raise DslparError under `srun` or `mpirun`, where each of their processes would start the whole job."""
-    launcher = launchers.launched_by(os.environ)
+    launcher = launched_by(os.environ)
     if launcher and not (args.no_ssh or args.print or args.check):
         message = f"{launcher} started this as one of several processes, each of which would start the whole job"
         hint = "run dslpar launch by itself, once; or have the launcher run python -m dslpar.training --config CFG"
         raise_finding("HST228", message, hint)
 
 
-def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Launch | None:
+def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prepared | None:
     """Read the command line, the hosts and the config; print findings, and return None if one of them is an error."""
     sources: dict[str, str] = {}
-    if args.hostfile is None and args.launcher == "slurm" and nodelist.slurm_source(os.environ):
-        args.hostfile = "slurm"  # srun starts ranks on the hosts of its job
+    scheduler = load(args.launcher).scheduler if args.launcher else ""
+    if args.hostfile is None and scheduler and nodelist.is_inside(scheduler, os.environ):
+        args.hostfile = scheduler  # srun starts ranks on the hosts of its job
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
-    facts = look_around(cluster, os.environ)
+    facts = find_local_facts(cluster, os.environ)
     world_size = args.world_size or (cluster.world_size if cluster else None) or facts.accelerators
     if not world_size:
         parser.error("this host has no accelerators to count: give --world-size N or --hostfile FILE")
     if args.no_ssh and cluster is None:
         parser.error("--no-ssh needs the hosts: --hostfile FILE")
-    if args.no_ssh and args.check and not facts.here:
+    if args.no_ssh and args.check and not facts.local_hosts:
         parser.error("--no-ssh --check looks at this host, which is not one of the hosts of --hostfile")
     job = arguments.resolve_or_print(config, world_size, cluster, sources)
     if job is None:
@@ -146,13 +156,13 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Laun
     program = ("--config", config.path, *args.training_flags, *arguments.overrides(args))
     name = args.launcher or commands.default_launcher(facts)
     request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank)
-    return _Launch(job, config, request, facts, sources)
+    return _Prepared(job, config, request, facts, sources)
 
 
-def _idle_accelerators(cluster: Cluster | None, facts: Facts) -> Iterator[Finding]:
+def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[Finding]:
     """Warn of an allocation with fewer ranks than accelerators: schedulers default to one task a host."""
     for host in cluster.hosts if cluster and not cluster.a_file else ():
-        if host.name in facts.here and host.devices is None and host.slots < facts.accelerators:
+        if host.name in facts.local_hosts and host.devices is None and host.slots < facts.accelerators:
             message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
             hint = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"
             yield finding("HST225", message, hint, host.location)
@@ -160,7 +170,7 @@ def _idle_accelerators(cluster: Cluster | None, facts: Facts) -> Iterator[Findin
 
 def _unused_allocation(args: argparse.Namespace) -> Iterator[Finding]:
     """Note that all ranks start here, though the scheduler has given this job other hosts."""
-    found = nodelist.around(os.environ) if args.hostfile is None else None
+    found = nodelist.find_allocation(os.environ) if args.hostfile is None else None
     hosts = [host for host, _ in found[1].hosts] if found else []
     if found and not (len(hosts) == 1 and network.is_here(hosts[0])):
         message = f"all ranks start on this host, not on those of {found[1].source}: {nodelist.compress(hosts)}"
@@ -170,34 +180,33 @@ def _unused_allocation(args: argparse.Namespace) -> Iterator[Finding]:
 # ---- the hosts, before anything starts ----
 
 
-def _check_hosts(args: argparse.Namespace, launch: _Launch) -> _Launch:
+def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
     """Visit the hosts if need be, print what they report, and add what was learnt to the request and the facts.
 
     Raises:
         DslparError: the job would not run there.
     """
-    cluster, facts, request = launch.request.cluster, launch.facts, launch.request
-    elsewhere = cluster is not None and any(host.name not in facts.here for host in cluster.hosts)
-    # srun starts ranks on hosts that may not accept ssh.
-    starts = elsewhere and not (args.print or args.no_checks or args.no_ssh) and request.launcher != "slurm"
+    cluster, facts = prepared.request.cluster, prepared.facts
+    remote = cluster is not None and any(host.name not in facts.local_hosts for host in cluster.hosts)
+    starts = remote and not (args.print or args.no_checks or args.no_ssh or prepared.by_scheduler)
     if cluster is None or not (args.check or starts):
-        _check_own_port(args, launch)
-        return _with_interface(launch, _own_interface(args, cluster, facts))
-    hosts = tuple(host for host in cluster.hosts if not args.no_ssh or host.name in facts.here)
-    checked = preflight.check(hosts, _look(launch))
+        _check_own_port(args, prepared)
+        return _with_interface(prepared, _own_interface(args, cluster, facts))
+    hosts = tuple(host for host in cluster.hosts if not args.no_ssh or host.name in facts.local_hosts)
+    result = preflight.check_hosts(hosts, _host_checks(prepared))
     if args.check:
-        ready = "" if has_errors(checked.findings) else f"ready for {sum(host.slots for host in hosts)} ranks\n"
-        sys.stdout.write(checked.table() + ready)
+        ready = "" if has_errors(result.findings) else f"ready for {sum(host.slots for host in hosts)} ranks\n"
+        sys.stdout.write(result.table() + ready)
         sys.stdout.flush()
-    if has_errors(checked.findings):
-        raise DslparError(checked.findings)
-    arguments.print_findings(checked.findings, launch.sources)
-    port = facts.port if args.no_ssh else checked.port or facts.port
-    cores = min((one.sight.cores for one in checked.visited if one.sight), default=facts.cores)
-    return _with_interface(launch._replace(facts=facts._replace(port=port, cores=cores)), checked.interface)
+    if has_errors(result.findings):
+        raise DslparError(result.findings)
+    arguments.print_findings(result.findings, prepared.sources)
+    port = facts.port if args.no_ssh else result.port or facts.port
+    cores = min((one.report.cores for one in result.results if one.report), default=facts.cores)
+    return _with_interface(prepared._replace(facts=facts._replace(port=port, cores=cores)), result.interface)
 
 
-def _check_own_port(args: argparse.Namespace, launch: _Launch) -> None:
+def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
     """Check the port where rank 0 will listen, if that is on this host and the port is fixed.
 
     Without ssh the hosts cannot agree on a free port, so that the default is as fixed as one of the command line.
@@ -205,50 +214,53 @@ def _check_own_port(args: argparse.Namespace, launch: _Launch) -> None:
     Raises:
         DslparError: another process listens there.
     """
-    request, facts = launch.request, launch.facts
+    request, facts = prepared.request, prepared.facts
     port = request.port or (DEFAULT_PORT if request.no_ssh else 0)
-    is_here = request.cluster is None or request.cluster.hosts[0].name in facts.here
-    starts = is_here and not (args.print or request.node) and request.launcher != "slurm"
+    is_here = request.cluster is None or request.cluster.hosts[0].name in facts.local_hosts
+    starts = is_here and not (args.print or request.node_rank or prepared.by_scheduler)
     if port and starts and not network.is_free(port):
-        taken = preflight.port_taken("this host", port, facts.port)
+        taken = port_taken("this host", port, facts.port)
         on_all = f"--master-port {facts.port}, on every host"
         raise DslparError([taken._replace(help=on_all) if request.no_ssh else taken])
 
 
-def _look(launch: _Launch) -> preflight.Look:
-    return preflight.Look(
-        files=[path for path in launch.config.sources if os.path.isfile(path)],
-        output_dir=launch.job.output_dir,
-        port=launch.request.port,
-        here=launch.facts.here,
-        environ=launch.facts.travels,
+def _host_checks(prepared: _Prepared) -> HostChecks:
+    return HostChecks(
+        files=[path for path in prepared.config.sources if os.path.isfile(path)],
+        output_dir=prepared.job.output_dir,
+        port=prepared.request.port,
+        local_hosts=prepared.facts.local_hosts,
+        environ=prepared.facts.forwarded,
         on_cpu=os.environ.get("DS_ACCELERATOR") == "cpu",
     )
 
 
-def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: Facts) -> str:
+def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: LocalFacts) -> str:
     """Return this host's interface to the others, where only its own ranks are started.
 
     Other hosts may name theirs differently, and were not asked: their ranks find it themselves (bootstrap).
     """
-    others = [host.address for host in cluster.hosts if host.name not in facts.here] if cluster else []
-    return preflight.interface_to(others[0]) if others and args.node_rank is not None else ""
+    others = [host.address for host in cluster.hosts if host.name not in facts.local_hosts] if cluster else []
+    with contextlib.suppress(OSError):
+        return network.interface_to(others[0]) if others and args.node_rank is not None else ""
+    return ""
 
 
-def _with_interface(launch: _Launch, interface: str) -> _Launch:
+def _with_interface(prepared: _Prepared, interface: str) -> _Prepared:
     """Have ranks use a network interface, unless the environment names one already."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    variables = {name: interface for name in names if interface and name not in launch.facts.travels}
-    return launch._replace(request=launch.request._replace(travels={**variables, **launch.request.travels}))
+    variables = {name: interface for name in names if interface and name not in prepared.facts.forwarded}
+    request = prepared.request
+    return prepared._replace(request=request._replace(environ={**variables, **request.environ}))
 
 
-def _print_commands(plan: Plan, *, to_stdout: bool) -> None:
+def _print_commands(launch: Launch, *, to_stdout: bool) -> None:
     """Print the command lines as a shell script that runs them side by side; without ssh, each with its host."""
     out = sys.stdout if to_stdout else sys.stderr
-    together = len(plan.commands) > 1 and not plan.request.no_ssh
-    for command in plan.commands:
+    together = len(launch.commands) > 1 and not launch.request.no_ssh
+    for command in launch.commands:
         if command.host:
-            out.write(f"# {'on' if plan.request.no_ssh else 'for'} {command.host}\n")
+            out.write(f"# {'on' if launch.request.no_ssh else 'for'} {command.host}\n")
         out.write(command.shell() + (" &" if together else "") + "\n")
     out.write("wait\n" if together else "")
     out.flush()

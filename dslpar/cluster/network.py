@@ -1,28 +1,24 @@
-"""By which of its interfaces and addresses this machine meets another; asked of the kernel, and nothing is sent.
+"""By which of its interfaces and addresses this machine reaches another; the kernel is asked, and nothing is sent.
 
     >>> source_towards("127.0.0.1"), interface_to("127.0.0.1")
     ('127.0.0.1', '')
 
 gloo and NCCL need the name of an interface where a machine's own name means a loopback address, as Debian sets it up:
-gloo would tell the others 127.0.0.1. Each machine asks for itself, since names of interfaces may differ.
+gloo would tell the others 127.0.0.1. Each machine looks for itself, since names of interfaces may differ.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import socket
-import struct
-from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 _OUTSIDE = "192.0.2.1"
 """An address for documentation (RFC 5737): as far away as any."""
 
 
 def source_towards(host: str) -> str:
-    """The address of ours from which packets to `host` leave, so the one at which `host` can answer.
+    """Return the address of ours from which packets to `host` leave, so the one at which `host` can answer.
 
     Raises:
         OSError: the name is unknown, or there is no route.
@@ -35,7 +31,7 @@ def source_towards(host: str) -> str:
 
 
 def interface_to(host: str) -> str:
-    """The interface by which `host` is met; of an own address, the one that has it. Empty for a loopback address.
+    """Return the interface towards `host`; of an own address, the one that has it. Empty for a loopback address.
 
     Raises:
         OSError: the name is unknown, or there is no route.
@@ -44,12 +40,12 @@ def interface_to(host: str) -> str:
 
 
 def interface_outwards() -> str:
-    """The interface by which other machines are met, whichever they are: the default route's, else the only one that
-    has an address; empty where neither tells.
+    """Return the interface towards other machines, whichever they are: the default route's, else the only one that has
+    an address; empty where neither tells.
     """
     with contextlib.suppress(OSError):
         return interface_to(_OUTSIDE)
-    names = [name for _, name in socket.if_nameindex() if name != "lo" and _ipv4(name)]
+    names = [name for name, addresses in _addresses().items() if any("." in address for address in addresses)]
     return names[0] if len(names) == 1 else ""
 
 
@@ -61,25 +57,20 @@ def is_known(host: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address, unless it is the loopback; empty where none has it."""
-    names = [name for _, name in socket.if_nameindex() if name != "lo"]
-    return next((name for name in names if address in (_ipv4(name), *_ipv6(name))), "")
+    """Return the interface that has this address, unless it is the loopback; empty where none has it."""
+    return next((name for name, addresses in _addresses().items() if address in addresses), "")
 
 
-def _ipv4(interface: str) -> str:
-    """Its first address; empty where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-    return ""
+def _addresses() -> dict[str, list[str]]:
+    """Return the addresses of each interface but the loopback."""
+    import psutil  # not at the head: most commands that import this module need no interface, and start sooner
 
-
-def _ipv6(interface: str) -> list[str]:
-    table = Path("/proc/net/if_inet6")
-    if not table.exists():
-        return []
-    rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
-    return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[-1] == interface]
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [entry.address for entry in entries if entry.family in families]
+        for name, entries in psutil.net_if_addrs().items()
+        if name != "lo"
+    }
 
 
 def is_here(host: str) -> bool:
@@ -100,7 +91,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at, as things stand."""
+    """Return a port of this machine at which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -108,7 +99,7 @@ def free_port() -> int:
 
 
 def listen(port: int) -> socket.socket:
-    """A server at this port of all addresses of this machine, as torch's store is.
+    """Open a server at this port of all addresses of this machine, as torch's store is.
 
     Raises:
         OSError: somebody listens there.
@@ -122,9 +113,8 @@ def listen(port: int) -> socket.socket:
 def is_free(port: int) -> bool:
     """Whether a server could listen at this port of all interfaces."""
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as torch's store does: old connections are no harm
+        # As torch's store does: old connections are no harm.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
             probe.listen()

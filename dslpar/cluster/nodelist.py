@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes, and what Slurm and PBS say of an allocation.
+"""Slurm's node lists, and the allocations of Slurm and PBS.
 
     >>> expand("gpu[07-09,31],login1")
     ['gpu07', 'gpu08', 'gpu09', 'gpu31', 'login1']
@@ -9,6 +9,10 @@
 
 The grammar is that of `scontrol show hostnames` (slurm.conf, "NodeName"; hostlist of LLNL): numbers keep the width of
 the first bound, brackets may stand anywhere in a name and more than once, the leftmost one turns slowest.
+
+No library does this for ranks, which are numbered in the list's order: ClusterShell's NodeSet and python-hostlist sort
+names where they fold them (NodeSet also where it expands them), and take "" or a range of any size for a list; NodeSet
+reads "a[1-2-3]" and refuses the manual's rack[01-3], and python-hostlist is under the GPL.
 """
 
 from __future__ import annotations
@@ -185,8 +189,15 @@ ALLOCATIONS = {"slurm": slurm, "pbs": pbs}
 """What `--hostfile` may name instead of a file."""
 
 
-def around(environ: Mapping[str, str]) -> tuple[str, Allocation] | None:
-    """What `--hostfile` calls the allocation that this runs in, and the allocation; None: none that can be read."""
+def is_inside(scheduler: str, environ: Mapping[str, str]) -> bool:
+    """Whether this runs in an allocation of that scheduler, readable or not."""
+    return slurm_source(environ) is not None if scheduler == "slurm" else bool(environ.get("PBS_NODEFILE"))
+
+
+def find_allocation(environ: Mapping[str, str]) -> tuple[str, Allocation] | None:
+    """Return the scheduler whose allocation this runs in, as --hostfile names it, and the allocation; None: none that
+    can be read.
+    """
     for name, read in ALLOCATIONS.items():
         with contextlib.suppress(ValueError, OSError):
             return name, read(environ)

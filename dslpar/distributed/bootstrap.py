@@ -29,8 +29,8 @@ from dslpar.cluster import network, nodelist, pmix
 from dslpar.cluster.launchers import VARIABLES, RankVariables
 from dslpar.core.catalog import raise_finding
 from dslpar.watchdog import rank_monitor
+from dslpar.watchdog.marks import Rank
 from dslpar.watchdog.rank_monitor import RankMonitor
-from dslpar.watchdog.reports import Rank
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

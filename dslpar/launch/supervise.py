@@ -1,6 +1,6 @@
 """Runs a job's launchers to their end, and the end of everything that they started; then says who failed first.
 
-    status = supervise.run(plan, job)
+    status = supervise.run(launch, job)
 
 Each launcher runs in a session of its own, so that a signal reaches it once, whether from a terminal or by `kill`. What
 a dead launcher leaves behind becomes this process's child (Linux's "subreaper"), so nothing can outlive it here; ranks
@@ -24,38 +24,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+import psutil
+
 from dslpar.cluster import network
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import preflight
-from dslpar.launch.job import Plan
+from dslpar.launch.request import Launch
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
-from dslpar.watchdog import first_failure, processes, rank_monitor
+from dslpar.watchdog import rank_monitor
+from dslpar.watchdog.first_failure import JobWatch
+from dslpar.watchdog.marks import Stopped
 from dslpar.watchdog.receiver import Receiver
-from dslpar.watchdog.reports import Stopped
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _PATIENCE_S = 5.0
-"""How long ranks and launchers may take to end after a death or SIGINT, before they are killed."""
+"""How long ranks and launchers may take to end after a failure or SIGINT, before they are killed."""
 _LAUNCHER_S = 1.5
 """How long a launcher may take when no rank is left: ssh waits long for a host that is gone."""
 _STOP_PATIENCE_S = 3.0
 """And how much longer than `train.term_grace` after SIGTERM."""
-_FAR_PATIENCE_S = 3.0
+_REMOTE_PATIENCE_S = 3.0
 """How long the guards on other hosts may take to leave when the launchers are gone."""
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _HANDLED = (signal.SIGINT, *_STOPS)
-_AGAIN_S = 2.0
+_REPEAT_S = 2.0
 """A second signal to stop that comes sooner is the same one."""
 
 
-class Came(NamedTuple):
+class ReceivedSignal(NamedTuple):
     """A signal to this process."""
 
     number: int
@@ -63,29 +66,29 @@ class Came(NamedTuple):
     """Since the epoch."""
 
 
-def run(plan: Plan, job: Job) -> int:
-    """Runs it. Its exit status: 0 if every rank ended in order, 1 if one failed, `train.requeue_status` if they were
-    stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
+def run(launch: Launch, job: Job) -> int:
+    """Run a job and return the exit status: 0 if every rank ended in order, 1 if one failed, `train.requeue_status` if
+    they were stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
     """
-    with tempfile.TemporaryDirectory(prefix="dslpar_reports_") as folder, _signals() as received:
+    with tempfile.TemporaryDirectory(prefix="dslpar_reports_") as folder, _collect_signals() as received:
         try:
-            supervised = _Supervised(plan, job, Path(folder), received)
+            supervised = _Supervised(launch, job, Path(folder), received)
             supervised.wait()
-        except BaseException:  # of ours: the job would go on, and nobody look after it
-            _kill(descendants(os.getpid()))
+        except BaseException:  # a bug of ours must not leave a job that nobody supervises
+            _send(descendants(os.getpid()), signal.SIGKILL)
             raise
-        message, status = supervised.verdict()
+        message, status = supervised.conclude()
         sys.stderr.write(message)
         return status
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[Came]]:
-    """The signals that come meanwhile, in order. One that is ignored (nohup) stays so."""
-    received: list[Came] = []
+def _collect_signals() -> Iterator[list[ReceivedSignal]]:
+    """Collect the signals that come meanwhile, in order. One that is ignored (nohup) stays ignored."""
+    received: list[ReceivedSignal] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        received.append(Came(number, time.time()))
+        received.append(ReceivedSignal(number, time.time()))
 
     before = {number: signal.getsignal(number) for number in _HANDLED}
     for number, handler in before.items():
@@ -99,185 +102,176 @@ def _signals() -> Iterator[list[Came]]:
 
 
 class _Supervised:
-    """One job, from its launchers' start to its last word; a class, since it is what has happened so far."""
+    """One job, from its launchers' start to its last message; a class, since it holds what has happened so far."""
 
-    def __init__(self, plan: Plan, job: Job, folder: Path, received: list[Came]) -> None:
-        self.plan, self.job, self.folder, self.received = plan, job, folder, received
-        self.began = time.time()
+    def __init__(self, launch: Launch, job: Job, folder: Path, received: list[ReceivedSignal]) -> None:
+        self.launch, self.job, self.folder, self.received = launch, job, folder, received
+        self.start_s = time.time()
         _adopt_orphans()
-        self.watch = first_failure.Watch(folder, here=not plan.elsewhere)
-        self.receiver = _receiver(plan, folder) if plan.elsewhere else None
+        self.watch = JobWatch(folder, local=not launch.remote)
+        self.receiver = _receiver(launch, folder) if launch.remote else None
         variable = self.receiver.variable if self.receiver else str(folder)
-        carrying = launch_commands.carrying(plan, {rank_monitor.REPORTS: variable})
+        launch = launch_commands.with_environ(launch, {rank_monitor.REPORTS: variable})
         self.launchers = [
             subprocess.Popen(
-                command.words,
+                command.argv,
                 env={**os.environ, **command.environ},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            for command in (command.placed(folder) for command in carrying.commands)
+            for command in (command.with_files_in(folder) for command in launch.commands)
         ]
-        self.told: set[tuple[int, int]] = set()
+        self.signalled: set[tuple[int, int]] = set()
         """(process, signal) of what was sent to ranks."""
-        self.stop = 0
+        self.stop_signal = 0
         """The signal that ranks are to have; 0: none."""
 
     # ---- while it runs ----
 
     def wait(self) -> None:
-        """Until all is over. After a death or a signal there is a time to end; a second signal ends it."""
-        seen, deadline = 0, float("inf")
-        while [one for one in self.launchers if one.poll() is None]:
-            if self._look() or self._failed():
-                deadline = min(deadline, time.monotonic() + (_PATIENCE_S if self._somebody() else _LAUNCHER_S))
-            while seen < len(self.received):
-                deadline = min(deadline, time.monotonic() + self._take(seen))
-                seen += 1
-            self._stop_ranks()
+        """Wait until all is over. After a failure or a signal there is a time to end; a second signal ends it."""
+        num_handled, deadline = 0, float("inf")
+        while [launcher for launcher in self.launchers if launcher.poll() is None]:
+            if self._poll_ranks() or any(launcher.returncode for launcher in self.launchers):
+                # Ranks on other hosts are there as far as their guards tell.
+                patience_s = _PATIENCE_S if self.receiver is None or self.receiver.connected else _LAUNCHER_S
+                deadline = min(deadline, time.monotonic() + patience_s)
+            while num_handled < len(self.received):
+                deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
+                num_handled += 1
+            self._signal_local_ranks()
             if time.monotonic() > deadline:
-                _kill(descendants(os.getpid()))
-            time.sleep(_LOOK_S)
+                _send(descendants(os.getpid()), signal.SIGKILL)
+            time.sleep(_POLL_S)
         self._end_all()
-        self._look()
+        self._poll_ranks()
 
-    def _look(self) -> bool:
-        """Whether a rank has died."""
+    def _poll_ranks(self) -> bool:
+        """Take what ranks and guards report; whether a rank has failed."""
         if self.receiver is not None:
-            self.receiver.look()
-        return self.watch.look()
+            self.receiver.poll()
+        return self.watch.poll()
 
-    def _somebody(self) -> bool:
-        """Whether a rank may still be there: on other hosts, as far as their guards tell."""
-        return self.receiver is None or self.receiver.connected > 0
-
-    def _failed(self) -> bool:
-        """Whether a launcher has, of several."""
-        return any(one.returncode for one in self.launchers)
-
-    def _take(self, index: int) -> float:
-        """What becomes of a signal; the seconds that all have to end."""
-        number, when = self.received[index]
-        before = [one for one in self.received[:index] if one.number != signal.SIGUSR1]
+    def _handle_signal(self, index: int) -> float:
+        """Handle one of the signals that came; return the seconds that all have to end."""
+        number, time_s = self.received[index]
+        before = [received for received in self.received[:index] if received.number != signal.SIGUSR1]
         if index and number == signal.SIGUSR1:
             return float("inf")
         if before:
-            same = number in _STOPS and before[0].number in _STOPS and when - before[0].time_s < _AGAIN_S
+            same = number in _STOPS and before[0].number in _STOPS and time_s - before[0].time_s < _REPEAT_S
             return float("inf") if same else -1.0
         return self._pass_on(number)
 
     def _pass_on(self, number: int) -> float:
-        """A signal to those whom it is for; the seconds that they have."""
-        if number in _STOPS and (self.receiver or self.watch.born()) and self._reaches_ranks():
-            self.stop = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+        """Pass a signal to those whom it is for; return the seconds that they have."""
+        # Whether there are ranks that it can be passed to, by their guards or by ssh.
+        reachable = self.receiver.connected > 0 or self.launch.hosts if self.receiver else self.watch.started()
+        if number in _STOPS and reachable:
+            self.stop_signal = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
             if self.receiver is not None:
-                self.receiver.stop(self.stop)
-                self._signal_elsewhere(self.receiver, signal.SIGTERM)
-            early = number == signal.SIGUSR1  # a warning: no clock runs
-            return float("inf") if early else self.job.spec.train.term_grace + _STOP_PATIENCE_S
-        if self.plan.elsewhere:  # no signal to DeepSpeed's: it would end all jobs of its kind on all hosts
-            _kill(descendants(os.getpid()))
-        for one in self.launchers:
+                self.receiver.send_stop(self.stop_signal)
+                self._signal_where_guards_are_missing(self.receiver, signal.SIGTERM)
+            warning = number == signal.SIGUSR1  # no clock runs
+            return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
+        if self.launch.remote:  # no signal to DeepSpeed's launcher: it would end all jobs of its kind on all hosts
+            _send(descendants(os.getpid()), signal.SIGKILL)
+        for launcher in self.launchers:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+                os.killpg(launcher.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         return _PATIENCE_S
 
-    def _reaches_ranks(self) -> bool:
-        """Whether there are ranks that a signal can be passed to, by their guards or by ssh."""
-        return self.receiver is None or self.receiver.connected > 0 or bool(self.plan.hosts)
+    def _signal_where_guards_are_missing(self, receiver: Receiver, number: int) -> None:
+        """Signal the whole job by ssh, unless all guards have connected: some may be behind a firewall, or late."""
+        if len(receiver.met) < len(self.launch.ranks):
+            self._signal_by_ssh(number)
 
-    def _signal_elsewhere(self, receiver: Receiver, number: int) -> None:
-        """By ssh to all of the job, where guards have not come to us: behind a firewall, or not there yet."""
-        if len(receiver.met) < len(self.plan.ranks):
-            preflight.signal_job([host.name for host in self.plan.hosts], self.plan.job, number)
+    def _signal_by_ssh(self, number: int) -> None:
+        preflight.signal_job([host.name for host in self.launch.hosts], self.launch.facts.job_id, number)
 
-    def _stop_ranks(self) -> None:
-        """The signal to each rank here, once."""
-        born = [] if self.receiver or not self.stop else [(who.pid, self.stop) for who in self.watch.born()]
-        for pid, number in {*born} - self.told:
-            self.told.add((pid, number))
-            _send(pid, number)
+    def _signal_local_ranks(self) -> None:
+        """Send the stop signal to each rank here, once; ranks may start late."""
+        if self.stop_signal and self.receiver is None:
+            for pid, number in {(rank.pid, self.stop_signal) for rank in self.watch.started()} - self.signalled:
+                self.signalled.add((pid, number))
+                _send([pid], number)
 
     def _end_all(self) -> None:
-        """Ends, at last by SIGKILL, whatever the launchers left, here and elsewhere."""
-        ends = time.monotonic() + _PATIENCE_S
-        for pid in _living():
-            _send(pid, signal.SIGTERM)
+        """End, at last by SIGKILL, whatever the launchers left, here and on other hosts."""
+        deadline = time.monotonic() + _PATIENCE_S
+        _send(_living(), signal.SIGTERM)
         while left := _living():
-            self._look()
-            if time.monotonic() > ends:
-                _kill(left)
-            time.sleep(_LOOK_S)
+            self._poll_ranks()
+            if time.monotonic() > deadline:
+                _send(left, signal.SIGKILL)
+            time.sleep(_POLL_S)
         if self.receiver is not None:
-            self._end_elsewhere(self.receiver)
+            self._end_remote_ranks(self.receiver)
 
-    def _end_elsewhere(self, receiver: Receiver) -> None:
-        ends = time.monotonic() + _FAR_PATIENCE_S
-        self._look()
-        while receiver.connected and time.monotonic() < ends:
-            time.sleep(_LOOK_S)
-            self._look()
-        if any(one.returncode for one in self.launchers):
-            self._signal_elsewhere(receiver, signal.SIGKILL)
+    def _end_remote_ranks(self, receiver: Receiver) -> None:
+        deadline = time.monotonic() + _REMOTE_PATIENCE_S
+        self._poll_ranks()
+        while receiver.connected and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self._poll_ranks()
+        if any(launcher.returncode for launcher in self.launchers):
+            self._signal_where_guards_are_missing(receiver, signal.SIGKILL)
         if receiver.connected:
-            preflight.signal_job([host.name for host in self.plan.hosts], self.plan.job, signal.SIGKILL)
+            self._signal_by_ssh(signal.SIGKILL)
 
-    # ---- the last words ----
+    # ---- the last message ----
 
-    def verdict(self) -> tuple[str, int]:
-        """What to say, and the exit status."""
-        code = next((one.returncode for one in self.launchers if one.returncode), 0)
-        told, when = signal_of(code), _when(Path(self.job.output_dir), self.began)
-        stopped, death = self.watch.stopped(), self.watch.first(told)
-        if death is not None and self.received and death.time_s >= self.received[0].time_s:
-            death = None  # it comes of the signal
-        if stopped is not None and death is None:
-            return self._said_of_stop(stopped), stopped.status
-        if death is not None:
-            return f"dslpar launch: {death.told(when)}", 128 + death.signal if death.signal else 1
+    def conclude(self) -> tuple[str, int]:
+        """Return what to print, and the exit status."""
+        code = next((launcher.returncode for launcher in self.launchers if launcher.returncode), 0)
+        number, when = signal_of(code), _last_step(Path(self.job.output_dir), self.start_s)
+        stopped, failure = self.watch.stopped(), self.watch.first_failure(number)
+        if failure is not None and self.received and failure.time_s >= self.received[0].time_s:
+            failure = None  # a consequence of the signal
+        if stopped is not None and failure is None:
+            return self._describe_stop(stopped), stopped.status
+        if failure is not None:
+            return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1
         if self.received:
             number = self.received[0].number
             return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
         if code:
-            how = f"was ended by {signal.Signals(told).name}" if told else f"ended with status {code}"
+            how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
             message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
-            return message, 128 + told if told else code
-        if not self._all_ended():
+            return message, 128 + number if number else code
+        # Of ranks on other hosts nothing is known where no guard has connected.
+        unknown = self.launch.remote and not self.watch.started()
+        if not (self.watch.all_ended(self.launch.ranks) or unknown):
             return f"dslpar launch: the launcher ended with status 0, and not every rank had ended{when}\n", 1
         return "", 0
 
-    def _said_of_stop(self, stopped: Stopped) -> str:
+    def _describe_stop(self, stopped: Stopped) -> str:
         by = f" by {signal.Signals(self.received[0].number).name}" if self.received else ""
-        held = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
+        saved = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
         if stopped.overdue:
-            held = "had not come to the end of its step in time, and was ended; the last checkpoint is as it was"
+            saved = "a step took too long to finish, and was ended; the last checkpoint is as it was"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
-            held = "nothing is saved, with train.save_interval=0"
+            saved = "nothing is saved, with train.save_interval=0"
         after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
-        return f"dslpar launch: stopped{by}{after}: {held}; to be requeued with --resume (status {stopped.status})\n"
-
-    def _all_ended(self) -> bool:
-        """On other hosts: as far as their guards could tell."""
-        born = len(self.watch.born())
-        return self.watch.all_ended(self.plan.ranks) or (self.plan.elsewhere and not born)
+        return f"dslpar launch: stopped{by}{after}: {saved}; to be requeued with --resume (status {stopped.status})\n"
 
 
-def _receiver(plan: Plan, folder: Path) -> Receiver:
-    """At those of our addresses from which the ranks' hosts can be reached."""
-    found: dict[str, None] = {}
-    for name in [host.address for host in plan.hosts] or [socket.gethostname()]:
+def _receiver(launch: Launch, folder: Path) -> Receiver:
+    """Listen at those of our addresses from which the ranks' hosts can be reached."""
+    addresses: set[str] = set()
+    for name in [host.address for host in launch.hosts] or [socket.gethostname()]:
         with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
-            found[network.source_towards(name)] = None
-    return Receiver(folder, sorted(found, key=lambda address: address.startswith("127.")))
+            addresses.add(network.source_towards(name))
+    return Receiver(folder, sorted(addresses, key=lambda address: (address.startswith("127."), address)))
 
 
 def _adopt_orphans() -> None:
-    """From now on, orphans among our descendants are ours: DeepSpeed's runner, for one, leaves its ranks behind."""
+    """Make orphans among our descendants our children: DeepSpeed's runner, for one, leaves its ranks behind."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _living() -> list[int]:
-    """Our descendants; those that have ended are put to rest."""
+    """Return our living descendants; reap those that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -285,30 +279,22 @@ def _living() -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """The living processes below `root`, in sessions of their own too (torchrun's ranks)."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        fields = processes.stat(int(entry.name)) if entry.name.isdecimal() else []
-        if fields and fields[0] not in "ZX":
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = list(children.get(root, ()))
-    for pid in found:  # grows while it runs
-        found += children.get(pid, ())
-    return found
+    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks)."""
+    living = []
+    for process in psutil.Process(root).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            living += [process.pid] if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else []
+    return living
 
 
-def _kill(pids: list[int]) -> None:
+def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        _send(pid, signal.SIGKILL)
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def signal_of(code: int) -> int | None:
-    """The signal that an exit status tells of: mpirun's 128 + n, DeepSpeed's 256 - n, or a launcher's own end by it.
+    """Return the signal behind an exit status: mpirun's 128 + n, DeepSpeed's 256 - n, or a launcher's own end by it.
 
     >>> signal_of(137), signal_of(247), signal_of(-9), signal_of(1)
     (9, 9, 9, None)
@@ -317,13 +303,13 @@ def signal_of(code: int) -> int | None:
     return number if number in set(signal.Signals) else None
 
 
-def _when(output_dir: Path, began: float) -> str:
-    """After which step, as rank 0 wrote it down; nothing if this run has written none."""
+def _last_step(output_dir: Path, start_s: float) -> str:
+    """Return after which step it was, as rank 0 wrote it down; empty if this run has written none."""
     metrics = output_dir / run_dir.METRICS
-    if not metrics.exists() or metrics.stat().st_mtime < began:
+    if not metrics.exists() or metrics.stat().st_mtime < start_s:
         return ""
     text = metrics.read_text(encoding="utf-8", errors="replace")
-    lines = text.rpartition("\n")[0].splitlines()  # without half a last one: a full disk
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # nor what a file system that broke has left
+    lines = text.rpartition("\n")[0].splitlines()  # without half a last line: a full disk
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # nor what a broken file system has left
         return f", after step {json.loads(lines[-1])['step']}" if lines else ", in the first step"
     return ""

@@ -1,8 +1,8 @@
-"""Who died first: reads the marks that ranks and their guards leave (faults.py), and looks at their processes.
+"""Which rank failed first: from the marks that ranks and their guards leave (marks.py), and from their processes.
 
-watch = Watch(folder)        # the folder that DSLPAR_REPORTS names, or that a Receiver fills
-watch.look()                 # often, while the launcher runs: whether a rank has died
-death = watch.first(None)    # at the end: the first, or none
+watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
+watch.poll()                            # often, while the launcher runs: whether a rank has failed
+failure = watch.first_failure(None)     # at the end: the first, or None
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dslpar.watchdog.guard import FATAL
+from dslpar.watchdog import marks
+from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
 from dslpar.watchdog.processes import stat
-from dslpar.watchdog.reports import Rank, Report, Stopped, Verdict
 from dslpar.watchdog.status_page import StatusPage, join_location
+from dslpar.watchdog.verdicts import FATAL
 
 
-class Death(NamedTuple):
+class Failure(NamedTuple):
     """A rank that did not end in order."""
 
     who: Rank
@@ -33,118 +34,120 @@ class Death(NamedTuple):
     signal: int = 0
     """That ended it, if it is known."""
     at: str = ""
-    """Its stage and step, as far as it had come."""
+    """Its stage and step, as far as they are known."""
 
-    def told(self, when: str) -> str:
-        """Who, where in the run, how, then the traceback, if there is one. `when`: for who had come nowhere yet."""
+    def describe(self, when: str) -> str:
+        """Say who, where in the run and how; then the traceback, if there is one. `when`: as far as the job has come,
+        for a rank of which no step is known.
+        """
         note = f" ({self.note})" if self.note else ""
-        which = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
-        return f"{which}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
+        who = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
+        return f"{who}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
 
 
-class Watch:
-    """Looks at the marks of a job's ranks, and at their processes, which say when one is gone without a mark.
+class JobWatch:
+    """Watches the marks of a job's ranks, and their processes, which show that one is gone without a mark.
 
-    `here`: whether the ranks are processes of this host; of others, their guards tell.
+    `local`: whether the ranks are processes of this host; of others, their guards tell.
     """
 
-    def __init__(self, folder: Path, *, here: bool = True) -> None:
-        self.folder, self.here = folder, here
+    def __init__(self, folder: Path, *, local: bool = True) -> None:
+        self.folder, self.local = folder, local
         self._gone: dict[int, tuple[float, int | None]] = {}
+        """By rank: when it was seen to be gone, and its wait status where that was still to be had."""
 
-    def look(self) -> bool:
-        """Notes what is gone; whether a rank has died, other than by losing a peer."""
-        for who in self.born() if self.here else ():
-            if who.rank not in self._gone and (status := _gone(who.pid)) is not None:
+    def poll(self) -> bool:
+        """Note which processes are gone; whether a rank has failed, other than by losing a peer."""
+        for who in self.started() if self.local else ():
+            if who.rank not in self._gone and (status := _wait_status(who.pid)) is not None:
                 self._gone[who.rank] = (time.time(), status if status >= 0 else None)
-        message = any(
-            name.endswith((".error", ".verdict")) for name in os.listdir(self.folder)
-        )  # of 1,000 ranks, at once
-        return (message or bool(self._gone)) and bool(self._first_hand(None))
+        # One listing, since a job may have 1,000 ranks.
+        marked = any(name.endswith((".error", ".verdict")) for name in os.listdir(self.folder))
+        return (marked or bool(self._gone)) and bool(self._causes(None))
 
-    def born(self) -> list[Rank]:
-        """The ranks that came to monitor."""
-        return [Rank(*json.loads(path.read_text(encoding="utf-8"))) for path in self.folder.glob("*.born")]
+    def started(self) -> list[Rank]:
+        """Return the ranks that have left a mark at their start."""
+        return [Rank(*json.loads(text)) for text in self._read_all("born")]
 
     def all_ended(self, ranks: range) -> bool:
         """Whether every one of these ranks came to its end in order."""
         return all((self.folder / f"{rank}.ended").exists() for rank in ranks)
 
     def stopped(self) -> Stopped | None:
-        """How ranks ended that were told to: the one that knows most; None if none was."""
-        paths = sorted(self.folder.glob("*.stopped"))
-        ends = [Stopped(*json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-        return max(ends, key=lambda one: (one.saved != "", not one.overdue, one.step), default=None)
+        """Return how ranks ended that were told to: the one that knows most; None if none was."""
+        ends = [Stopped(*json.loads(text)) for text in self._read_all("stopped")]
+        return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
 
-    def first(self, launcher_signal: int | None) -> Death | None:
-        """The death that was first, and none if nobody died. Consequences count where there is nothing else.
+    def first_failure(self, launcher_signal: int | None) -> Failure | None:
+        """Return the first failure, None if no rank failed. Consequences count where there are no causes.
 
-        `launcher_signal`: the signal that the launcher's own exit status tells of, for who was not seen to die of one.
+        `launcher_signal`: the signal in the launcher's own exit status, for a rank whose own status is not known.
         """
-        return min(
-            self._first_hand(launcher_signal) or self._consequences(), key=lambda death: death.time_s, default=None
-        )
+        failures = self._causes(launcher_signal) or self._consequences()
+        return min(failures, key=lambda failure: failure.time_s, default=None)
 
-    def _first_hand(self, launcher_signal: int | None) -> list[Death]:
-        verdicts = [Verdict(Rank(*who), *rest) for who, *rest in map(json.loads, self._texts("verdict"))]
-        judged = {one.who.rank for one in verdicts}
-        deaths = [Death(one.who, one.time_s, one.how, "", one.text, one.signal, one.at) for one in verdicts]
-        born = [who for who in self.born() if who.rank not in judged or (self.folder / f"{who.rank}.error").exists()]
-        return deaths + [death for who in born for death in self._death(who, launcher_signal)]
+    def _causes(self, launcher_signal: int | None) -> list[Failure]:
+        verdicts = [Verdict(Rank(*who), *rest) for who, *rest in map(json.loads, self._read_all("verdict"))]
+        judged = {verdict.who.rank for verdict in verdicts}
+        failures = [Failure(v.who, v.time_s, v.how, "", v.text, v.signal, v.at) for v in verdicts]
+        others = [who for who in self.started() if who.rank not in judged or self._has(who, "error")]
+        return failures + [failure for who in others for failure in self._cause_of(who, launcher_signal)]
 
-    def _death(self, who: Rank, launcher_signal: int | None) -> Iterator[Death]:
-        report, stack = self._report(who), self._text(who, "stack")
+    def _cause_of(self, who: Rank, launcher_signal: int | None) -> Iterator[Failure]:
+        report, stack = self._report(who), self._read(who, "stack")
         if report is not None:
             if report.kind == "cause":
-                yield Death(who, report.time_s, "failed first", trace=report.text, at=report.at)
+                yield Failure(who, report.time_s, "failed first", trace=report.text, at=report.at)
         elif who.rank in self._gone:
             time_s, status = self._gone[who.rank]
-            ended = any((self.folder / f"{who.rank}.{name}").exists() for name in ("ended", "stopped"))
+            page = self.folder / f"{who.rank}.board"
+            at = StatusPage(page).progress().describe() if page.exists() else ""
             if FATAL in stack:
-                yield Death(who, time_s, "crashed first", trace=stack, at=self._at(who))
-            elif not ended and not stack:
-                yield _silent(Death(who, time_s, "ended", at=self._at(who)), status, launcher_signal)
+                yield Failure(who, time_s, "crashed first", trace=stack, at=at)
+            elif not stack and not self._has(who, "ended") and not self._has(who, "stopped"):
+                yield _silent_failure(Failure(who, time_s, "ended", at=at), status, launcher_signal)
 
-    def _consequences(self) -> list[Death]:
-        reports = [report for who in self.born() if (report := self._report(who)) and report.kind == "consequence"]
-        return [Death(one.who, one.time_s, "lost a peer", trace=one.text, at=one.at) for one in reports]
+    def _consequences(self) -> list[Failure]:
+        reports = [report for who in self.started() if (report := self._report(who)) and report.kind == "consequence"]
+        return [Failure(r.who, r.time_s, "lost a peer", trace=r.text, at=r.at) for r in reports]
 
     def _report(self, who: Rank) -> Report | None:
-        text = self._text(who, "error")
+        text = self._read(who, "error")
         if not text:
             return None
-        who_fields, *rest = json.loads(text)
-        return Report(Rank(*who_fields), *rest)
+        fields, *rest = json.loads(text)
+        return Report(Rank(*fields), *rest)
 
-    def _at(self, who: Rank) -> str:
-        path = self.folder / f"{who.rank}.board"
-        return StatusPage(path).progress().words() if path.exists() else ""
+    def _has(self, who: Rank, name: str) -> bool:
+        return (self.folder / f"{who.rank}.{name}").exists()
 
-    def _text(self, who: Rank, name: str) -> str:
-        path = self.folder / f"{who.rank}.{name}"
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    def _read(self, who: Rank, name: str) -> str:
+        return marks.read(self.folder, f"{who.rank}.{name}")
 
-    def _texts(self, name: str) -> list[str]:
+    def _read_all(self, name: str) -> list[str]:
         return [path.read_text(encoding="utf-8") for path in sorted(self.folder.glob(f"*.{name}"))]
 
 
-def _gone(pid: int) -> int | None:
-    """None: it lives. Else its wait status, or -1 where somebody has asked for that already."""
+def _wait_status(pid: int) -> int | None:
+    """Return the wait status of a process that has ended, -1 where somebody has taken it; None: it lives.
+
+    psutil tells nothing of the status of a process that is not this one's child.
+    """
     fields = stat(pid)
     if not fields or fields[0] == "X":
         return -1
     return int(fields[-1]) if fields[0] == "Z" else None
 
 
-def _silent(death: Death, status: int | None, launcher_signal: int | None) -> Death:
-    """Of a rank that left no word: by a signal that nothing can catch, or by leaving without the interpreter."""
+def _silent_failure(failure: Failure, status: int | None, launcher_signal: int | None) -> Failure:
+    """Complete the failure of a rank that left no mark: by a signal that nothing can catch, or by leaving without the
+    interpreter.
+    """
     number = (launcher_signal or 0) if status is None else status & 0x7F
     if status is not None and not number:
-        return death._replace(
-            how=f"left first, with status {status >> 8}", note="by os._exit or C's exit: no traceback"
-        )
+        how, note = f"left first, with status {status >> 8}", "by os._exit or C's exit: no traceback"
+        return failure._replace(how=how, note=note)
     name = signal.Signals(number).name if number else "a signal that it could not catch"
-    note = (
-        "" if number and number != signal.SIGKILL else "SIGKILL comes most often from the kernel's out-of-memory killer"
-    )
-    return death._replace(how=f"was the first to end, by {name}", note=note, signal=number)
+    killed = "SIGKILL comes most often from the kernel's out-of-memory killer"
+    note = killed if number in (0, signal.SIGKILL) else ""
+    return failure._replace(how=f"was the first to end, by {name}", note=note, signal=number)

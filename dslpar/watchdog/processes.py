@@ -1,4 +1,8 @@
-"""What /proc knows of processes: who started whom, what a command line runs, how one has ended."""
+"""Processes by /proc: who started whom, what a command line runs, how one has ended.
+
+A reader of our own beside psutil, because guards start without site-packages, in milliseconds, once for each rank; and
+because psutil tells the exit status of no process but a child.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +18,29 @@ _PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for row in LAUNCHERS.value
 
 
 def launchers_above(pid: int) -> list[tuple[int, int]]:
-    """(process, its parent), from `pid` up to the highest launcher among its ancestors; none without a launcher."""
+    """Return (process, its parent) from `pid` up to the highest launcher above it; none without a launcher."""
     chain: list[tuple[int, int]] = []
     known = 0
     while (above := parent(pid)) > 1:
         chain.append((pid, above))
-        if program(words_of(above)) in _PROGRAMS:
+        if program(command_line(above)) in _PROGRAMS:
             known = len(chain)
         pid = above
     return chain[:known]
 
 
-def program(words: Sequence[str]) -> str:
-    """What a command line runs, whatever the interpreter.
+def program(argv: Sequence[str]) -> str:
+    """Return what a command line runs, whatever the interpreter.
 
     >>> program(["/usr/bin/python3", "-u", "-m", "deepspeed.launcher.launch", "--world_info=e30"])
     'deepspeed.launcher.launch'
     """
-    if not words:
+    if not argv:
         return ""
-    name = os.path.basename(words[0])
+    name = os.path.basename(argv[0])
     if not name.startswith("python"):
         return name
-    for word, following in zip_longest(words[1:], words[2:], fillvalue=""):
+    for word, following in zip_longest(argv[1:], argv[2:], fillvalue=""):
         if word == "-m":
             return following
         if not word.startswith("-"):
@@ -44,21 +48,21 @@ def program(words: Sequence[str]) -> str:
     return name
 
 
-def words_of(pid: int) -> list[str]:
-    """Its command line; empty where it is gone."""
+def command_line(pid: int) -> list[str]:
+    """Return a process's command line; empty where it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[:-1]
     return []
 
 
 def parent(pid: int) -> int:
-    """0 where it is gone, or where there is no /proc."""
+    """Return a process's parent; 0 where it is gone, or where there is no /proc."""
     fields = stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def stat(pid: int) -> list[str]:
-    """Of /proc/PID/stat, the fields from the third on: state, parent, ...; the last is the exit status of a zombie."""
+    """Return the fields of /proc/PID/stat from the third on: state, parent, ...; the last is a zombie's wait status."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

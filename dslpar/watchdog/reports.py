@@ -1,4 +1,4 @@
-"""What a rank says when it fails: causes told from consequences, and what helps where that is known."""
+"""The report of a rank that fails: causes told from consequences, and what helps where that is known."""
 
 from __future__ import annotations
 
@@ -7,81 +7,13 @@ import re
 import time
 import traceback
 from types import TracebackType
-from typing import Literal, NamedTuple
 
-from dslpar.watchdog.status_page import TOO_LATE, join_location, rank_name
-
-Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
+from dslpar.watchdog.marks import Kind, Rank, Report
 
 
-class Rank(NamedTuple):
-    """Who: a rank, and where it runs."""
-
-    rank: int
-    world_size: int
-    host: str
-    pid: int
-
-    def __str__(self) -> str:
-        return rank_name(self.rank, self.world_size, self.host)
-
-
-class Report(NamedTuple):
-    """What a rank that failed has to say."""
-
-    who: Rank
-    kind: Kind
-    time_s: float
-    """Since the epoch."""
-    error: str
-    """The exception, in one line."""
-    text: str
-    """Its traceback, and what helps where that is known."""
-    at: str = ""
-    """Its stage and step."""
-
-    def spoken(self) -> str:
-        """What goes to the terminal: a cause whole, anything else in one line; nothing, where others say it."""
-        where = f"[{join_location(self.who, self.at)}]"
-        if self.kind == "cause":
-            return f"{where} {self.text}"
-        message = {
-            "consequence": f"ends because a peer is gone ({self.error})",
-            "interrupt": "interrupted",
-            "orphan": "ends because its launcher is gone",
-            "overdue": TOO_LATE,
-        }
-        return f"{where} {message[self.kind]}\n" if self.kind in message else ""
-
-
-class Verdict(NamedTuple):
-    """What a guard found out about a rank that could not say it: killed, hanging, or gone with its host."""
-
-    who: Rank
-    time_s: float
-    how: str
-    text: str
-    at: str
-    signal: int = 0
-    """That ended it, if it is known."""
-
-
-class Stopped(NamedTuple):
-    """How a rank ended that was told to."""
-
-    step: int
-    """The last one that was done."""
-    saved: str
-    """The checkpoint that holds it; empty: there is none."""
-    status: int
-    """With which it left."""
-    overdue: bool = False
-    """Whether it had to be ended."""
-
-
-def report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
-    """Of an exception that nobody caught."""
-    kind: Kind = "consequence" if lost_a_peer(error) else "cause"
+def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
+    """Report an exception that nobody caught."""
+    kind: Kind = "consequence" if is_lost_peer(error) else "cause"
     if isinstance(error, KeyboardInterrupt):  # it may have come while a peer went, for the same reason
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
@@ -99,30 +31,30 @@ _LOST = re.compile(
 _GLOO = re.compile(r"\[[^\]]*gloo/|Gloo ")
 
 
-def lost_a_peer(error: BaseException) -> bool:
-    """Whether torch.distributed raised it because a peer went away; what it was raised from counts as well.
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether torch.distributed raised an error because a peer went away; what it was raised from counts as well.
 
-    By the words, since gloo's errors are plain RuntimeErrors; and by who says them, since a data set on a network may
+    By the text, since gloo's errors are plain RuntimeErrors; and by who raised it, since a data set on a network may
     say the same.
     """
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if _of_distributed(link) and _LOST.search(str(link)):
+        if _is_of_distributed(link) and _LOST.search(str(link)):
             return True
         link = link.__cause__ or link.__context__
     return False
 
 
-def _of_distributed(error: BaseException) -> bool:
-    """torch.distributed's own errors (DistBackendError, DistNetworkError, ...), and gloo's."""
+def _is_of_distributed(error: BaseException) -> bool:
+    """Whether it is one of torch.distributed's own errors (DistBackendError, DistNetworkError, ...), or gloo's."""
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     return "DistError" in names or (type(error) is RuntimeError and bool(_GLOO.search(str(error))))
 
 
 def elastic(report: Report) -> str:
-    """What torchrun reads to name the root cause."""
+    """Return the report in the JSON that torchrun reads to name the root cause."""
     extra = {"py_callstack": report.text, "timestamp": str(int(report.time_s))}
     return json.dumps({"message": {"message": report.text, "extraInfo": extra}})
 

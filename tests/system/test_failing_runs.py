@@ -18,7 +18,7 @@ import torch
 from dslpar.distributed import bootstrap
 from dslpar.linter import check
 from dslpar.training import loop
-from dslpar.watchdog import reports
+from dslpar.watchdog import marks, reports
 from tests.support.forked_runs import train_alone
 from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, ROOT, metrics, write_config
@@ -132,9 +132,9 @@ def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
         torch.empty(2**50)
     assert "HST230 out-of-memory" in reports.advice(caught.value)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
-        report = reports.report(reports.Rank(0, 1, "node", 1), "step 3", error, None)
+        report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
         assert "micro_size" in report.text
-        assert report.spoken().startswith("[rank 0 of 1 on node, step 3] ")
+        assert report.message().startswith("[rank 0 of 1 on node, step 3] ")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("rank 1 broke"), FileNotFoundError(2, "no such file"), ValueError("3")])

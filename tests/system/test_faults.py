@@ -112,16 +112,16 @@ CAUSES = [
 
 @pytest.mark.parametrize("error", CONSEQUENCES, ids=str)
 def test_a_lost_peer(error: Exception) -> None:
-    assert reports.lost_a_peer(error)
+    assert reports.is_lost_peer(error)
     outer = RuntimeError("while training")
     outer.__cause__ = error
-    assert reports.lost_a_peer(outer), "what it was raised from counts"
+    assert reports.is_lost_peer(outer), "what it was raised from counts"
 
 
 @pytest.mark.parametrize("error", CAUSES, ids=str)
 def test_no_lost_peer(error: Exception) -> None:
     """A data set on a network says the same words, and is a cause."""
-    assert not reports.lost_a_peer(error)
+    assert not reports.is_lost_peer(error)
 
 
 def test_torch_s_own_errors_of_a_lost_peer() -> None:
@@ -129,10 +129,10 @@ def test_torch_s_own_errors_of_a_lost_peer() -> None:
 
     with pytest.raises(dist.DistNetworkError) as caught:
         dist.TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(milliseconds=200))
-    assert reports.lost_a_peer(caught.value)
+    assert reports.is_lost_peer(caught.value)
     with pytest.raises(dist.DistError) as late:
         dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(milliseconds=200)).get("never set")
-    assert reports.lost_a_peer(late.value)
+    assert reports.is_lost_peer(late.value)
 
 
 # ---- what a rank leaves ----
@@ -141,7 +141,7 @@ RANK = """\
 import faulthandler, os, signal, sys, time
 sys.path.insert(0, {root!r})
 from dslpar.watchdog import rank_monitor
-from dslpar.watchdog.reports import Rank
+from dslpar.watchdog.marks import Rank
 rank_monitor.monitor_rank(Rank({rank}, 2, "node", os.getpid()), os.environ)
 {then}
 """
@@ -155,13 +155,13 @@ def rank(folder: Path, then: str, number: int = 0, **environ: str) -> subprocess
     return subprocess.Popen([PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
 
-def end(process: subprocess.Popen[str], watch: first_failure.Watch) -> str:
+def end(process: subprocess.Popen[str], watch: first_failure.JobWatch) -> str:
     """Waits as a launcher does, which looks before anybody asks for the rank's status. What the rank said."""
     assert process.stderr is not None
     with process.stderr:
         said = process.stderr.read()
     time.sleep(0.05)
-    watch.look()
+    watch.poll()
     process.wait(10)
     return said
 
@@ -177,27 +177,27 @@ def end(process: subprocess.Popen[str], watch: first_failure.Watch) -> str:
     ids=["exception", "SIGKILL", "segmentation fault", "os._exit"],
 )
 def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     process = rank(tmp_path, then)
     end(process, watch)
     assert process.returncode != 0
-    assert watch.look(), "somebody died"
-    death = watch.first(None)
+    assert watch.poll(), "somebody died"
+    death = watch.first_failure(None)
     assert death is not None
     assert (death.who.rank, death.who.host) == (0, "node")
     assert how in death.how
     assert death.signal in (0, number), "a crash tells by its stack, and by its status where that is still to be had"
     assert trace in death.trace
-    assert death.told(", after step 7").startswith(f"rank 0 of 2 on node {death.how}, after step 7")
+    assert death.describe(", after step 7").startswith(f"rank 0 of 2 on node {death.how}, after step 7")
 
 
 def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path) -> None:
     """mpirun does; then its own exit status tells the signal."""
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     process = rank(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     process.wait(10)
-    watch.look()
-    known, unknown = watch.first(signal.SIGKILL), watch.first(None)
+    watch.poll()
+    known, unknown = watch.first_failure(signal.SIGKILL), watch.first_failure(None)
     assert known is not None
     assert unknown is not None
     assert known.how == "was the first to end, by SIGKILL"
@@ -207,29 +207,29 @@ def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path)
 
 
 def test_ranks_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     for number, then in enumerate(("sys.exit(1)", "")):
         end(rank(tmp_path, then, number), watch)
-    assert not watch.look()
-    assert watch.first(None) is None
+    assert not watch.poll()
+    assert watch.first_failure(None) is None
     assert watch.all_ended(range(2))
     assert not watch.all_ended(range(3))
 
 
 def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     process = rank(tmp_path, "time.sleep(60)")
-    while not watch.born():
+    while not watch.started():
         time.sleep(0.01)
     process.terminate()
     end(process, watch)
     assert process.returncode == -signal.SIGTERM, "at once, as ever"
-    assert not watch.look()
+    assert not watch.poll()
     assert "Stack (most recent call first)" in (tmp_path / "0.stack").read_text()
 
 
 def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     began = time.monotonic()
     lost, cause = rank(tmp_path, GLOO_ERROR, 1), rank(tmp_path, "time.sleep(1); raise ValueError('wrong')")
     assert end(cause, watch).endswith("ValueError: wrong\n")
@@ -237,30 +237,30 @@ def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) 
     (line,) = end(lost, watch).splitlines()
     assert line.startswith(only)
     assert 4 < time.monotonic() - began < 15
-    death = watch.first(None)
+    death = watch.first_failure(None)
     assert death is not None
     assert (death.who.rank, death.how) == (0, "failed first"), "though the consequence came before"
 
 
 def test_consequences_alone_are_told(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     process = rank(tmp_path, GLOO_ERROR)
     while not (tmp_path / "0.error").exists():
         time.sleep(0.01)
     process.terminate()
     end(process, watch)
-    death = watch.first(None)
+    death = watch.first_failure(None)
     assert death is not None
     assert death.how == "lost a peer"
     assert "Connection closed by peer" in death.trace
 
 
 def test_an_interrupt_is_one_line_even_while_a_peer_goes(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     process = rank(tmp_path, f"try:\n    {GLOO_ERROR}\nexcept RuntimeError:\n    raise KeyboardInterrupt")
     assert end(process, watch) == "[rank 0 of 2 on node] interrupted\n"
     assert process.returncode == 130
-    assert watch.first(None) is None
+    assert watch.first_failure(None) is None
 
 
 @pytest.mark.parametrize(("then", "written"), [("raise ValueError('wrong')", True), (GLOO_ERROR, False)])
@@ -273,7 +273,7 @@ def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool)
         time.sleep(0.01)
     if not written:
         process.terminate()
-    end(process, first_failure.Watch(tmp_path))
+    end(process, first_failure.JobWatch(tmp_path))
     assert path.exists() == written
     if written:
         failure = ProcessFailure(local_rank=0, pid=process.pid, exitcode=1, error_file=str(path))
@@ -282,9 +282,9 @@ def test_torchrun_s_file_is_for_causes(tmp_path: Path, then: str, written: bool)
 
 
 def test_a_folder_on_another_host_is_nobody_who_asks(tmp_path: Path) -> None:
-    watch = first_failure.Watch(tmp_path)
+    watch = first_failure.JobWatch(tmp_path)
     assert end(rank(tmp_path / "elsewhere", "raise ValueError('wrong')"), watch).endswith("ValueError: wrong\n")
-    assert watch.born() == []
+    assert watch.started() == []
 
 
 # ---- launchers above a rank ----
@@ -336,14 +336,14 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path) -> None:
         "RANK_CODE": RANK.format(root=str(ROOT), rank=0, then="time.sleep(600)"),
     }
     process = subprocess.Popen([PYTHON, str(launcher)], env=env, stderr=subprocess.PIPE, text=True)
-    watch = first_failure.Watch(tmp_path)
-    while not watch.born():
+    watch = first_failure.JobWatch(tmp_path)
+    while not watch.started():
         time.sleep(0.01)
     time.sleep(0.2)
     process.kill()
     assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
-    watch.look()
-    assert watch.first(None) is None
+    watch.poll()
+    assert watch.first_failure(None) is None
     assert not watch.all_ended(range(1))
 
 
@@ -363,7 +363,7 @@ def test_a_rank_that_has_promised_to_stop_in_order_does_so_when_its_launcher_is_
     time.sleep(0.2)
     process.terminate()
     assert process.communicate(timeout=10)[1] == "[rank 0 of 2 on node] ends because its launcher is gone\n"
-    stopped = first_failure.Watch(tmp_path).stopped()
+    stopped = first_failure.JobWatch(tmp_path).stopped()
     assert stopped is not None
     assert (stopped.step, stopped.saved, stopped.status) == (7, "there", 75)
 
@@ -374,16 +374,16 @@ SUPERVISED = """\
 import sys
 sys.path.insert(0, {root!r})
 from dslpar.linter import check
-from dslpar.launch import launcher, supervise
-from dslpar.launch.local_facts import look_around
-from dslpar.launch.job import Command, Request
+from dslpar.launch import commands, supervise
+from dslpar.launch.local_facts import find_local_facts
+from dslpar.launch.request import Command, Request
 job = check.resolve({config!r}, 1, ["train.output_dir=" + {folder!r}])
-facts = look_around(None, {{}})
-plan = launcher.plan_of(Request("deepspeed", 1, ()), facts)
-launcher.carrying = lambda plan, more: plan._replace(
+facts = find_local_facts(None, {{}})
+launch = commands.prepare(Request("deepspeed", 1, ()), facts)
+commands.with_environ = lambda launch, more: launch._replace(
     commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})), *{others})
 )
-sys.exit(supervise.run(plan, job))
+sys.exit(supervise.run(launch, job))
 """
 
 

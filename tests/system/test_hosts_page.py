@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli.main import main
-from dslpar.launch import commands, local_facts, ssh
+from dslpar.launch import launchers, local_facts, ssh
 from dslpar.linter.registry import page_of
 from tests.support.runs import ROOT
 
@@ -48,6 +48,6 @@ def test_a_command_of_the_page(
 def test_codes_and_settings_of_the_page_are_real() -> None:
     text = PAGES[0].read_text()
     assert [code for code in set(re.findall(r"HST\d{3}", text)) if page_of(code) is None] == []
-    assert all(setting in text for setting in ssh.ALIVE)
-    assert all(f"`{start}`" in text for start in local_facts.TRAVELS)
-    assert all(f"| `{name}` |" in text for name in commands.LAUNCHERS)
+    assert all(setting in text for setting in ssh.OPTIONS)
+    assert all(f"`{start}`" in text for start in local_facts.FORWARDED)
+    assert all(f"| `{name}` |" in text for name in launchers.NAMES)

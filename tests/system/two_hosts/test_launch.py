@@ -29,18 +29,20 @@ sys.stdout.write("PROBE " + json.dumps(said) + chr(10))
 STARTER = """\
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
-from dslpar.cluster import chosen, hostfile
-from dslpar.launch import here, launcher, plan
+from dslpar.cluster import filter, hostfile
+from dslpar.launch import commands, local_facts, request
+from dslpar.launch.launchers import deepspeed, torchrun
 name, path, include, words, value = json.loads(sys.argv[1])
-plan.MODULE = "probe"
+for module in (request, deepspeed, torchrun):
+    module.MODULE = "probe"
 cluster = hostfile.parse(Path(path).read_text(), path)
-cluster = chosen.choose(cluster, include, "--include") if include else cluster
-request = plan.Request(name, cluster.world_size, tuple(words), cluster)
-made = launcher.plan_of(request, here.look_around(cluster, os.environ))
-made = launcher.carrying(made, {"DSLPAR_X": value})
+cluster = filter.choose(cluster, include, "--include") if include else cluster
+wanted = request.Request(name, cluster.world_size, tuple(words), cluster)
+launch = commands.prepare(wanted, local_facts.find_local_facts(cluster, os.environ))
+launch = commands.with_environ(launch, {"DSLPAR_X": value})
 with tempfile.TemporaryDirectory() as folder:
-    placed = [command.placed(Path(folder)) for command in made.commands]
-    running = [subprocess.Popen(one.words, env={**os.environ, **one.environ}, stdin=-3) for one in placed]
+    written = [command.with_files_in(Path(folder)) for command in launch.commands]
+    running = [subprocess.Popen(one.argv, env={**os.environ, **one.environ}, stdin=-3) for one in written]
     sys.exit(max(abs(process.wait()) for process in running))
 """
 

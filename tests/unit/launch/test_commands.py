@@ -16,14 +16,15 @@ from dslpar.cluster.filter import choose
 from dslpar.cluster.hostfile import Cluster, parse
 from dslpar.core.errors import DslparError
 from dslpar.launch import supervise
-from dslpar.launch.commands import LAUNCHERS, carrying, default_launcher, plan_of
-from dslpar.launch.job import Facts, Plan, Request
-from dslpar.launch.local_facts import look_around
+from dslpar.launch.commands import default_launcher, prepare, with_environ
+from dslpar.launch.launchers import NAMES, deepspeed
+from dslpar.launch.local_facts import find_local_facts
+from dslpar.launch.request import Launch, LocalFacts, Request
 
-HERE = Facts(
+HERE = LocalFacts(
     programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},
     mpi="openmpi",
-    here=frozenset({"localhost"}),
+    local_hosts=frozenset({"localhost"}),
     cores=4,
     port=12345,
     folder="/here",
@@ -39,13 +40,13 @@ def cluster(text: str) -> Cluster:
     return parse(text, "hosts")
 
 
-def plan(launcher: str, text: str | None = None, facts: Facts = HERE, world: int = 8, **more: Any) -> Plan:
+def launch(launcher: str, text: str | None = None, facts: LocalFacts = HERE, world: int = 8, **more: Any) -> Launch:
     hosts = cluster(text) if text is not None else None
-    return plan_of(Request(launcher, hosts.world_size if hosts else world, WORDS, hosts, **more), facts)
+    return prepare(Request(launcher, hosts.world_size if hosts else world, WORDS, hosts, **more), facts)
 
 
 def lines(*args: object, **named: object) -> list[str]:
-    return [command.shell() for command in plan(*args, **named).commands]  # type: ignore[arg-type]
+    return [command.shell() for command in launch(*args, **named).commands]  # type: ignore[arg-type]
 
 
 ON_THIS_HOST = {
@@ -60,11 +61,11 @@ ON_THIS_HOST = {
 }
 
 
-def facts_for(launcher: str) -> Facts:
+def facts_for(launcher: str) -> LocalFacts:
     return HERE._replace(mpi="mpich") if launcher == "mpich" else HERE
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_on_this_host(launcher: str) -> None:
     assert lines(launcher, facts=facts_for(launcher)) == [ON_THIS_HOST[launcher]]
 
@@ -113,18 +114,18 @@ ON_TWO_HOSTS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_on_two_hosts(launcher: str) -> None:
-    made = plan(launcher, TWO, facts_for(launcher))
+    made = launch(launcher, TWO, facts_for(launcher))
     assert [command.shell() for command in made.commands] == ON_TWO_HOSTS[launcher]
-    assert made.elsewhere
-    assert made.hosts_elsewhere == ("node1", "node2")
+    assert made.remote
+    assert [host.name for host in made.hosts] == ["node1", "node2"]
     hosts = [command.host for command in made.commands]
     assert hosts == (["node1", "node2"] if launcher == "torchrun" else [""])
 
 
 def test_torchrun_needs_no_ssh_to_this_host() -> None:
-    first, second = lines("torchrun", TWO, HERE._replace(here=frozenset({"node1"})))
+    first, second = lines("torchrun", TWO, HERE._replace(local_hosts=frozenset({"node1"})))
     assert first == f"OMP_NUM_THREADS=1 {TORCHRUN.format(rank=0)}"
     assert second.startswith("ssh ")
 
@@ -137,18 +138,18 @@ def test_one_host_that_is_another_is_not_taken_for_this_one() -> None:
 
 
 def test_slurm_chooses_hosts_itself() -> None:
-    assert plan("slurm").elsewhere
-    assert not plan("deepspeed").elsewhere
+    assert launch("slurm").remote
+    assert not launch("deepspeed").remote
 
 
 def test_srun_forgets_no_cores() -> None:
     """Since 22.05 it gives a rank one core, whatever the job asked for, unless told on its own command line."""
-    facts = look_around(None, {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"})
-    assert "--cpus-per-task 12 python" in lines("slurm", facts=HERE._replace(cores_per_task=facts.cores_per_task))[0]
+    facts = find_local_facts(None, {"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "12"})
+    assert "--cpus-per-task 12 python" in lines("slurm", facts=HERE._replace(environ=facts.environ))[0]
 
 
 @pytest.mark.parametrize("text", [None, TWO])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_a_port_that_is_asked_for_is_the_port(launcher: str, text: str | None) -> None:
     for line in lines(launcher, text, facts_for(launcher), port=4444):
         assert any(said in line for said in ("--master_port 4444 ", "MASTER_PORT=4444 ", "-genv MASTER_PORT 4444 "))
@@ -161,14 +162,18 @@ def test_a_user_on_a_host_is_no_part_of_its_address() -> None:
 
 def test_reports_come_back_from_hosts_with_a_user(tmp_path: Path) -> None:
     """Our addresses are looked for by the hosts' names alone."""
-    made = plan("torchrun", f"me@{socket.gethostname()} slots=8\nme@node2.invalid slots=8\n")
+    made = launch("torchrun", f"me@{socket.gethostname()} slots=8\nme@node2.invalid slots=8\n")
     with supervise._receiver(made, tmp_path) as receiver:
         assert receiver.addresses
 
 
-def test_an_mpi_that_stands_apart_is_found_on_other_hosts() -> None:
-    assert "--prefix /opt/mpi " in lines("openmpi", TWO, HERE._replace(mpi_prefix="/opt/mpi"))[0]
-    assert "--prefix" not in lines("openmpi", facts=HERE._replace(mpi_prefix="/opt/mpi"))[0]
+def test_an_mpi_that_stands_apart_is_found_on_other_hosts(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpirun").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "mpirun").chmod(0o755)
+    facts = HERE._replace(environ={"PATH": str(tmp_path / "bin")})
+    assert f"--prefix {tmp_path} " in lines("openmpi", TWO, facts)[0]
+    assert "--prefix" not in lines("openmpi", facts=facts)[0]
 
 
 # ---- host by host ----
@@ -176,7 +181,7 @@ def test_an_mpi_that_stands_apart_is_found_on_other_hosts() -> None:
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 def test_without_ssh_each_host_has_its_line(launcher: str) -> None:
-    made = plan(launcher, TWO, no_ssh=True)
+    made = launch(launcher, TWO, no_ssh=True)
     assert [command.host for command in made.commands] == ["node1", "node2"]
     for rank, command in enumerate(made.commands):
         line = command.shell()
@@ -184,10 +189,12 @@ def test_without_ssh_each_host_has_its_line(launcher: str) -> None:
         assert "--master_addr node1 " in line
         assert "--master_port 29500 " in line, "one that hosts agree on without a word"
         assert not {"pdsh", "ssh", "--force_multi"} & set(line.split())
-    assert "--master_port 31000 " in plan(launcher, TWO, no_ssh=True, port=31000).commands[1].shell()
-    second = plan(launcher, TWO, no_ssh=True, node=1)
+    assert "--master_port 31000 " in launch(launcher, TWO, no_ssh=True, port=31000).commands[1].shell()
+    second = launch(launcher, TWO, no_ssh=True, node_rank=1)
     assert second.commands == made.commands[1:]
-    assert [command.host for command in carrying(second, {}).commands] == ["node2"], "and no other, whatever it carries"
+    assert [command.host for command in with_environ(second, {}).commands] == ["node2"], (
+        "and no other, whatever it carries"
+    )
     assert (second.hosts, second.ranks) == (second.request.cluster.hosts[1:], range(8, 16))  # type: ignore[union-attr]
 
 
@@ -199,7 +206,7 @@ def test_mpirun_and_srun_start_all_hosts_from_one(launcher: str) -> None:
 
 
 def test_a_node_that_there_is_not() -> None:
-    assert refused("torchrun", TWO, no_ssh=True, node=2)["help"] == "0 to 1"
+    assert refused("torchrun", TWO, no_ssh=True, node_rank=2)["help"] == "0 to 1"
 
 
 # ---- what travels ----
@@ -208,38 +215,40 @@ def test_a_node_that_there_is_not() -> None:
 def test_what_travels_of_the_environment() -> None:
     said = {"GLOO_SOCKET_IFNAME": "eth1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
     stays = {"DS_ENV_FILE": "x", "DSLPAR_JOB": "of another", "CUDA_VISIBLE_DEVICES": "0", "LS_COLORS": "x"}
-    facts = look_around(cluster(TWO), {**said, **stays, "PATH": os.environ["PATH"]})
-    assert facts.travels == said
+    facts = find_local_facts(cluster(TWO), {**said, **stays, "PATH": os.environ["PATH"]})
+    assert facts.forwarded == said
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_it_travels_under_each_launcher(launcher: str) -> None:
-    facts = facts_for(launcher)._replace(travels={"GLOO_SOCKET_IFNAME": "eth1"}, job="j")
-    made = carrying(plan(launcher, TWO, facts), {"DSLPAR_REPORTS": "tcp://1.2.3.4,1.2.3.5:6/t"})
+    facts = facts_for(launcher)._replace(forwarded={"GLOO_SOCKET_IFNAME": "eth1"}, job_id="j")
+    made = with_environ(launch(launcher, TWO, facts), {"DSLPAR_REPORTS": "tcp://1.2.3.4,1.2.3.5:6/t"})
     for command in made.commands:
         line = command.shell()
         for name, value in (("DSLPAR_REPORTS", "tcp://1.2.3.4,1.2.3.5:6/t"), ("DSLPAR_JOB", "j")):
             assert f"{name}={value}" in line or f"-genv {name} {value}" in line
         assert "eth1" in line or launcher == "slurm", "srun --export=ALL takes all of it"
-    assert made.job == "j"
+    assert made.facts.job_id == "j"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_on_this_host_too(launcher: str) -> None:
-    made = carrying(plan(launcher, facts=facts_for(launcher)._replace(job="j")), {"DSLPAR_REPORTS": "/tmp/x"})
+    made = with_environ(launch(launcher, facts=facts_for(launcher)._replace(job_id="j")), {"DSLPAR_REPORTS": "/tmp/x"})
     line = made.commands[0].shell()
     assert "DSLPAR_REPORTS=/tmp/x" in line or "-genv DSLPAR_REPORTS /tmp/x" in line
 
 
-def test_the_users_own_deepspeed_env_is_kept(tmp_path: Path) -> None:
+def test_the_users_own_deepspeed_env_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes first, has the last word, and loses what DeepSpeed stumbles over."""
-    own = ("# mine", "", "NCCL_DEBUG=INFO", "OMP_NUM_THREADS=7")
-    facts = HERE._replace(deepspeed_env=own, travels={"DS_ACCELERATOR": "cpu"})
-    (command,) = plan("deepspeed", TWO, facts).commands
-    placed = command.placed(tmp_path)
-    assert placed.environ["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".deepspeed_env").write_text("# mine\n\nNCCL_DEBUG=INFO\nOMP_NUM_THREADS=7\n")
+    facts = HERE._replace(forwarded={"DS_ACCELERATOR": "cpu"})
+    (command,) = launch("deepspeed", TWO, facts).commands
+    written = command.with_files_in(tmp_path)
+    assert written.environ["DS_ENV_FILE"] == str(tmp_path / "deepspeed_env")
     assert (tmp_path / "deepspeed_env").read_text() == "NCCL_DEBUG=INFO\nOMP_NUM_THREADS=7\nDS_ACCELERATOR=cpu\n"
-    assert refused("deepspeed", TWO, HERE._replace(deepspeed_env=("export A",)))["code"] == "HST218"
+    (tmp_path / ".deepspeed_env").write_text("export A\n")
+    assert refused("deepspeed", TWO)["code"] == "HST218"
 
 
 @pytest.mark.parametrize("folder", ["/my runs", "/bob's", '/a"b', "/$HOME", "/a;b", "/100%n", "/a\\b", "/x(1)"])
@@ -249,13 +258,13 @@ def test_a_path_that_deepspeed_cannot_hand_to_pdsh(folder: str) -> None:
         HERE._replace(programs={**HERE.programs, "python": f"{folder}/python"}),
     ):
         assert refused("deepspeed", TWO, facts)["code"] == "HST222"
-        assert plan("deepspeed", TWO, facts, no_ssh=True).commands
-        assert plan("deepspeed", ONE, facts).commands
-        assert plan("torchrun", TWO, facts).commands
+        assert launch("deepspeed", TWO, facts, no_ssh=True).commands
+        assert launch("deepspeed", ONE, facts).commands
+        assert launch("torchrun", TWO, facts).commands
 
 
 def test_a_path_that_deepspeed_can_hand_to_pdsh() -> None:
-    assert plan("deepspeed", TWO, HERE._replace(folder="/über/a=b,c@d:e+f~/50%_x-1.2")).commands
+    assert launch("deepspeed", TWO, HERE._replace(folder="/über/a=b,c@d:e+f~/50%_x-1.2")).commands
 
 
 def test_deepspeed_env_files_are_those_that_deepspeed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,21 +275,26 @@ def test_deepspeed_env_files_are_those_that_deepspeed_reads(tmp_path: Path, monk
         (folder / "other").write_text(text.replace("=", "=other "))
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(home))
-    assert look_around(None, {}).deepspeed_env == ("A=home", "B=here")
-    assert look_around(None, {"DS_ENV_FILE": "other"}).deepspeed_env == ("A=other home", "B=other here")
+    assert env_file() == "A=home\nB=here\nOMP_NUM_THREADS=1\n"
+    assert env_file(DS_ENV_FILE="other") == "A=other home\nB=other here\nOMP_NUM_THREADS=1\n"
+
+
+def env_file(**environ: str) -> str:
+    (command,) = launch("deepspeed", TWO, HERE._replace(environ=environ)).commands
+    return command.files["deepspeed_env"]
 
 
 def test_pdsh_keeps_the_users_own_flags() -> None:
-    (line,) = lines("deepspeed", TWO, HERE._replace(pdsh_flags="-p 2222"))
+    (line,) = lines("deepspeed", TWO, HERE._replace(environ={"PDSH_SSH_ARGS_APPEND": "-p 2222"}))
     assert f"PDSH_SSH_ARGS_APPEND='-p 2222 {ALIVE}'" in line
 
 
 # ---- a part of the hosts ----
 
 
-def part(launcher: str, include: str, text: str = TWO, facts: Facts = HERE) -> Plan:
+def part(launcher: str, include: str, text: str = TWO, facts: LocalFacts = HERE) -> Launch:
     hosts = choose(cluster(text), include, "--include")
-    return plan_of(Request(launcher, hosts.world_size, WORDS, hosts), facts)
+    return prepare(Request(launcher, hosts.world_size, WORDS, hosts), facts)
 
 
 def test_deepspeed_is_told_the_choice() -> None:
@@ -314,8 +328,8 @@ def test_a_choice_that_a_launcher_cannot_make(launcher: str, include: str) -> No
 
 @pytest.mark.parametrize("text", ["node1:8\nnode2:8\n", "node[1-2] slots=8\n", "node1\n" * 8 + "node2\n" * 8])
 def test_a_hostfile_of_another_launcher_is_translated(text: str, tmp_path: Path) -> None:
-    (command,) = plan("deepspeed", text).commands
-    words = command.placed(tmp_path).words
+    (command,) = launch("deepspeed", text).commands
+    words = command.with_files_in(tmp_path).argv
     assert words[words.index("--hostfile") + 1] == str(tmp_path / "hostfile")
     assert (tmp_path / "hostfile").read_text() == TWO
     assert lines("openmpi", text) == lines("openmpi", TWO)
@@ -326,11 +340,11 @@ def test_a_hostfile_of_another_launcher_is_translated(text: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("facts", "threads"),
-    [(HERE, "1"), (GPUS, "8"), (HERE._replace(threads="3"), "3"), (GPUS._replace(cores=20), "2")],
+    [(HERE, "1"), (GPUS, "8"), (HERE._replace(environ={"OMP_NUM_THREADS": "3"}), "3"), (GPUS._replace(cores=20), "2")],
     ids=["more ranks than cores", "ranks share the cores", "as the environment says", "whole cores"],
 )
-def test_threads(facts: Facts, threads: str) -> None:
-    assert plan("torchrun", facts=facts).commands[0].environ == {"OMP_NUM_THREADS": threads}
+def test_threads(facts: LocalFacts, threads: str) -> None:
+    assert launch("torchrun", facts=facts).commands[0].environ == {"OMP_NUM_THREADS": threads}
 
 
 def test_mpirun_oversubscribes_only_where_it_must() -> None:
@@ -346,35 +360,39 @@ def test_mpirun_as_root() -> None:
 @pytest.mark.parametrize("text", [None, "localhost slots=2\n"])
 def test_visible_devices_stay_those_that_are_used(text: str | None) -> None:
     """With --num_gpus or a hostfile, DeepSpeed would take devices 0 and 1."""
-    facts = GPUS._replace(visible=("2", "3", "5"), accelerators=3)
+    facts = GPUS._replace(visible_devices=("2", "3", "5"), accelerators=3)
     (line,) = lines("deepspeed", text, facts=facts, world=2)
     assert "--include localhost:2,3 --master_port" in line
     assert "--hostfile" not in line
     assert "--num_gpus" not in line
 
 
-def test_the_hostfile_that_deepspeed_finds_by_itself_is_not_read() -> None:
-    (line,) = lines("deepspeed", facts=HERE._replace(job_hostfile=True))
+def test_the_hostfile_that_deepspeed_finds_by_itself_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hostfile").touch()
+    monkeypatch.setattr(deepspeed, "JOB_HOSTFILE", str(tmp_path / "hostfile"))
+    (line,) = lines("deepspeed")
     assert "--hostfile /dev/null --num_gpus 8" in line
 
 
 def test_words_are_quoted_for_a_shell() -> None:
     words = ("--config", "my cfg.py", "train.dist.custom_pipeline_stage_id=[0, 1]")
-    line = plan_of(Request("torchrun", 2, words), HERE).commands[0].shell()
+    line = prepare(Request("torchrun", 2, words), HERE).commands[0].shell()
     assert shlex.split(line)[-3:] == list(words)
 
 
 def test_the_default_is_deepspeed_then_torchrun() -> None:
-    assert default_launcher(HERE) == default_launcher(GPUS) == default_launcher(Facts({})) == "deepspeed"
-    assert default_launcher(Facts({"torchrun": "torchrun"})) == "torchrun"
+    assert default_launcher(HERE) == default_launcher(GPUS) == default_launcher(LocalFacts({})) == "deepspeed"
+    assert default_launcher(LocalFacts({"torchrun": "torchrun"})) == "torchrun"
 
 
 # ---- what must not start ----
 
 
-def refused(launcher: str, text: str | None = None, facts: Facts = HERE, **more: Any) -> Mapping[str, str]:
+def refused(launcher: str, text: str | None = None, facts: LocalFacts = HERE, **more: Any) -> Mapping[str, str]:
     with pytest.raises(DslparError) as caught:
-        plan(launcher, text, facts, **more)
+        launch(launcher, text, facts, **more)
     (finding,) = caught.value.findings
     return {"code": finding.code, "said": finding.message, "help": finding.help, "at": str(finding.location)}
 
@@ -393,20 +411,23 @@ def test_a_launcher_that_is_not_installed(launcher: str, missing: str, install: 
     programs = {name: name for name in HERE.programs if name != missing}
     found = refused(launcher, facts=HERE._replace(programs=programs, mpi="openmpi" if missing != "mpirun" else ""))
     assert found["code"] == "HST204"
-    assert found["said"] == f"{launcher}: no {missing} here"
+    assert found["said"] == f"{launcher}: {missing} is not installed"
     assert install in found["help"]
-    assert "here are" in found["help"]
-    assert launcher not in found["help"].partition("here are")[2]
+    assert "installed: " in found["help"]
+    assert launcher not in found["help"].partition("installed: ")[2]
 
 
 def test_what_reaches_other_hosts_is_not_installed() -> None:
     without = HERE._replace(programs={name: name for name in HERE.programs if name not in ("pdsh", "ssh")})
     found = refused("deepspeed", TWO, without)
-    assert (found["code"], found["said"]) == ("HST204", "deepspeed: no pdsh and no ssh here, to reach other hosts")
+    assert (found["code"], found["said"]) == (
+        "HST204",
+        "deepspeed: pdsh and ssh not installed here, to reach other hosts",
+    )
     assert "packages pdsh, openssh-client" in found["help"]
-    assert refused("openmpi", TWO, without)["said"] == "openmpi: no ssh here, to reach other hosts"
-    assert plan("deepspeed", TWO, without, no_ssh=True).commands
-    assert plan("deepspeed", ONE, without).commands
+    assert refused("openmpi", TWO, without)["said"] == "openmpi: ssh not installed here, to reach other hosts"
+    assert launch("deepspeed", TWO, without, no_ssh=True).commands
+    assert launch("deepspeed", ONE, without).commands
 
 
 def test_the_other_mpi() -> None:
@@ -420,9 +441,9 @@ def test_the_other_mpi() -> None:
 def test_more_ranks_than_accelerators() -> None:
     found = refused("torchrun", facts=GPUS._replace(accelerators=4))
     assert found["code"] == "HST206"
-    assert "8 ranks on this host, and it has 4 accelerators" in found["said"]
+    assert "8 ranks on this host, which has 4 accelerators" in found["said"]
     assert refused("torchrun", ONE, GPUS._replace(accelerators=4))["code"] == "HST206"
-    assert plan("torchrun", TWO, GPUS._replace(accelerators=4)).elsewhere, "what others have is not known here"
+    assert launch("torchrun", TWO, GPUS._replace(accelerators=4)).remote, "what others have is not known here"
 
 
 def test_localhost_among_hosts() -> None:
@@ -432,14 +453,14 @@ def test_localhost_among_hosts() -> None:
 
 def test_two_names_of_this_machine() -> None:
     """torchrun would start 8 ranks of a world of 16."""
-    facts = HERE._replace(here=frozenset({"node1", "node1-ib"}))
-    for launcher in LAUNCHERS:
-        found = refused(launcher, "node1 slots=8\nnode1-ib slots=8\n", facts_for(launcher)._replace(here=facts.here))
+    local = frozenset({"node1", "node1-ib"})
+    for launcher in NAMES:
+        found = refused(launcher, "node1 slots=8\nnode1-ib slots=8\n", facts_for(launcher)._replace(local_hosts=local))
         assert (found["code"], found["at"]) == ("HST226", "hosts:2:1")
         assert "node1 slots=16" in found["help"]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", NAMES)
 def test_an_address_with_colons(launcher: str) -> None:
     """pdsh takes fd00::1 for a host of type fd00, mpirun for one with a number of slots."""
     text = "fd00::1 slots=8\nfd00::2 slots=8\n"
@@ -451,7 +472,7 @@ def test_an_address_with_colons(launcher: str) -> None:
 
 
 def test_devices_that_have_no_number() -> None:
-    facts = GPUS._replace(visible=("GPU-8f2c",) * 8)
+    facts = GPUS._replace(visible_devices=("GPU-8f2c",) * 8)
     assert refused("deepspeed", facts=facts)["code"] == "HST208"
     assert lines("torchrun", facts=facts)
 
@@ -460,8 +481,10 @@ def test_devices_that_have_no_number() -> None:
 
 
 def test_this_host() -> None:
-    facts = look_around(cluster("localhost slots=1\n127.0.0.1 slots=1\nno-such-host.invalid slots=1\n"), os.environ)
-    assert facts.here == {"localhost", "127.0.0.1"}
+    facts = find_local_facts(
+        cluster("localhost slots=1\n127.0.0.1 slots=1\nno-such-host.invalid slots=1\n"), os.environ
+    )
+    assert facts.local_hosts == {"localhost", "127.0.0.1"}
     assert facts.mpi == "openmpi"
     assert {"python", "deepspeed", "torchrun", "mpirun"} <= set(facts.programs)
     assert facts.programs["deepspeed"] == "deepspeed", "the tests' PATH has it"
@@ -471,16 +494,16 @@ def test_this_host() -> None:
 
 
 def test_two_jobs_on_one_host_meet_at_different_ports() -> None:
-    first, second = look_around(None, os.environ), look_around(None, os.environ)
+    first, second = find_local_facts(None, os.environ), find_local_facts(None, os.environ)
     assert first.port != second.port
 
 
 def test_programs_outside_of_path_are_called_in_full() -> None:
-    facts = look_around(None, {"PATH": "/nowhere"})
+    facts = find_local_facts(None, {"PATH": "/nowhere"})
     assert facts.programs["deepspeed"] == str(Path(sys.executable).parent / "deepspeed")
 
 
 def test_the_cpu_is_no_accelerator() -> None:
-    facts = look_around(None, {"PATH": os.environ["PATH"], "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"})
-    assert (facts.accelerators, facts.visible) == (0, None)
-    assert look_around(None, {"CUDA_VISIBLE_DEVICES": "-1"}).accelerators == 0
+    facts = find_local_facts(None, {"PATH": os.environ["PATH"], "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert (facts.accelerators, facts.visible_devices) == (0, None)
+    assert find_local_facts(None, {"CUDA_VISIBLE_DEVICES": "-1"}).accelerators == 0

@@ -19,22 +19,22 @@ import pytest
 from dslpar.cluster import network
 from dslpar.cluster.hostfile import parse
 from dslpar.core.errors import Finding
-from dslpar.launch import agent, preflight, ssh
-from dslpar.launch.agent import Sight
-from dslpar.launch.preflight import Look, Visited
+from dslpar.launch import agent, host_findings, preflight, ssh
+from dslpar.launch.agent import HostReport
+from dslpar.launch.host_findings import HostChecks, HostResult
 from tests.support.runs import ROOT, write_config
 from tests.system.two_hosts.hosts import Hosts, missing, two_hosts
 
 HOSTS = parse("node1 slots=4\nnode2 slots=4\n", "hosts").hosts
 VERSIONS = agent.versions()
-GOOD = Sight("node", VERSIONS, {}, "shared", True, 40000, 4, 8, "eth0", 0.0)
-LOOK = Look(files=(), output_dir="out")
+GOOD = HostReport("node", VERSIONS, {}, "shared", True, 40000, 4, 8, "eth0", 0.0)
+CHECKS = HostChecks(files=(), output_dir="out")
 
 
-def found(second: Sight, look: Look = LOOK, skew_s: float = 0.0) -> list[Finding]:
+def found(second: HostReport, checks: HostChecks = CHECKS, skew_s: float = 0.0) -> list[Finding]:
     """What is said where the first host is well, and the second is as given."""
-    visited = (Visited(HOSTS[0], GOOD), Visited(HOSTS[1], second, skew_s=skew_s))
-    return list(preflight._findings(visited, look))
+    results = (HostResult(HOSTS[0], GOOD), HostResult(HOSTS[1], second, skew_s=skew_s))
+    return list(host_findings.all_findings(results, checks))
 
 
 def test_nothing_is_said_of_hosts_that_are_alike() -> None:
@@ -55,10 +55,10 @@ def test_nothing_is_said_of_hosts_that_are_alike() -> None:
         (GOOD._replace(folder="not writable"), "HST214", "may not write to out", "output_dir="),
         (GOOD._replace(accelerators=2), "HST206", "node2 has 2 accelerators, and the hostfile asks for 4", "slots=2"),
         (GOOD._replace(accelerators=0), "HST206", "node2 has 0 accelerators, and the hostfile asks for 4", "driver"),
-        (GOOD._replace(interface=""), "HST217", "node2 meets the other hosts by no interface", "GLOO_SOCKET_IFNAME"),
+        (GOOD._replace(interface=""), "HST217", "node2 has no network interface that the other", "GLOO_SOCKET_IFNAME"),
     ],
 )
-def test_a_host_that_differs(second: Sight, code: str, said: str, help_: str) -> None:
+def test_a_host_that_differs(second: HostReport, code: str, said: str, help_: str) -> None:
     (finding,) = found(second)
     assert finding.code == code
     assert said in finding.message
@@ -71,22 +71,24 @@ def test_the_config_is_compared_file_by_file(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     files = [str(tmp_path / "cfg.py"), str(tmp_path / "base.py")]
     there = {path: agent.digest(path) for path in files}
-    look = Look(files=files, output_dir="out")
-    reach_of = [Visited(HOSTS[0], GOOD._replace(digests=there))]
+    checks = HostChecks(files=files, output_dir="out")
+    results = [HostResult(HOSTS[0], GOOD._replace(digests=there))]
     one_missing = GOOD._replace(digests={files[0]: "", files[1]: "another"})
-    said = [one.message for one in preflight._findings((*reach_of, Visited(HOSTS[1], one_missing)), look)]
+    said = [one.message for one in host_findings.all_findings((*results, HostResult(HOSTS[1], one_missing)), checks)]
     assert said == [f"node2 has no file {files[0]}", f"node2 has another {files[1]} than this host"]
 
 
 def test_accelerators_count_only_where_they_are_used() -> None:
-    assert found(GOOD._replace(accelerators=2), Look(files=(), output_dir="out", on_cpu=True)) == []
+    assert found(GOOD._replace(accelerators=2), HostChecks(files=(), output_dir="out", on_cpu=True)) == []
     none = GOOD._replace(accelerators=0)
-    assert list(preflight._findings((Visited(HOSTS[0], none), Visited(HOSTS[1], none)), LOOK)) == [], "no host has one"
+    assert list(host_findings.all_findings((HostResult(HOSTS[0], none), HostResult(HOSTS[1], none)), CHECKS)) == [], (
+        "no host has one"
+    )
 
 
 def test_a_user_on_a_host_is_no_part_of_what_others_look_for() -> None:
     hosts = parse("me@node1 slots=4\nme@node2 slots=4\n", "hosts").hosts
-    assert [preflight._question(hosts, number, LOOK, "").towards for number in (0, 1)] == [["node2"], ["node1"]]
+    assert [preflight._query(hosts, number, CHECKS, "").peers for number in (0, 1)] == [["node2"], ["node1"]]
 
 
 @pytest.mark.parametrize(("skew_s", "said"), [(1.5, None), (-1.5, None), (90.0, "90 s ahead of"), (-7.0, "7 s behind")])
@@ -101,11 +103,11 @@ def test_a_clock_is_off_only_beyond_what_passed_meanwhile() -> None:
 
 
 def test_a_port_that_is_taken_is_told_where_it_was_asked_for() -> None:
-    visited = (Visited(HOSTS[0], GOOD._replace(port_is_free=False)), Visited(HOSTS[1], GOOD))
-    (finding,) = preflight._findings(visited, Look(files=(), output_dir="out", port=29500))
+    results = (HostResult(HOSTS[0], GOOD._replace(port_is_free=False)), HostResult(HOSTS[1], GOOD))
+    (finding,) = host_findings.all_findings(results, HostChecks(files=(), output_dir="out", port=29500))
     assert (finding.code, finding.message) == ("HST216", "port 29500 of node1 is taken: another job meets there")
     assert "--master-port 40000" in finding.help
-    assert list(preflight._findings(visited, LOOK)) == []
+    assert list(host_findings.all_findings(results, CHECKS)) == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_a_port_that_is_taken_is_told_where_it_was_asked_for() -> None:
         (255, "ssh: connect to host node2 port 22: Connection timed out", "HST211", "does not answer", "is it up"),
         (255, "ssh: connect to host node2 port 22: No route to host", "HST211", "no route", "is it up"),
         (255, "me@node2: Permission denied (publickey).", "HST211", "without a password", "ssh-copy-id node2"),
-        (255, "Host key verification failed.", "HST211", "key that is not known", "ssh node2, once"),
+        (255, "Host key verification failed.", "HST211", "unknown or a changed host key", "ssh node2, once"),
         (255, "kex_exchange: something else", "HST211", "something else", "ssh node2"),
         (97, "sh: cd: can't cd to /x", "HST213", "has no folder", "shared file system"),
         (127, "env: python: No such file or directory", "HST212", "has no ", "same path"),
@@ -131,7 +133,7 @@ def test_a_port_that_is_taken_is_told_where_it_was_asked_for() -> None:
     ],
 )
 def test_why_a_host_did_not_answer(status: int, stderr: str, code: str, said: str, help_: str) -> None:
-    finding = preflight._why(HOSTS[1], status, f"a banner\n{stderr}\n")
+    finding = host_findings.failure_of(HOSTS[1], status, f"a banner\n{stderr}\n")
     assert finding.code == code
     assert said in finding.message
     assert help_ in finding.help
@@ -143,7 +145,7 @@ SAYS = {
     "of another dslpar": (
         """echo '{"dslpar": {"host": "n", "versions": {"dslpar": "9.9+0"}, "new": 1}}'""",
         "HST212",
-        "node2 has dslpar 9.9+0, and this host another",
+        "node2 has dslpar 9.9+0, and this host another version",
     ),
     "nothing": ("exit 0", "HST212", "cannot run dslpar: status 0"),
 }
@@ -155,10 +157,10 @@ def test_whatever_a_host_says_is_a_finding(what: str, tmp_path: Path, monkeypatc
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    one = preflight._visit(HOSTS[1], agent.Question([]), LOOK)
-    assert one.wrong is not None
-    assert one.wrong.code == code
-    assert said in one.wrong.message
+    one = preflight._inspect(HOSTS[1], agent.Query([]), CHECKS)
+    assert one.failure is not None
+    assert one.failure.code == code
+    assert said in one.failure.message
 
 
 # ---- whether hosts meet ----
@@ -170,8 +172,8 @@ def test_whatever_a_host_says_is_a_finding(what: str, tmp_path: Path, monkeypatc
 def test_hosts_meet_by_the_name_that_ranks_use(first: str, said: list[str]) -> None:
     hosts = parse(f"{first} slots=1\n127.0.0.1 slots=1\n", "hosts").hosts
     port = network.free_port()
-    look = Look(files=(), output_dir="out", here=frozenset({first, "127.0.0.1"}))
-    found = list(preflight._apart(hosts, port, look))
+    checks = HostChecks(files=(), output_dir="out", local_hosts=frozenset({first, "127.0.0.1"}))
+    found = list(preflight._cannot_connect(hosts, port, checks))
     assert [one.message.startswith(text.format(port)) for one, text in zip(found, said, strict=True)] == [True] * len(
         said
     )
@@ -180,7 +182,7 @@ def test_hosts_meet_by_the_name_that_ranks_use(first: str, said: list[str]) -> N
 
 
 def test_nobody_listens() -> None:
-    assert agent.meet("127.0.0.1", network.free_port()) == "Connection refused"
+    assert agent.connect("127.0.0.1", network.free_port()) == "Connection refused"
 
 
 # ---- which host this is ----
@@ -203,20 +205,20 @@ def test_this_host(tmp_path: Path) -> None:
         server.bind(("", 0))
         server.listen()
         port = server.getsockname()[1]
-        sight = agent.look(agent.Question([str(file), str(tmp_path / "none")], port=port))
-    assert not sight.port_is_free
-    assert network.is_free(sight.free_port)
-    assert sight.versions == VERSIONS
-    assert sight.versions["dslpar"].count("+") == 1
-    assert (len(sight.digests[str(file)]), sight.digests[str(tmp_path / "none")]) == (64, "")
-    assert agent.look(agent.Question([], mark=str(file))).folder == "shared"
-    assert agent.look(agent.Question([], mark=str(tmp_path / "none"))).folder == "not shared"
+        report = agent.inspect(agent.Query([str(file), str(tmp_path / "none")], port=port))
+    assert not report.port_is_free
+    assert network.is_free(report.free_port)
+    assert report.versions == VERSIONS
+    assert report.versions["dslpar"].count("+") == 1
+    assert (len(report.digests[str(file)]), report.digests[str(tmp_path / "none")]) == (64, "")
+    assert agent.inspect(agent.Query([], mark=str(file))).folder == "shared"
+    assert agent.inspect(agent.Query([], mark=str(tmp_path / "none"))).folder == "not shared"
 
 
 def test_no_mark_is_left(tmp_path: Path) -> None:
     (host,) = parse("localhost slots=1\n", "hosts").hosts
-    checked = preflight.check(
-        (host,), Look(files=(), output_dir=str(tmp_path / "runs" / "a"), here=frozenset({"localhost"}))
+    checked = preflight.check_hosts(
+        (host,), HostChecks(files=(), output_dir=str(tmp_path / "runs" / "a"), local_hosts=frozenset({"localhost"}))
     )
     assert checked.findings == ()
     assert list(tmp_path.iterdir()) == [], "nor a folder"
@@ -227,8 +229,8 @@ def test_no_mark_is_left(tmp_path: Path) -> None:
 def test_an_output_folder_that_this_host_cannot_write_to() -> None:
     """Nothing is said of others, which were not asked."""
     (host,) = parse("localhost slots=1\n", "hosts").hosts
-    look = Look(files=(), output_dir="/proc/none/out", here=frozenset({"localhost"}))
-    (found,) = preflight.check((host,), look).findings
+    checks = HostChecks(files=(), output_dir="/proc/none/out", local_hosts=frozenset({"localhost"}))
+    (found,) = preflight.check_hosts((host,), checks).findings
     assert (found.code, found.message.partition(": ")[0]) == ("HST214", "this host may not write to /proc/none/out")
 
 
@@ -238,8 +240,8 @@ def test_a_visit_imports_no_torch() -> None:
 
 
 def test_a_command_for_another_host_is_quoted() -> None:
-    words = ssh.words("node2", ["echo", "a b", "$HOME"], {"A": "b c"}, "/my folder")
-    assert words[-1] == "cd '/my folder' || exit 97; exec env 'A=b c' echo 'a b' '$HOME'"
+    command = ssh.command("node2", ["echo", "a b", "$HOME"], {"A": "b c"}, "/my folder")
+    assert command[-1] == "cd '/my folder' || exit 97; exec env 'A=b c' echo 'a b' '$HOME'"
 
 
 def test_a_signal_finds_the_processes_of_its_job_alone() -> None:
@@ -249,7 +251,7 @@ def test_a_signal_finds_the_processes_of_its_job_alone() -> None:
     mine, rank, other = sleeper("one"), sleeper("one", RANK="0"), sleeper("one1")
     try:
         _until(lambda: len(list(agent.processes("one"))) == 2)
-        assert agent.send("one", signal.SIGKILL) == 2
+        assert agent.send_signal("one", signal.SIGKILL) == 2
         assert [process.wait(10) for process in (mine, rank)] == [-signal.SIGKILL] * 2
         assert other.poll() is None
     finally:
@@ -325,7 +327,7 @@ def test_all_that_is_wrong_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None
     assert status == 1, said
     assert f"{hostfile}:2:1: HST213 config-differs-there: host1 has no file {config}" in said
     assert f"{hostfile}:2:1: HST214 output-not-shared: host1 does not see" in said
-    assert f"{hostfile}:3:1: HST211 unreachable-host: host7 has a name that is not known here" in said
+    assert f"{hostfile}:3:1: HST211 unreachable-host: host7 has a name that is unknown here" in said
     assert f"{hostfile}:4:1: HST211 unreachable-host: 10.77.0.77 cannot be reached: no route" in said
     assert time.monotonic() - began < 30, "side by side"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,11 @@ import pytest
 
 from benchmarks.faults import processes_with
 from dslpar.launch import supervise
-from dslpar.watchdog import guard, processes, rank_monitor
-from dslpar.watchdog.hang_analysis import NO_STACK, Shown, all_stacks, culprit
+from dslpar.watchdog import guard, processes, rank_monitor, verdicts
+from dslpar.watchdog.guard import TRANSITIONS, Event, Guard, State
+from dslpar.watchdog.hang_analysis import NO_STACK, RankStacks, find_blocking_rank, format_stacks
+from dslpar.watchdog.peers import SILENCE_S, Peer
+from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.status_page import TOO_LATE, StatusPage
 from tests.support.runs import ROOT
@@ -32,7 +36,7 @@ RANK = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
 from dslpar.watchdog import rank_monitor
-from dslpar.watchdog.reports import Rank
+from dslpar.watchdog.marks import Rank
 rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
 monitor = rank_monitor.monitor_rank(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
 if rank == 0 and world > 1:
@@ -137,7 +141,7 @@ def test_a_host_that_is_gone(tmp_path: Path, gone: int) -> None:
             os.kill(pid, signal.SIGSTOP)
         left = [process for rank, process in enumerate(ranks.processes) if rank != gone]
         assert [process.wait(15) for process in left] == [1, 1]
-        assert guard.SILENCE_S - 1.5 < time.monotonic() - ranks.began < 14
+        assert SILENCE_S - 1.5 < time.monotonic() - ranks.began < 14
         lines = ranks.all_said()
         if gone:
             begins = f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
@@ -169,7 +173,7 @@ def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, 
         assert ranks.processes[1].wait(10) == 1
         ends = time.monotonic() + 5
         while left := [pid for pid in processes_with(ranks.mark) if not _is_stopped(pid)]:
-            assert time.monotonic() < ends, [processes.words_of(pid)[:2] for pid in left]
+            assert time.monotonic() < ends, [processes.command_line(pid)[:2] for pid in left]
             time.sleep(0.05)
         assert ranks.all_said() == [
             f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
@@ -203,24 +207,24 @@ def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
 
 def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_path: Path) -> None:
     StatusPage(tmp_path / "1.board", make=True)
-    one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one = Guard(Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
     one._forgive(60.0)
-    one._silent()
-    assert not one.decided
-    one.waits.close()
+    one._look_for_silence()
+    assert one.state is State.WATCHING
+    one.poller.close()
 
 
 def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its port may be closed between hosts, and training go by another network."""
     StatusPage(tmp_path / "1.board", make=True).set_hub("10.0.0.1:4711:token")
-    one = guard.Guard(guard.Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
-    one.hub_sought_s = one.now - guard.SILENCE_S - 1
-    one._silent()
-    one._silent()
-    assert not one.decided
+    one = Guard(Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one.link.wanted_s = one.now - SILENCE_S - 1
+    one._look_for_silence()
+    one._look_for_silence()
+    assert one.state is State.WATCHING
     said = "cannot reach the guard of rank 0 at 10.0.0.1:4711: faults elsewhere are not told here"
     assert capfd.readouterr().err == f"[rank 1 of 2 on host0] {said}\n"
-    one.waits.close()
+    one.poller.close()
 
 
 MEETS = """\
@@ -240,7 +244,7 @@ place = bootstrap.DistributedEnv({rank}, 2, {rank}, 2, "127.0.1.1", 1)
 monitor = bootstrap.monitor_rank(place, os.environ)
 bootstrap._connect_guards(place, monitor, Store())
 monitor.wait_for_rank_0(0.7 if place.rank == 0 else 10)
-sys.exit(place.rank == 1 and not monitor.page.first_left)
+sys.exit(place.rank == 1 and not monitor.page.rank_0_left)
 """
 
 
@@ -258,7 +262,7 @@ sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
 from dslpar.watchdog import rank_monitor
-from dslpar.watchdog.reports import Rank
+from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 80, "host0", os.getpid()), os.environ)
 port = monitor.guard_port()
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
@@ -283,7 +287,7 @@ EARLY = """\
 import os, pathlib, signal, sys, time
 sys.path.insert(0, {root!r})
 from dslpar.watchdog import rank_monitor
-from dslpar.watchdog.reports import Rank
+from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 2, "host0", os.getpid()), os.environ)
 (guard,) = pathlib.Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()
 assert monitor.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
@@ -308,20 +312,20 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
         assert said.endswith(": it left in the middle of the run")
 
 
-def test_where_every_other_host_is_silent_it_may_be_ours(tmp_path: Path) -> None:
-    StatusPage(tmp_path / "0.board", make=True)
-    hub = guard.Guard(guard.Settings(0, 8, "host0", os.getpid(), str(tmp_path), True, "", "", 0, True, True))
-    line: Any = None
-    for rank in range(1, 8):
-        hub.peers[rank] = guard.Peer(line, rank, f"rank {rank}", f"host{rank // 2}", hub.now - 7)
-    hub.peers[1].heard_s = hub.now
+def test_where_every_other_host_is_silent_it_may_be_ours() -> None:
+    connection: Any = None
+    peers = {rank: Peer(connection, rank, f"host{rank // 2}", 93.0) for rank in range(1, 8)}
+
+    def others() -> str:
+        return verdicts.other_silent_hosts("host0", "host1", list(peers.values()), now=100.0)
+
+    peers[1].received_s = 100.0
     ours = ", so every host but host0, which may itself be the one that is cut off"
-    assert hub._other_hosts("host1") == f", and of host2, host3{ours}"
-    hub.peers[7].heard_s = hub.now
-    assert hub._other_hosts("host1") == ", and of host2"
-    hub.peers[5].left = hub.peers[4].left = True
-    assert hub._other_hosts("host1") == ""
-    hub.waits.close()
+    assert others() == f", and of host2, host3{ours}"
+    peers[7].received_s = 100.0
+    assert others() == ", and of host2"
+    peers[5].left = peers[4].left = True
+    assert others() == ""
 
 
 @pytest.mark.prove
@@ -450,7 +454,7 @@ def look(receiver: Receiver, until: str) -> str:
     path, ends = receiver.folder / until, time.monotonic() + 15
     while not path.exists():
         assert time.monotonic() < ends, f"{until}: {sorted(receiver.folder.iterdir())}"
-        receiver.look()
+        receiver.poll()
         time.sleep(0.02)
     return path.read_text()
 
@@ -471,7 +475,7 @@ def test_a_stop_goes_over_the_network(tmp_path: Path, receiver: Receiver) -> Non
     with Ranks(tmp_path, then, reports=receiver.variable) as ranks:
         promised(tmp_path)
         look(receiver, "0.born")
-        receiver.stop(signal.SIGTERM)
+        receiver.send_stop(signal.SIGTERM)
         assert json.loads(look(receiver, "0.stopped")) == [7, "there", 75, False]
         assert ranks.statuses(10) == [75]
 
@@ -507,9 +511,71 @@ def test_strangers_are_not_heard(tmp_path: Path, receiver: Receiver) -> None:
             stranger.sendall(hello + b'{"mark": "0.error", "text": "x"}\n')
             ends = time.monotonic() + 0.3
             while time.monotonic() < ends:
-                receiver.look()
+                receiver.poll()
     assert receiver.connected == 0
     assert list(receiver.folder.iterdir()) == []
+
+
+# ---- the state machine ----
+
+
+def test_the_table_of_the_docstring_is_the_one_that_is_used() -> None:
+    lines = str(guard.__doc__).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.split()[:1] == ["event"])
+    states = [State[name] for name in lines[start].split()[1:]]
+    assert states == list(State)
+    rows = [re.split(r"  +", line.strip()) for line in lines[start + 1 : start + 1 + len(Event)]]
+    assert [row[0] for row in rows] == [event.name for event in Event] == [event.name for event in TRANSITIONS]
+    for name, *cells in rows:
+        assert len(cells) == len(State)
+        for state, cell in zip(states, cells, strict=True):
+            assert cell == written(state, TRANSITIONS[Event[name]].get(state)), (name, state)
+
+
+def written(state: State, transition: guard.Transition | None) -> str:
+    """A cell of the table, of a state's column."""
+    if transition is None:
+        return "-"
+    return transition.action.__name__ + (
+        f" -> {transition.next.name}" if transition.next and transition.next is not state else ""
+    )
+
+
+class Recorder:
+    """Stands in for a guard: its actions are noted, and not done."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.done = state, list[str]()
+
+    handle = Guard.handle
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
+def test_every_event_in_every_state(event: Event, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken or passed over, and nothing leaves the end: a rank that is gone stays gone, a job that ends ends."""
+    transition = TRANSITIONS[event].get(state)
+    if transition is not None:
+        action = lambda one, *details: one.done.append(transition.action.__name__)  # noqa: E731
+        monkeypatch.setitem(TRANSITIONS, event, {state: transition._replace(action=action)})  # type: ignore[misc]
+    one: Any = Recorder(state)
+    one.handle(event)
+    assert one.done == ([transition.action.__name__] if transition else [])
+    assert one.state is ((transition.next if transition else None) or state)
+    if state is State.GONE:
+        assert transition is None
+    if state is State.ENDING:
+        assert one.state in (State.ENDING, State.GONE)
+
+
+def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
+    """The rank is gone, and that it failed is found out by the way."""
+    StatusPage(tmp_path / "0.board", make=True)
+    one = Guard(Settings(0, 1, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, True))
+    one.handle(Event.RANK_GONE)
+    assert one.state is State.GONE
+    assert json.loads((tmp_path / "0.verdict").read_text())[2].startswith("was the first to end")
+    one.poller.close()
 
 
 # ---- who holds the others up ----
@@ -538,8 +604,10 @@ READS = 'Thread 0x01 (most recent call first):\n  File "engine.py", line 5 in no
     ],
 )
 def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int, why: str) -> None:
-    shown = [Shown(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))]
-    who, words = culprit(shown)
+    shown = [
+        RankStacks(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))
+    ]
+    who, words = find_blocking_rank(shown)
     assert who.rank == rank
     assert words.startswith(why)
 
@@ -548,14 +616,14 @@ def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
     """Those of 1,000 ranks would else be too long for a terminal, and for a line to `dslpar launch`."""
     other = IN.replace("0x01", "0x7f02")
     shown = [
-        Shown(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
+        RankStacks(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
     ]
-    text = all_stacks(shown[500], shown)
+    text = format_stacks(shown[500], shown)
     assert text.startswith(f"---- rank 500 ----\n{OUT}\n---- rank 0 ----\n---- rank 1 ----\n")
     assert text.endswith(f"---- rank 999 ----\n{IN.rstrip()}")
     assert text.count("most recent call first") == 2
-    many = [Shown(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
-    assert len(all_stacks(many[0], many)) < 2**20 + 100
+    many = [RankStacks(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
+    assert len(format_stacks(many[0], many)) < 2**20 + 100
 
 
 # ---- the status page ----
@@ -566,8 +634,8 @@ def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
     page.set_location("stage 1 (pipe 1, data 0, tensor 0)")
     page.enter("step", 12, 600)
     seen = StatusPage(tmp_path / "0.board").progress()
-    assert seen.words() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
-    assert (seen.allowed_s, seen.moves) == (600, 1)
+    assert seen.describe() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
+    assert (seen.limit_s, seen.num_entries) == (600, 1)
     assert abs(seen.since_s - time.monotonic()) < 5
     for phase, step, words in (
         ("building", 0, "building"),
@@ -575,4 +643,4 @@ def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
         ("ending", 5, "ending after step 5"),
     ):
         page.enter(phase, step)
-        assert StatusPage(tmp_path / "0.board").progress().words().endswith(words)
+        assert StatusPage(tmp_path / "0.board").progress().describe().endswith(words)

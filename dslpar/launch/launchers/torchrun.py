@@ -1,0 +1,45 @@
+"""torchrun: one process a host, over ssh where that is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.launch import ssh
+from dslpar.launch.launchers.launcher import Launcher
+from dslpar.launch.request import LOCALHOST, MODULE, Command, Context
+
+
+def _commands(context: Context) -> Iterator[Command]:
+    request, facts = context.request, context.facts
+    if context.remote:
+        for command in _commands_without_ssh(context):
+            local = command.host in facts.local_hosts
+            argv = ssh.command(command.host, command.argv, command.environ, facts.folder)
+            yield command if local else Command({}, argv, command.host)
+        return
+    start = (facts.programs["torchrun"], "--nproc_per_node", str(context.slots))
+    meet = ("--master_addr", LOCALHOST, "--master_port", context.master_port) if request.port else ("--standalone",)
+    yield Command({**context.environ, **context.devices}, (*start, *meet, "-m", MODULE, *request.arguments))
+
+
+def _commands_without_ssh(context: Context) -> Iterator[Command]:
+    # By its module, since another host's PATH may hold another torchrun.
+    python = context.facts.programs["python"]
+    start = (python, "-m", "torch.distributed.run", "--nproc_per_node", str(context.slots))
+    meet = ("--master_addr", context.master_addr, "--master_port", context.master_port)
+    for number, host in enumerate(context.hosts):
+        nodes = ("--nnodes", str(len(context.hosts)), "--node_rank", str(number))
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))} if host.devices else {}
+        argv = (*start, *nodes, *meet, "-m", MODULE, *context.request.arguments)
+        yield Command({**context.environ, **devices}, argv, host.name)
+
+
+LAUNCHER = Launcher(
+    program="torchrun",
+    install="pip install torch",
+    commands=_commands,
+    commands_without_ssh=_commands_without_ssh,
+    remote_programs=("ssh",),
+    of_this_python=True,
+    takes_ipv6=True,
+)

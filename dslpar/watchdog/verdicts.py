@@ -1,0 +1,93 @@
+"""What guards say about ranks that cannot say it: killed, gone with their host, or silent."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dslpar.watchdog.marks import Rank, Verdict
+from dslpar.watchdog.peers import SILENCE_S, Peer
+from dslpar.watchdog.status_page import Progress
+
+FATAL = "Fatal Python error"
+"""How faulthandler begins when Python crashes."""
+_MAX_NAMES = 8
+
+
+class Failure(NamedTuple):
+    """Why the job ends."""
+
+    verdict: Verdict | None = None
+    """None: the rank itself has told."""
+    host_lost: bool = False
+    """Whether a host is gone, so that launchers may wait for it for ever."""
+
+
+def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
+    """Make a verdict, now. `number`: the signal that ended the rank."""
+    return Verdict(rank._replace(pid=0), time.time(), how, text, at, number)
+
+
+def of_death(rank: Rank, at: str, status: int | None, stack: str, *, exited: bool) -> Verdict:
+    """Make the verdict about a rank that is gone, and left no error.
+
+    `status`: its wait status, where it was still to be had. `exited`: by sys.exit, so that Python's exit hooks ran.
+    """
+    code = "" if status is None else f", with status {status >> 8}"
+    if FATAL in stack:
+        how = "crashed first"
+    elif exited:
+        how = f"was the first to end, by sys.exit{code}: it left in the middle of the run"
+    elif status is None:
+        how = "was the first to end, without a word: most often by SIGKILL, most often from the kernel's "
+        how += "out-of-memory killer"
+    elif number := status & 0x7F:
+        killer = ": most often from the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
+        how = f"was the first to end, by {signal.Signals(number).name}{killer}"
+    else:
+        how = f"was the first to end{code}, by os._exit or C's exit"
+    return of_rank(rank, how, at, stack.rstrip(), (status or 0) & 0x7F)
+
+
+def of_silent_hub(own: Rank, name: str, host: str, at: str) -> Failure:
+    """Make the verdict about rank 0, of whose guard the guard of rank `own` has heard nothing."""
+    how = f"is silent for {SILENCE_S:.0f} s, and with it the host {host}: gone, or cut off from {own.host}"
+    return Failure(of_rank(Rank(0, own.world_size, name.rpartition(" on ")[2], 0), how, at), host != own.host)
+
+
+def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Progress, now: float) -> Failure:
+    """Make the verdict about the ranks of a host of which rank 0's guard has heard nothing."""
+    on_host = sorted((peer for peer in peers if peer.host == host), key=lambda peer: peer.rank)
+    late = [peer for peer in on_host if now - peer.received_s > SILENCE_S / 2]
+    first, whole = late[0], len(late) == len(on_host) and host != own.host
+    rest = "though its host is not"
+    if whole:
+        ranks = _first_few([str(peer.rank) for peer in late])
+        others = other_silent_hosts(own.host, host, peers, now)
+        rest = f"and with it all of {host} (ranks {ranks}){others}: the host is gone, or cut off"
+    how = f"is silent for {SILENCE_S:.0f} s, {rest}"
+    at = last_seen(first.progress, own_progress)
+    return Failure(of_rank(Rank(first.rank, own.world_size, first.host, 0), how, at), whole)
+
+
+def other_silent_hosts(own_host: str, host: str, peers: Sequence[Peer], now: float) -> str:
+    """Name the other hosts that are as silent; where it is all of several, the fault may be with our own."""
+    expected = {peer.host for peer in peers if not peer.left} - {own_host, host}
+    heard = {peer.host for peer in peers if now - peer.received_s <= SILENCE_S / 2}
+    if not (silent := sorted(expected - heard)):
+        return ""
+    ours = "" if expected & heard else f", so every host but {own_host}, which may itself be the one that is cut off"
+    return f", and of {_first_few(silent)}{ours}"
+
+
+def last_seen(progress: Progress, own: Progress) -> str:
+    """Say where a silent rank is: no more than a step from our own, since all end a step together. The step that it was
+    last heard in may be long ago, where steps are short.
+    """
+    return (progress if progress.step >= own.step else own._replace(location=progress.location)).describe()
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
