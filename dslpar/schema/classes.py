@@ -1,8 +1,8 @@
-"""Sections that name a class: model and its layers, data, optimizer, schedule, gradient handlers.
+"""Read the sections that name a class: model and its layers, data, optimizer, LR scheduler, gradient handlers.
 
 A class goes by its name where dslpar, torch or DeepSpeed has it, by its full dotted name anywhere, and by a name that
-the process has registered (ColossalAI's registries). The tables of torch's and DeepSpeed's names are imported where a
-config uses one.
+the process has registered (as ColossalAI's registries have it). The tables of torch's and DeepSpeed's names are
+imported where a config uses one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _REGISTERED = "; one that is registered is known only in the process that regist
 
 
 def data(reader: Reader, node: Node, registered: Registered) -> Any:
-    """The data set."""
+    """Read the dataset."""
     typed = _mapping(reader, node, "data", "dslpar.data.", "text")
     if typed is None:
         return None
     if typed.name is None or typed.name not in sections.DATASETS:
-        return reader.bad_type("data", typed.name, typed.place, sections.DATASETS)
+        return reader.unknown_type("data", typed.name, typed.location, sections.DATASETS)
     return reader.fields(sections.DATASETS[typed.name], typed.entries, node, "data", "data")
 
 
 def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
-    """dslpar's own, one of torch's or DeepSpeed's by name, or a class of the author's own."""
+    """Read dslpar's own optimizer, one of torch's or DeepSpeed's by name, or a class of the author's."""
     typed = _mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
     if typed is None:
         return None
@@ -48,7 +48,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
         names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
-        return reader.bad_type("optimizer", typed.name, typed.place, names, _OWN_NAME.format("MyOptimizer", ""))
+        return reader.unknown_type("optimizer", typed.name, typed.location, names, _OWN_NAME.format("MyOptimizer", ""))
     if row is not None and row.refused:
         return _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
     known = None if row is None else {"lr": "PositiveFloat", **row.args}
@@ -58,7 +58,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
 def _other_optimizer(
     reader: Reader, name: str, entries: list[Entry], node: Node, known: Mapping[str, str] | None
 ) -> sections.OtherOptimizer:
-    """Its lr and weight_decay are fields; the rest are arguments, checked where they are known."""
+    """Read lr and weight_decay as fields, the rest as arguments, which are checked where they are known."""
     ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
     fields = [entry for entry in entries if entry.name in ours]
     rest = [entry for entry in entries if entry.name not in ours]
@@ -68,7 +68,7 @@ def _other_optimizer(
 
 
 def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
-    """dslpar's own, or one of DeepSpeed's or torch's by name."""
+    """Read dslpar's own LR scheduler, or one of DeepSpeed's or torch's by name."""
     typed = _mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
         return None
@@ -80,7 +80,7 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
     row = SCHEDULES.get(name)
     if row is None:
         known = [*sections.SCHEDULES, *(name for name, row in SCHEDULES.items() if not row.refused)]
-        return reader.bad_type("lr_scheduler", typed.name, typed.place, known)
+        return reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
     if row.refused:
         return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
     args = reader.typed_values(row.args, typed.entries)
@@ -89,18 +89,17 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
 
 
 def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typed, node: Node) -> None:
-    """Arguments without a default must be there."""
+    """Report arguments that are missing and have no default."""
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
         key = f"{source_key}.{name}"
         if name not in given and key not in reader.config.unknown | reader.invalid:
-            message = f"{source_key} has no {name}, which {typed.name} needs"
-            reader.fail("CFG104", node.location, message, f"add {name}=... to {source_key}", source_key, key)
+            reader.missing_key(name, source_key, node.location, key, f", which {typed.name} needs")
 
 
 def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, hint: str) -> None:
-    reader.fail(
-        "CFG108", typed.place, f"{source_key} cannot be {name!r}: {why}", hint, f"{source_key}.type", source_key
+    reader.report(
+        "CFG108", typed.location, f"{source_key} cannot be {name!r}: {why}", hint, f"{source_key}.type", source_key
     )
 
 
@@ -108,23 +107,23 @@ def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, 
 
 
 def model(reader: Reader, node: Node, registered: Registered) -> Any:
-    """dslpar's own, 'Sequential', a registered one, or a class of the author's own."""
+    """Read a model of dslpar's own, 'Sequential', a registered one, or a class of the author's."""
     if not node.is_mapping:
-        return reader.fail("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
+        return reader.report("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
     typed = reader.typed(node, "model", "dslpar.models.")
     if typed.name is None:
-        return reader.no_type("model", node.location, MODEL_HELP)
+        return reader.missing_type("model", node.location, MODEL_HELP)
     if typed.name in families.FAMILIES:
         return reader.fields(families.class_of(typed.name, "section"), typed.entries, node, "model", "model")
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
     if name == "Sequential":
         for entry in typed.entries:
             if entry.name != "layers_cfg":
-                reader.unknown(entry.name, entry.source_key, ("type", "layers_cfg"))
+                reader.unknown_key(entry.name, entry.source_key, ("type", "layers_cfg"))
         _demand(reader, "model", ("layers_cfg",), typed, node)
     elif "." not in name and name not in registered.get("models", ()):
         more = _OWN_NAME.format("MyModel", _REGISTERED)
-        reader.bad_type("model", name, typed.place, (*families.FAMILIES, "Sequential"), more)
+        reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
@@ -137,7 +136,7 @@ def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
     layers = entry.node.value
     if not isinstance(layers, SEQUENCE) or not layers:
         message = f"{entry.source_key} must be a list of dicts, at least one"
-        reader.fail("CFG102", entry.node.location, message, _LAYERS_HELP, entry.source_key)
+        reader.report("CFG102", entry.node.location, message, _LAYERS_HELP, entry.source_key)
         return
     before = len(reader.misreads)
     placed = [_layer(reader, layer, f"{entry.source_key}.{number}", registered) for number, layer in enumerate(layers)]
@@ -150,14 +149,14 @@ def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
 def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) -> int | None:
     """Check one layer. Its layer_idx, where it has one."""
     if not node.is_mapping:
-        reader.fail("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
+        reader.report("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
         return None
     typed = reader.typed(node, source_key, "torch.nn.")
     if typed.name is None:
-        reader.no_type(source_key, node.location, _LAYERS_HELP)
+        reader.missing_type(source_key, node.location, _LAYERS_HELP)
         return None
     if "." not in typed.name and typed.name not in registered.get("layers", ()):
-        _check_layer_name(reader, typed.name, typed.place, source_key)
+        _check_layer_name(reader, typed.name, typed.location, source_key)
         _check_layer_arguments(reader, typed.name, typed, node, source_key)
     index = node.value.get("layer_idx")
     if index is None or index.value is None:
@@ -166,13 +165,13 @@ def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) 
     return placed
 
 
-def _check_layer_name(reader: Reader, name: str, place: Location, source_key: str) -> None:
+def _check_layer_name(reader: Reader, name: str, location: Location, source_key: str) -> None:
     from dslpar.schema.torch_layers import LAYERS
 
     if name not in LAYERS:
         hint = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
         hint += _OWN_NAME.format("MyLayer", _REGISTERED)
-        reader.fail("CFG108", place, f"{source_key} has no type {name!r}", hint, f"{source_key}.type")
+        reader.report("CFG108", location, f"unknown type {name!r} in {source_key}", hint, f"{source_key}.type")
 
 
 def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, source_key: str) -> None:
@@ -185,7 +184,7 @@ def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, 
     known = (*layer.required, *layer.optional, "layer_idx")
     for entry in typed.entries:
         if entry.name not in known:
-            reader.unknown(entry.name, entry.source_key, known)
+            reader.unknown_key(entry.name, entry.source_key, known)
     _demand(reader, source_key, layer.required, typed, node)
 
 
@@ -200,7 +199,7 @@ def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
             message = f"layer_idx is {index}: it counts layers from 0, up, without gaps"
             source_key = f"{entry.source_key}.{number}.layer_idx"
             hint = f"{' or '.join(map(str, sorted(expected)))}, or leave it out"
-            reader.fail("PIP111", reader.config.at(source_key), message, hint, source_key, entry.source_key)
+            reader.report("PIP111", reader.config.at(source_key), message, hint, source_key, entry.source_key)
             return
         expected = {place, place + 1}
 
@@ -219,23 +218,23 @@ def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any
 
 def _handler(reader: Reader, node: Node, source_key: str, registered: Registered) -> Any:
     if not node.is_mapping:
-        return reader.fail("CFG102", node.location, f"{source_key} must be a dict", _HANDLER_HELP, source_key)
+        return reader.report("CFG102", node.location, f"{source_key} must be a dict", _HANDLER_HELP, source_key)
     typed = reader.typed(node, source_key, "colossalai.")
     if typed.name is None:
-        return reader.no_type(source_key, node.location, _HANDLER_HELP)
+        return reader.missing_type(source_key, node.location, _HANDLER_HELP)
     if typed.name in IDLE_HANDLERS:
         message = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
-        return reader.fail("DEAD103", typed.place, message, "leave it out", f"{source_key}.type")
+        return reader.report("DEAD103", typed.location, message, "leave it out", f"{source_key}.type")
     if typed.name == "MoeGradientHandler":
         why = "no layer here has experts"
-        return reader.fail(
-            "CFG108", typed.place, f"{source_key} cannot be {typed.name!r}: {why}", "leave it out", source_key
+        return reader.report(
+            "CFG108", typed.location, f"{source_key} cannot be {typed.name!r}: {why}", "leave it out", source_key
         )
     if "." not in typed.name and typed.name not in registered.get("gradient_handlers", ()):
         hint = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
-        message = f"{source_key} has no type {typed.name!r}"
-        return reader.fail(
-            "CFG108", typed.place, message, hint + _OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
+        message = f"unknown gradient handler {typed.name!r}"
+        return reader.report(
+            "CFG108", typed.location, message, hint + _OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
         )
     return sections.GradientHandler(target=typed.name, args=_plain(typed.entries))
 
@@ -257,7 +256,7 @@ def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -
     if node.is_mapping:
         return reader.typed(node, key, package, default)
     named = node.value if isinstance(node.value, str) and node.value else default  # optimizer = 'RMSprop'
-    reader.fail("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={named!r}, ...)", key)
+    reader.report("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={named!r}, ...)", key)
     return None
 
 

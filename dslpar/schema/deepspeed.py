@@ -1,4 +1,4 @@
-"""The section `deepspeed`: DeepSpeed's own keys by its own names, closed at every depth, each with its type.
+"""Read the section `deepspeed`: DeepSpeed's own keys by its own names, closed at every depth, each with its type.
 
 DeepSpeed checks a part of this itself, when it starts, and accepts the rest in silence. Imported where a config has
 the section.
@@ -12,7 +12,7 @@ from typing import Any
 from dslpar.core.suggest import nearest
 from dslpar.language.tree import Node
 from dslpar.schema import deepspeed_policy
-from dslpar.schema.reader import Entry, Reader, entries_of, listed, renamed
+from dslpar.schema.reader import Entry, Reader, entries_of, spelling_fix
 from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"
@@ -21,7 +21,7 @@ _ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_poli
 
 
 def raw(reader: Reader, node: Node) -> dict[str, Any]:
-    """The values of the section; None is as absent, and what is wrong is left out."""
+    """Return the values of the section; None is as absent, and what is wrong is left out."""
     entries = entries_of(node, SECTION)
     values = {entry.name: entry.node.plain() for entry in entries if entry.name in _ELSEWHERE}
     return values | _section(reader, "", [entry for entry in entries if entry.name not in _ELSEWHERE])
@@ -55,26 +55,26 @@ def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> Any:
 
 
 def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> None:
-    """The problem of a key that DeepSpeed has not, which it would not say."""
+    """Report a key that DeepSpeed does not have, and would ignore in silence."""
     names = list(known)
-    message = f"DeepSpeed has no key {entry.name!r}" + (f" in {path}" if path else "")
+    message = f"unknown DeepSpeed key {entry.name!r}" + (f" in {path}" if path else "")
     close = nearest(entry.name, names if path else [*names, *_ELSEWHERE])
     if not path and close in _ELSEWHERE:
         hint = f"did you mean {close!r}? {_why_not(close)}"
-        reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key)
+        reader.report("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key)
         return
-    fix = renamed(reader.config, entry.source_key, names)
+    fix = spelling_fix(reader.config, entry.source_key, names)
     if not path and entry.name in deepspeed_policy.ZERO:
         hint, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
     else:
-        hint = f"did you mean {close!r}?" if close else f"the keys are {listed(names)}"
-    reader.fail("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
+        hint = f"did you mean {close!r}?" if close else f"the keys are {', '.join(names)}"
+    reader.report("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
 
 
 def _why_not(name: str) -> str:
-    """What stands in the way of a key that a misspelt one resembles."""
+    """Say what stands in the way of a key that a misspelt one resembles."""
     if name in deepspeed_policy.OURS:
-        return f"{name} is decided by {deepspeed_policy.OURS[name]}: say it under {deepspeed_policy.OURS[name]}"
+        return f"{name} is decided by {deepspeed_policy.OURS[name]}: write it there"
     if name in deepspeed_policy.REMOVED:
         return "DeepSpeed has removed it: leave it out"
     return "dslpar does not support it: leave it out"

@@ -1,8 +1,7 @@
-"""How sections are read: closed sets of keys, kinds, shorthands and aliases; what is wrong gathers, reading goes on.
+"""The reader of a section: a closed set of keys with types, shorthands and aliases; mistakes are gathered, all at once.
 
-`Reader` is the machinery, which knows no section: `dslpar.schema.sections_reader` has the sections,
-`dslpar.schema.classes` what goes by the
-name of a class.
+`Reader` knows no section by name: `dslpar.schema.sections_reader` reads all of them, `dslpar.schema.classes` those that
+name a class.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Registered = Mapping[str, Collection[str]]
 
 
 class Misread(NamedTuple):
-    """One thing that could not be read: the code of the rule that reports it, and what it says."""
+    """A mistake in the config: the code of the rule that reports it, and its message."""
 
     code: str
     location: Location
@@ -50,15 +49,15 @@ class Typed(NamedTuple):
     """A section that names a class."""
 
     name: str | None
-    """The class, short if it is of the package that was asked for; None where nothing names one."""
+    """The class, without its package if that is the expected one; None where nothing names a class."""
     entries: list[Entry]
     """The section without its type."""
-    place: Location
-    """Where the type stands, or the section."""
+    location: Location
+    """Of the type, or of the section where there is none."""
 
 
 class Reader:
-    """One pass over the tree; problems, invalid keys and written keys gather here."""
+    """One pass over the tree of a config; gathers mistakes, invalid keys and written keys."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -69,23 +68,23 @@ class Reader:
     # Sections ------------------------------------------------------------------------------------------------
 
     def section(self, cls: type, node: Node, key: str, source_key: str) -> Any:
-        """An instance of `cls`; None if the node is no mapping."""
+        """Read a section into an instance of `cls`; None if it is not a dict, and no shorthand either."""
         shorthand = shorthand_of(cls)
         if node.is_mapping:
             return self.fields(cls, entries_of(node, source_key), node, key, source_key)
         if not shorthand or isinstance(node.value, SEQUENCE):
-            return self.fail(
-                "CFG102", node.location, f"{source_key} must be a dict", _like(cls, source_key), source_key, key
-            )
+            names = [item.name for item in fields(cls) if item.required] or [item.name for item in fields(cls)][:2]
+            hint = f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"
+            return self.report("CFG102", node.location, f"{source_key} must be a dict", hint, source_key, key)
         return self.fields(cls, [Entry(shorthand, node, source_key)], node, key, source_key)
 
     def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any) -> Any:
-        """An instance of `cls` from these entries, and from `values`, which are right already."""
+        """Make an instance of `cls` from these entries, and from `values`, which are right already."""
         known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
         for entry in _inlined(cls, entries):
             field = known.get(aliases.get(entry.name, entry.name))
             if field is None:
-                meant = self.unknown(entry.name, entry.source_key, [*known, *aliases])
+                meant = self.unknown_key(entry.name, entry.source_key, [*known, *aliases])
                 self.invalid.add(f"{key}.{aliases.get(str(meant), meant)}")
             elif entry.node.value is not None:
                 self._field(field, entry, f"{key}.{field.name}", values)
@@ -93,7 +92,9 @@ class Reader:
 
     def _field(self, field: Field, entry: Entry, key: str, values: dict[str, Any]) -> None:
         if key in self.written:
-            self._twice(entry.source_key, self.written[key])
+            both = f"{entry.source_key} and {self.written[key]}"
+            location = self.config.key_at(entry.source_key)
+            self.report("CFG110", location, f"{both} are the same key", f"keep one of {both}", entry.source_key)
             return
         self.written[key] = entry.source_key
         nested = classes_of(field)
@@ -105,7 +106,7 @@ class Reader:
     def _make(
         self, cls: type, known: Mapping[str, Field], values: dict[str, Any], node: Node, key: str, source_key: str
     ) -> Any:
-        """An instance; what is invalid has its default, and a required field a placeholder that `invalid` guards."""
+        """Make the instance; an invalid field gets its default, a required one a placeholder that `invalid` guards."""
         for name, field in known.items():
             if values.get(name) is None:
                 values.pop(name, None)
@@ -113,43 +114,40 @@ class Reader:
                 continue
             values[name] = _PLACEHOLDER
             if not {f"{key}.{name}", f"{source_key}.{name}"} & (self.invalid | self.config.unknown):
-                message = f"{source_key} has no {name}"
-                self.fail(
-                    "CFG104", node.location, message, f"add {name}=... to {source_key}", source_key, f"{key}.{name}"
-                )
+                self.missing_key(name, source_key, node.location, f"{key}.{name}")
         return cls(**values)
 
     def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
-        """A value of that type; None, and a problem, if it is none."""
+        """Return a value of that type; where it is none, report it and return None."""
         value = node.plain()
         hint = f"{source_key.rpartition('.')[2]} is {type_.description}"
         if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
-            return self.fail("CFG102", node.location, message, _unquoted(type_, value) or hint, source_key, key)
+            return self.report("CFG102", node.location, message, _unquoted(type_, value) or hint, source_key, key)
         if type_.choices and value not in type_.choices:
             why = type_.refused.get(value)
-            message = f"{source_key} cannot be {value!r}: {why}" if why else f"{source_key} has no choice {value!r}"
+            message = f"{source_key} cannot be {value!r}: {why}" if why else f"unknown {source_key} {value!r}"
             close = ("" if why else did_you_mean(value, type_.choices)) or hint
-            fix = recased(self.config, node.location, value, type_.choices)
-            return self.fail("CFG108", node.location, message, close, source_key, key, fix)
+            fix = recase_fix(self.config, node.location, value, type_.choices)
+            return self.report("CFG108", node.location, message, close, source_key, key, fix)
         if not type_.holds(value):
             message = f"{source_key} is {show(value)}, and must be {type_.description}"
-            return self.fail("CFG103", node.location, message, hint, source_key, key)
+            return self.report("CFG103", node.location, message, hint, source_key, key)
         return tuple(value) if type_.python_types == SEQUENCE else value
 
     def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
-        """Plain values of entries whose types are known by name; an unknown one is a problem, None is as absent."""
+        """Return the plain values of entries whose types are known by name; None is as absent."""
         values = {}
         for entry in entries:
             if entry.name not in known:
-                self.unknown(entry.name, entry.source_key, known)
+                self.unknown_key(entry.name, entry.source_key, known)
             elif entry.node.value is not None:
                 self.written[entry.source_key] = entry.source_key
                 values[entry.name] = self._typed_value(known[entry.name], entry)
         return {name: value for name, value in values.items() if value is not None}
 
     def _typed_value(self, type_name: str, entry: Entry) -> Any:
-        """A scalar, or one of DeepSpeed's mappings, for which a bare text may stand."""
+        """Return a scalar, or one of DeepSpeed's mappings, for which a bare value may stand."""
         source_key = entry.source_key
         if type_name in TYPES:
             return self.scalar(TYPES[type_name], entry.node, source_key, source_key)
@@ -161,8 +159,7 @@ class Reader:
             given = {item.name for item in below if item.node.value is not None}
             unknown = f"{source_key}.{shorthand}" in self.config.unknown or not given <= set(known)
             if shorthand and shorthand not in given and not unknown:
-                message = f"{source_key} has no {shorthand}"
-                self.fail("CFG104", entry.node.location, message, f"add {shorthand}=...", source_key)
+                self.missing_key(shorthand, source_key, entry.node.location, source_key)
             return self.typed_values(known, below)
         if not shorthand:
             return self.scalar(TYPES["Dict"], entry.node, source_key, source_key)
@@ -171,7 +168,7 @@ class Reader:
     # Classes by name -----------------------------------------------------------------------------------------
 
     def typed(self, node: Node, source_key: str, package: str, default: str | None = None) -> Typed:
-        """The class that a mapping names by its type, or as a LazyCall."""
+        """Split a section into the class that it names, by its type or as a LazyCall, and the rest."""
         written = node.value.get("type")
         value = node.target if node.target is not None else (written.value if written else None)
         value = default if value is None else value  # type=None is as absent
@@ -182,70 +179,63 @@ class Reader:
         entries = [entry for entry in entries_of(node, source_key) if entry.name != "type"]
         return Typed(value if isinstance(value, str) else None, entries, written.location if written else node.location)
 
-    def bad_type(self, source_key: str, name: object, place: Location, known: Iterable[str], more: str = "") -> None:
-        """The problem of a class that nobody knows by that name."""
-        names = list(known)
-        hint = did_you_mean(name, names) or f"the types of {source_key} are {listed(names)}"
-        fix = recased(self.config, place, name, names)
-        self.fail(
-            "CFG108", place, f"{source_key} has no type {name!r}", hint + more, f"{source_key}.type", source_key, fix
-        )
+    # Mistakes ------------------------------------------------------------------------------------------------
 
-    def no_type(self, source_key: str, place: Location, hint: str) -> None:
-        """The problem of a section that names no class, unless what it names is unknown for another reason."""
-        if f"{source_key}.type" in self.config.unknown:
-            self.invalid.add(source_key)
-        else:
-            self.fail("CFG104", place, f"{source_key} has no type", hint, source_key)
-
-    # What is wrong -------------------------------------------------------------------------------------------
-
-    def unknown(self, name: str, source_key: str, known: Iterable[str]) -> str | None:
-        """The problem of a key that its section does not have. The key that is certain to be meant: it is invalid."""
-        if source_key.partition(".")[0] in _OF_DEEPSPEED:
-            from dslpar.schema.deepspeed_policy import explain
-
-            if (explained := explain(source_key)) is not None:
-                code, message, hint = explained
-                self.fail(code, self.config.key_at(source_key), message, hint, source_key)
-                return None
-        names = list(known)
-        section = source_key.rpartition(".")[0]
-        message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
-        keys = f"the {'keys' if section else 'sections'} are {listed(names)}"
-        hint = said_or_meant(source_key, names) or keys
-        self.fail(
-            "CFG101",
-            self.config.key_at(source_key),
-            message,
-            hint,
-            source_key,
-            fix=renamed(self.config, source_key, names),
-        )
-        meant = certain(self.config, source_key, names)
-        if meant is not None:
-            self.invalid.add(f"{section}.{meant}" if section else meant)
-        return meant
-
-    def _twice(self, source_key: str, other: str) -> None:
-        message = f"{source_key} and {other} say the same thing twice"
-        self.fail(
-            "CFG110", self.config.key_at(source_key), message, f"keep one of {source_key} and {other}", source_key
-        )
-
-    def fail(
+    def report(
         self,
         code: str,
-        place: Location,
+        location: Location,
         message: str,
         hint: str,
         source_key: str,
         key: str = "",
         fix: Fix | None = None,
     ) -> None:
-        """Note a problem; the key that it makes unknown is `key`, or the one that was written."""
-        self.misreads.append(Misread(code, place, message, hint, source_key, fix))
+        """Note a mistake; the key that it makes invalid is `key`, or else the one that was written."""
+        self.misreads.append(Misread(code, location, message, hint, source_key, fix))
         self.invalid.add(key or source_key)
+
+    def unknown_type(
+        self, source_key: str, name: object, location: Location, known: Iterable[str], more: str = ""
+    ) -> None:
+        """Report a section whose class nobody knows by that name."""
+        names = list(known)
+        hint = did_you_mean(name, names) or f"the types of {source_key} are {', '.join(names)}"
+        fix = recase_fix(self.config, location, name, names)
+        message = f"unknown {source_key} {name!r}"
+        self.report("CFG108", location, message, hint + more, f"{source_key}.type", source_key, fix)
+
+    def missing_type(self, source_key: str, location: Location, hint: str) -> None:
+        """Report a section that names no class, unless what it names is unknown for another reason."""
+        if f"{source_key}.type" in self.config.unknown:
+            self.invalid.add(source_key)
+        else:
+            self.report("CFG104", location, f"missing key 'type' in {source_key}", hint, source_key)
+
+    def missing_key(self, name: str, source_key: str, location: Location, key: str, why: str = "") -> None:
+        """Report a section without a key that it needs."""
+        message = f"missing key {name!r} in {source_key}{why}"
+        self.report("CFG104", location, message, f"add {name}=... to {source_key}", source_key, key)
+
+    def unknown_key(self, name: str, source_key: str, known: Iterable[str]) -> str | None:
+        """Report a key that its section does not have; return the one that it must stand for, which is then invalid."""
+        location = self.config.key_at(source_key)
+        if source_key.partition(".")[0] in _OF_DEEPSPEED:
+            from dslpar.schema.deepspeed_policy import explain
+
+            if (explained := explain(source_key)) is not None:
+                code, message, hint = explained
+                self.report(code, location, message, hint, source_key)
+                return None
+        names = list(known)
+        section = source_key.rpartition(".")[0]
+        message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
+        hint = suggestion(source_key, names) or f"the {'keys' if section else 'sections'} are {', '.join(names)}"
+        self.report("CFG101", location, message, hint, source_key, fix=spelling_fix(self.config, source_key, names))
+        meant = certain_name(self.config, source_key, names)
+        if meant is not None:
+            self.invalid.add(f"{section}.{meant}" if section else meant)
+        return meant
 
 
 _PLACEHOLDER = 1  # every required field is a PositiveInt
@@ -253,67 +243,63 @@ _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
 
 
-def certain(config: Config, source_key: str, known: Iterable[str]) -> str | None:
-    """The one known name that a key can mean, by its letters or in another framework; none that its section has."""
+def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str | None:
+    """Return the one known name that a key can stand for, by its letters or in another framework.
+
+    Names that its section has already are none.
+    """
     section, _, name = source_key.rpartition(".")
     beside = config.root.get(section)
     given = beside.value if beside is not None and beside.is_mapping else ()
     left = [item for item in known if item not in given]
-    theirs = _here(source_key, left)
-    if theirs is not None:
-        meant = theirs.rpartition(".")[2]
-        return meant if meant in left else None
-    return only_near(name, left)
+    key = _key_of_synonym(source_key, left)
+    if key is None:
+        return only_near(name, left)
+    meant = key.rpartition(".")[2]
+    return meant if meant in left else None
 
 
-def renamed(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
-    """The change of a misspelt key, where it can be only one of the known names, and none that its section has.
+def spelling_fix(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
+    """Return the fix of a misspelt key, where it can be only one of the known names, and none that its section has.
 
     A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
     """
-    name, meant = source_key.rpartition(".")[2], certain(config, source_key, known)
+    name, meant = source_key.rpartition(".")[2], certain_name(config, source_key, known)
     near = meant is not None and only_near(name, [meant]) is not None
     return rename_fix(config.sources, config.key_at(source_key), name, meant if near else None)
 
 
-def recased(config: Config, place: Location, name: object, known: Iterable[str]) -> Fix | None:
-    """The change of a choice that differs from a known one by the case of its letters alone."""
-    meant = only_recased(str(name), known)
-    return rename_fix(config.sources, place, str(name), meant)
+def recase_fix(config: Config, location: Location, name: object, known: Iterable[str]) -> Fix | None:
+    """Return the fix of a choice that differs from a known one by the case of its letters alone."""
+    return rename_fix(config.sources, location, str(name), only_recased(str(name), known))
 
 
-def said_or_meant(source_key: str, known: Collection[str]) -> str:
-    """'did you mean ...?', unless the name is one of another framework that says something else; or the empty text."""
-    close, theirs = did_you_mean(source_key.rpartition(".")[2], known), _here(source_key, known)
-    if theirs is None or theirs == source_key.rpartition(".")[0] or repr(theirs.rpartition(".")[2]) in close:
+def suggestion(source_key: str, known: Collection[str]) -> str:
+    """Return "did you mean ...?", or the key that says what another framework's key says; empty: neither is known."""
+    close, key = did_you_mean(source_key.rpartition(".")[2], known), _key_of_synonym(source_key, known)
+    if key is None or key == source_key.rpartition(".")[0] or repr(key.rpartition(".")[2]) in close:
         return close
-    return f"here that is {theirs}"
+    return f"here that is {key}"
 
 
-def _here(source_key: str, known: Collection[str]) -> str | None:
-    """The key here of another framework's; in the section of an axis, its size."""
+def _key_of_synonym(source_key: str, known: Collection[str]) -> str | None:
+    """Return the key that another framework's key stands for; in the section of an axis, its size."""
     section, _, name = source_key.rpartition(".")
-    theirs = synonym_of(name)
-    return f"{theirs}.size" if theirs == section and name.endswith("size") and "size" in known else theirs
-
-
-def said_here(name: str) -> str:
-    """'here that is ...' for a key of another framework, or the empty text."""
     key = synonym_of(name)
-    return f"here that is {key}" if key else ""
+    return f"{key}.size" if key == section and name.endswith("size") and "size" in known else key
 
 
 def _unquoted(type_: ValueType, value: object) -> str:
-    """Help for a text that looks like what was meant: a number in quotes, or YAML 1.1's yes, no, on and off."""
+    """Return the hint for a string instead of another value: a number in quotes, or YAML 1.1's yes, no, on and off."""
     if not isinstance(value, str):
         return ""
     if value == "auto" and (bool in type_.python_types or {int, float} & set(type_.python_types)):
         return f"{type_.description}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
     if bool in type_.python_types and value.lower() in _SWITCHES:
-        return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a text, in YAML 1.2 too)"
+        return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a string, in YAML 1.2 too)"
     if {int, float} & set(type_.python_types) and re.fullmatch(_NUMBER, value) and type_.holds(number := float(value)):
         whole = float not in type_.python_types and number == int(number)
-        return f"{int(number) if whole else value}, without quotes: {value!r} is a text"
+        return f"{int(number) if whole else value}, without quotes: {value!r} is a string"
     return ""
 
 
@@ -322,34 +308,23 @@ _NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
 
 
 def entries_of(node: Node, source_key: str) -> list[Entry]:
-    """The entries of a mapping, each with its dotted key."""
+    """List the entries of a mapping, each with its dotted key."""
     prefix = f"{source_key}." if source_key else ""
     items = node.value.items() if isinstance(node.value, dict) else ()
     return [Entry(str(name), child, f"{prefix}{name}") for name, child in items]
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names for a sentence."""
-    return ", ".join(names)
-
-
 def show(value: object) -> str:
-    """A value for a sentence, cut where it is long."""
+    """Write a value into a message, shortened where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _inlined(cls: type, entries: Iterable[Entry]) -> Iterable[Entry]:
-    """The entries, with those of the mapping that `cls.INLINE` names in its place."""
+    """Put the entries of the mapping that `cls.INLINE` names in its location."""
     inline = getattr(cls, "INLINE", None)
     for entry in entries:
         if entry.name == inline and entry.node.is_mapping:
             yield from entries_of(entry.node, entry.source_key)
         else:
             yield entry
-
-
-def _like(cls: type, source_key: str) -> str:
-    """A help text that shows the section's required keys, or its first ones."""
-    names = [item.name for item in fields(cls) if item.required] or [item.name for item in fields(cls)][:2]
-    return f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"

@@ -80,7 +80,7 @@ _NUMBER = (int, float)
 _FINITE = 1e300
 TYPES: Mapping[str, ValueType] = {
     "bool": ValueType((bool,), lambda value: True, "True or False"),
-    "str": ValueType((str,), lambda value: value != "", "a text"),
+    "str": ValueType((str,), lambda value: value != "", "a string"),
     "TensorMode": ValueType((str,), lambda value: True, "the name of a mode, such as '1d'"),
     "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
     "PositiveInt": _whole(1, 2**31, "a whole number, at least 1 (and below 2**31)"),
@@ -105,7 +105,7 @@ TYPES: Mapping[str, ValueType] = {
     "IntList": _list(lambda items: all(type(item) is int for item in items), "a list of whole numbers"),
     "CountList": _list(lambda items: _ints(items, 0), "a list of whole numbers, each at least 0"),
     "MeshShape": _list(lambda items: len(items) == 3 and _ints(items, 1), "three whole numbers (x, y, z)"),
-    "StrList": _list(lambda items: all(type(item) is str for item in items), "a list of texts"),
+    "StrList": _list(lambda items: all(type(item) is str for item in items), "a list of strings"),
     "Milestones": _list(
         lambda items: _ints(items, 1) and list(items) == sorted(items), "a list of rising step numbers"
     ),

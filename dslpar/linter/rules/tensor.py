@@ -13,7 +13,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
-from dslpar.schema.reader import recased
+from dslpar.schema.reader import recase_fix
 
 _OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
 
@@ -60,7 +60,7 @@ def unknown_mode(cx: Context) -> Iterator[Problem]:
     if tensor is not None and tensor.mode is not None and tensor.mode not in MODES:
         close = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
         problem = cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", close)
-        yield problem._replace(fix=recased(cx.config, problem.location, tensor.mode, MODES))
+        yield problem._replace(fix=recase_fix(cx.config, problem.location, tensor.mode, MODES))
 
 
 @rule("TEN103", "not-a-cube")

@@ -10,7 +10,7 @@ SAID = [
     # optimizers
     (
         "optimizer = dict(type='RMSProp')",
-        "optimizer has no type 'RMSProp'",
+        "unknown optimizer 'RMSProp'",
         "did you mean 'RMSprop'? "
         "(a class of your own goes by its full name, such as 'my_package.my_module.MyOptimizer')",
     ),
@@ -58,7 +58,7 @@ SAID = [
     # schedules
     (
         "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5)",
-        "lr_scheduler has no total_num_steps, which WarmupDecayLR needs",
+        "missing key 'total_num_steps' in lr_scheduler, which WarmupDecayLR needs",
         "add total_num_steps=... to lr_scheduler",
     ),
     (
@@ -179,10 +179,18 @@ def test_what_is_said(text: str, message: str, help_: str) -> None:
 
 
 LAYERS = [
-    ("[dict(type='Liner')]", "model.layers_cfg.0 has no type 'Liner'", "did you mean 'Linear'? (a class of your own"),
-    ("[dict(type='MSELoss')]", "model.layers_cfg.0 has no type 'MSELoss'", "a name of torch.nn's, such as 'Linear' ("),
+    (
+        "[dict(type='Liner')]",
+        "unknown type 'Liner' in model.layers_cfg.0",
+        "did you mean 'Linear'? (a class of your own",
+    ),
+    (
+        "[dict(type='MSELoss')]",
+        "unknown type 'MSELoss' in model.layers_cfg.0",
+        "a name of torch.nn's, such as 'Linear' (",
+    ),
     ("[dict(type='ReLU'), 3]", "model.layers_cfg.1 must be a dict", "layers_cfg=[dict(type='Linear', "),
-    ("[dict(inplace=True)]", "model.layers_cfg.0 has no type", "layers_cfg=[dict(type='Linear', "),
+    ("[dict(inplace=True)]", "missing key 'type' in model.layers_cfg.0", "layers_cfg=[dict(type='Linear', "),
     ("'ReLU'", "model.layers_cfg must be a list of dicts, at least one", "layers_cfg=[dict(type='Linear', "),
     ("[]", "model.layers_cfg must be a list of dicts, at least one", "layers_cfg=[dict(type='Linear', "),
     (
