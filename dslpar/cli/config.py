@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dslpar.cli import arguments
 
 if TYPE_CHECKING:
-    from dslpar.provenance.subject import Case
+    from dslpar.provenance.subject import Subject
     from dslpar.provenance.values import Value
 
 EPILOG = """\
@@ -68,53 +68,53 @@ def _print_reference(args: argparse.Namespace, parser: argparse.ArgumentParser) 
 
 def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from dslpar.provenance import text as provenance_text
-    from dslpar.provenance.subject import Case
+    from dslpar.provenance.subject import Subject
     from dslpar.provenance.values import values_of
 
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    case = Case(arguments.load_configs(args, parser)[0], args.world_size, cluster)
-    values = values_of(case)
+    subject = Subject(arguments.load_configs(args, parser)[0], args.world_size, cluster)
+    values = values_of(subject)
     if args.explain:
-        text = _explained(args, parser, case, values)
+        text = _explained(args, parser, subject, values)
     elif args.format == "yaml":
-        text = _yaml(case, values)
+        text = _yaml(subject, values)
     elif args.format == "json":
-        text = provenance_text.values_json(case, values.values())
+        text = provenance_text.values_json(subject, values.values())
     else:
-        text = provenance_text.listing(case, values)
+        text = provenance_text.listing(subject, values)
     # Without a world size, each value that depends on it says so itself.
-    findings = [finding for finding in case.findings if finding.code != "CFG112"]
-    arguments.print_findings(findings, sources | dict(case.config.sources))
+    findings = [finding for finding in subject.findings if finding.code != "CFG112"]
+    arguments.print_findings(findings, sources | dict(subject.config.sources))
     sys.stdout.write(text)
-    return int(not case.sound)
+    return int(not subject.sound)
 
 
 def _explained(
-    args: argparse.Namespace, parser: argparse.ArgumentParser, case: Case, values: Mapping[str, Value]
+    args: argparse.Namespace, parser: argparse.ArgumentParser, subject: Subject, values: Mapping[str, Value]
 ) -> str:
     from dslpar.provenance import text as provenance_text
     from dslpar.provenance.query import Answers
 
-    answers = Answers(case, values)
+    answers = Answers(subject, values)
     found: dict[str, Value] = {}
     for key in args.explain:
         matches = answers.of(key)
         if not matches:
-            parser.error(f"unknown key {key!r}; {answers.close_to(key)}")
+            parser.error(f"unknown key {key!r}; {answers.hint(key)}")
         found |= {value.key: value for value in matches}
     if args.format == "json":
-        return provenance_text.values_json(case, found.values())
-    return "\n".join(provenance_text.explanation(case, value, values) for value in found.values())
+        return provenance_text.values_json(subject, found.values())
+    return "\n".join(provenance_text.explanation(subject, value, values) for value in found.values())
 
 
-def _yaml(case: Case, values: Mapping[str, Value]) -> str:
+def _yaml(subject: Subject, values: Mapping[str, Value]) -> str:
     """Return a run's config.yaml with the defaults; where no job can be resolved, just what was written."""
     from dslpar.language import yaml_io
     from dslpar.reporting import run_dir
     from dslpar.schema.sections_reader import SECTIONS
 
     defaults = {key: yaml_io.portable(value.value) for key, value in values.items() if value.how == "default"}
-    if case.sound and case.world_size:
-        return run_dir.config_yaml(case.job, case.config, {"defaults": defaults})
-    return yaml_io.dump(case.config.root, {"defaults": defaults}, SECTIONS)
+    if subject.sound and subject.world_size:
+        return run_dir.config_yaml(subject.job, subject.config, {"defaults": defaults})
+    return yaml_io.dump(subject.config.root, {"defaults": defaults}, SECTIONS)

@@ -8,7 +8,7 @@ import sys
 from dslpar.cli import arguments
 from dslpar.provenance import text as provenance_text
 from dslpar.provenance.differences import compare, not_compared, of_what_runs
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 
 EPILOG = """\
 Compares values, not texts: LiBai's form and `parallel`, aliases and shorthands that mean the same
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the differences."""
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    left, right = (Case(config, args.world_size, cluster) for config in arguments.load_configs(args, parser, 2))
-    for case in (left, right):
-        if not case.sound:
-            arguments.print_findings(case.findings, sources | dict(case.config.sources))
+    left, right = (Subject(config, args.world_size, cluster) for config in arguments.load_configs(args, parser, 2))
+    for subject in (left, right):
+        if not subject.sound:
+            arguments.print_findings(subject.findings, sources | dict(subject.config.sources))
     if not (left.sound and right.sound):
         return 2
     if unknown := not_compared(left, right):

@@ -199,9 +199,9 @@ class Converter:
         for key, value in (self.model or {}).items():
             self.add(f"model.{key}", value, "by --model", whole)
         if not any(key.partition(".")[0] == "model" for key in self.values):
-            told = any(entry.fate == "needed" and entry.to == "model" for entry in self.entries)
-            self.entries = [entry for entry in self.entries if not told or entry.key or entry.to != "model"]
-            if not told:
+            asked = any(entry.fate == "needed" and entry.to == "model" for entry in self.entries)
+            self.entries = [entry for entry in self.entries if not asked or entry.key or entry.to != "model"]
+            if not asked:
                 self.note("", needed("the source names no model: write it, or give --model FILE", "model"), whole)
 
     def add(self, key: str, value: Any, why: str, place: Location) -> None:

@@ -14,16 +14,16 @@ from dslpar.migrate.table import FATES
 
 
 def text(made: Import, out: str | None) -> str:
-    """What became of each key, by fate: what needs the author first."""
+    """Write what became of each key, by fate: what needs the author first."""
     counts = Counter(entry.fate for entry in made.entries)
-    message = ", ".join(f"{counts[fate]} {words}" for fate, words in FATES.items() if counts[fate])
+    summary = ", ".join(f"{counts[fate]} {title}" for fate, title in FATES.items() if counts[fate])
     lines = [
-        f"{made.source.path} ({TABLES[made.source.name].title}) -> {out or 'standard output'}: {message or 'nothing'}"
+        f"{made.source.path} ({TABLES[made.source.name].title}) -> {out or 'standard output'}: {summary or 'nothing'}"
     ]
-    for fate, words in FATES.items():
+    for fate, title in FATES.items():
         entries = [entry for entry in made.entries if entry.fate == fate]
         if entries:
-            lines += ["", f"{words}:", *map(_line, entries)]
+            lines += ["", f"{title}:", *map(_line, entries)]
     return "\n".join(lines) + "\n\n"
 
 
@@ -34,7 +34,7 @@ def _line(entry: Entry) -> str:
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:
-    """One object: the source, the entries in the source's order, and what lint says of the result."""
+    """Write one object: the source, the entries in the source's order, and the findings of the result."""
     import json
 
     record = {
@@ -49,8 +49,8 @@ def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:
 
 def _record(entry: Entry) -> Mapping[str, Any]:
     value = _portable(entry.value) if entry.fate in ("kept", "renamed", "changed", "added") else None
-    told = {"key": entry.key, "fate": entry.fate, "to": entry.to, "value": value, "why": entry.why}
-    return told | entry.location._asdict()
+    record = {"key": entry.key, "fate": entry.fate, "to": entry.to, "value": value, "why": entry.why}
+    return record | entry.location._asdict()
 
 
 def _portable(value: Any) -> Any:

@@ -12,28 +12,28 @@ from typing import Any
 
 from dslpar.layout.deepspeed_config import CHOICES, ds_config
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value
 from dslpar.schema.keys import deepspeed_keys
 
 PREFIX = "deepspeed."
 
 
-_OFF = "None: clipping is off, which DeepSpeed wants to be told (its default is 1.0)"
+_OFF = "None: clipping is off, which DeepSpeed must be told (its default is 1.0)"
 
 
-def deepspeed_values(case: Case, values: Mapping[str, Value]) -> dict[str, Value]:
-    """All of DeepSpeed's dict, by key; `values` are those of the config.
+def deepspeed_values(subject: Subject, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values of DeepSpeed's dict by key; `values` are those of the config.
 
     Raises:
         UnknownValueError: lint finds an error, so there is no dict.
     """
-    leaves = flat(ds_config(case.job_of_some_world))
-    return {f"{PREFIX}{path}": _value(case, values, path, value) for path, value in leaves}
+    leaves = flat(ds_config(subject.job_of_some_world))
+    return {f"{PREFIX}{path}": _value(subject, values, path, value) for path, value in leaves}
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings, by dotted path."""
+    """Yield the leaves of nested mappings, by dotted path."""
     for name, value in table.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping) and value:
@@ -42,7 +42,7 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield path, value
 
 
-def _value(case: Case, values: Mapping[str, Value], path: str, value: Any) -> Value:
+def _value(subject: Subject, values: Mapping[str, Value], path: str, value: Any) -> Value:
     key = f"{PREFIX}{path}"
     if key in values:
         return values[key]  # raw
@@ -51,7 +51,7 @@ def _value(case: Case, values: Mapping[str, Value], path: str, value: Any) -> Va
     if first.how == "unknown":
         return Value(key, None, "unknown", first.why, sources=sources)
     why = why or (_OFF if path == "gradient_clipping" and first.value is None else first.key)
-    return Value(key, value, "inferred", why, sources=sources, help=_theirs(path))
+    return Value(key, value, "inferred", why, sources=sources, help=_describe(path))
 
 
 def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], str]:
@@ -73,8 +73,8 @@ def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], 
 # What dslpar does not set -----------------------------------------------------------------------------------------
 
 
-def their_default(path: str) -> Value | None:
-    """DeepSpeed's own value of a key that dslpar does not set; None for a key that DeepSpeed does not have."""
+def default_of(path: str) -> Value | None:
+    """Return DeepSpeed's own value of a key that dslpar does not set; None for a key that DeepSpeed does not have."""
     from dslpar.schema.deepspeed_policy import KEYS
 
     section, _, name = path.rpartition(".")
@@ -82,18 +82,18 @@ def their_default(path: str) -> Value | None:
     if known is None:
         return None
     message = "a section that dslpar does not set" if known[0] == "section" else "DeepSpeed's own default"
-    return Value(f"{PREFIX}{path}", known[1], "default", f"{message}", help=_theirs(path))
+    return Value(f"{PREFIX}{path}", known[1], "default", f"{message}", help=_describe(path))
 
 
-def their_keys() -> list[str]:
-    """Every key of DeepSpeed's, dotted."""
+def all_keys() -> list[str]:
+    """List every key of DeepSpeed's, dotted."""
     from dslpar.schema.deepspeed_policy import KEYS
 
     return [f"{section}.{name}" if section else name for section, names in KEYS.items() for name in names]
 
 
-def _theirs(path: str) -> str:
-    """DeepSpeed's type and default of a key, in words."""
+def _describe(path: str) -> str:
+    """Describe DeepSpeed's type and default of a key."""
     from dslpar.schema.deepspeed_policy import KEYS
 
     section, _, name = path.rpartition(".")
@@ -103,9 +103,9 @@ def _theirs(path: str) -> str:
     return f"DeepSpeed's default: {known[1]!r}" + (f", of type {known[0]}" if known[0] else "")
 
 
-def dict_or_unknown(case: Case, values: Mapping[str, Value]) -> dict[str, Value]:
-    """As `deepspeed_values`; empty where there is no dict."""
+def dict_or_unknown(subject: Subject, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return `deepspeed_values`, or nothing where there is no dict."""
     try:
-        return deepspeed_values(case, values)
+        return deepspeed_values(subject, values)
     except UnknownValueError:
         return {}

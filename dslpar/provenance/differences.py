@@ -1,4 +1,4 @@
-"""What differs between two configs when all is decided: what was written differently, and what follows from it.
+"""Compare two configs when all is decided: what was written differently, and what follows from it.
 
 Two forms of the same job (LiBai's and `parallel`, a shorthand and a dict, a name and a number) do not differ: values
 are compared, not texts. What only says how a value is to be found (the method of a cut whose stages are the same) is
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from dslpar.provenance.deepspeed import PREFIX, dict_or_unknown
 from dslpar.provenance.inferred import OF_THE_NAME
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value, values_of
 from dslpar.schema.sections_reader import SECTIONS
 
@@ -32,8 +32,8 @@ class Difference(NamedTuple):
     right: Value | None
 
 
-def compare(left: Case, right: Case) -> list[Difference]:
-    """All differences: those of the configs in the spec's order, then those of DeepSpeed's dict."""
+def compare(left: Subject, right: Subject) -> list[Difference]:
+    """Return all differences: those of the configs in the spec's order, then those of DeepSpeed's dict."""
     sides = values_of(left), values_of(right)
     with_theirs = [{**sides[0], **dict_or_unknown(left, sides[0])}, {**sides[1], **dict_or_unknown(right, sides[1])}]
     found = []
@@ -45,19 +45,19 @@ def compare(left: Case, right: Case) -> list[Difference]:
     return list(_without_echo(found))
 
 
-def not_compared(left: Case, right: Case) -> list[str]:
-    """The keys that neither side knows."""
-    sides = [{key for key, value in values_of(case).items() if value.how == "unknown"} for case in (left, right)]
+def not_compared(left: Subject, right: Subject) -> list[str]:
+    """Return the keys that are known on neither side."""
+    sides = [{key for key, value in values_of(subject).items() if value.how == "unknown"} for subject in (left, right)]
     return sorted(sides[0] & sides[1])
 
 
 def of_what_runs(found: list[Difference]) -> list[Difference]:
-    """Those that are more than form."""
+    """Return those that are more than form."""
     return [each for each in found if each.group != "form"]
 
 
 def _keys(left: Values, right: Values) -> list[str]:
-    """Of both sides, but for LiBai's form, which `parallel` repeats; the order does not depend on the sides."""
+    """Return the keys of both sides, in an order that does not depend on the sides; `parallel` repeats LiBai's form."""
     places = [{key: index for index, key in enumerate(values)} for values in (left, right)]
     last = len(left) + len(right)
     first = {key: min(place.get(key, last) for place in places) for key in {**left, **right}}
@@ -66,11 +66,11 @@ def _keys(left: Values, right: Values) -> list[str]:
     return sorted(own, key=lambda key: (sections[key.partition(".")[0]], first[key], key))
 
 
-Side = tuple[Case, Value | None]
+Side = tuple[Subject, Value | None]
 
 
 def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Group | None:
-    """How the two sides differ; None where they do not."""
+    """Return how the two sides differ; None where they do not."""
     spelt = [value.source_key if value is not None else "" for _, value in (one, other)]
     a, b = _plain(*one), _plain(*other)
     if a == b and isinstance(a, bool) == isinstance(b, bool):
@@ -80,12 +80,12 @@ def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Gr
     return "written" if any(spelt) else "follows"
 
 
-def _plain(case: Case, value: Value | None) -> Any:
-    """What is compared: lists and tuples are one, files are where they are."""
+def _plain(subject: Subject, value: Value | None) -> Any:
+    """Return what is compared: lists and tuples are equal, files are absolute."""
     if value is None or value.value is None:
         return None
     if value.key == "data.files":
-        return [os.path.abspath(os.path.join(os.path.dirname(case.config.path), name)) for name in value.value]
+        return [os.path.abspath(os.path.join(os.path.dirname(subject.config.path), name)) for name in value.value]
     return _listed(value.value)
 
 
@@ -106,7 +106,7 @@ _EFFECT: Mapping[str, str] = {
 
 
 def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
-    """Whether what runs is the same all the same."""
+    """Whether what runs is the same in spite of the difference."""
     if key in _EFFECT:
         return _known_and_equal(_EFFECT[key], left, right)
     if key.startswith("parallel.tensor."):
@@ -129,7 +129,7 @@ def _is_on(key: str, values: Values) -> bool:
 
 
 def _without_echo(found: list[Difference]) -> Iterator[Difference]:
-    """Of DeepSpeed's dict only what somebody wrote, or what follows from a difference of what runs."""
+    """Keep of DeepSpeed's dict only what is written, or follows from a difference in what runs."""
     differ = {each.key for each in found if each.group != "form"}
     for each in found:
         values = [side for side in (each.left, each.right) if side is not None]

@@ -1,7 +1,7 @@
 """What follows from what: for each key that nobody wrote, the decision about it, with its reason.
 
-The rules and the reasons are those of `dslpar.layout.resolve` and of the model's family; here stands which of them is
-asked for a key, of what is known of a config. A key without a function, or whose function has nothing to say, has its
+The rules and the reasons are those of `dslpar.layout.resolve` and of the model's family; here stands which of them
+decides a key, and what is known of a config. A key without a function, or whose function has nothing to say, has its
 default.
 """
 
@@ -15,33 +15,33 @@ from dslpar.layout import resolve
 from dslpar.layout.decision import Decision
 from dslpar.layout.family import layout_of
 from dslpar.linter.problem import UnknownValueError
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 
-Decide = Callable[[Case], Decision | None]
+Decide = Callable[[Subject], Decision | None]
 
 
 def _fixed(value: object, why: str) -> Decide:
-    return lambda case: Decision(value, why, how="default")
+    return lambda subject: Decision(value, why, how="default")
 
 
-def _data_size(case: Case) -> Decision:
-    cx = case.cx
+def _data_size(subject: Subject) -> Decision:
+    cx = subject.cx
     return resolve.data_size_of(cx.data_size * cx.stages * cx.cuboid.size, cx.stages, cx.cuboid.size)
 
 
 # The cuboid -------------------------------------------------------------------------------------------------------
 
 
-def _mode(case: Case) -> Decision | None:
-    mode = case.cx.cuboid.mode
+def _mode(subject: Subject) -> Decision | None:
+    mode = subject.cx.cuboid.mode
     if mode is None:
         return None
     return Decision(mode, "LiBai's form names no mode: its tensor parallelism is '1d'", ("parallel.tensor.size",))
 
 
-def _shape(case: Case) -> Decision | None:
-    cuboid = case.cx.cuboid
+def _shape(subject: Subject) -> Decision | None:
+    cuboid = subject.cx.cuboid
     if cuboid.mode is None:
         return None
     x, y, z = cuboid.shape
@@ -49,14 +49,14 @@ def _shape(case: Case) -> Decision | None:
     return Decision(cuboid.shape, why, ("parallel.tensor.size", "parallel.tensor.mode"))
 
 
-def _depth(case: Case) -> Decision | None:
-    cuboid = case.cx.cuboid
+def _depth(subject: Subject) -> Decision | None:
+    cuboid = subject.cx.cuboid
     return Decision(cuboid.d, "left out: 1", how="default") if cuboid.mode == "2.5d" else None
 
 
 def _option(name: str) -> Decide:
-    def decide(case: Case) -> Decision | None:
-        cuboid, tensor = case.cx.cuboid, case.cx.tensor
+    def decide(subject: Subject) -> Decision | None:
+        cuboid, tensor = subject.cx.cuboid, subject.cx.tensor
         if tensor is None or cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
         return resolve.options_of(tensor)[name]
@@ -67,35 +67,35 @@ def _option(name: str) -> Decide:
 # The cut over stages ----------------------------------------------------------------------------------------------
 
 
-def _stages(case: Case) -> resolve.Stages:
+def _stages(subject: Subject) -> resolve.Stages:
     """Return the cut. Raises UnknownValueError where a mistake or an unbuilt model stands before it."""
     parts = ("model", "parallel", "train.dist", "data.seq_len")
-    if any(finding.key.startswith(parts) for finding in case.findings if finding.severity == "error"):
+    if any(finding.key.startswith(parts) for finding in subject.findings if finding.severity == "error"):
         raise UnknownValueError("stages")
-    found = resolve.stages_of(case.reading.spec, case.cx.pipeline)
+    found = resolve.stages_of(subject.reading.spec, subject.cx.pipeline)
     if found.counts is None:
         raise UnknownValueError("layers")
     return found
 
 
-def _method(case: Case) -> Decision | None:
-    pipeline = case.cx.pipeline
+def _method(subject: Subject) -> Decision | None:
+    pipeline = subject.cx.pipeline
     if pipeline is None or pipeline.size == 1 or pipeline.stage_ids is not None or pipeline.counts is not None:
         return None
-    return resolve.method_of(case.cx.spec, pipeline)
+    return resolve.method_of(subject.cx.spec, pipeline)
 
 
 def _cut(name: str, recomputed: str = "") -> Decide:
     """Decide one of the forms of the cut; `recomputed`: what it is in LiBai's form, where it is written in any case."""
 
-    def decide(case: Case) -> Decision | None:
-        if case.cx.stages == 1:
+    def decide(subject: Subject) -> Decision | None:
+        if subject.cx.stages == 1:
             return None
-        pipeline = case.cx.multi_stage_pipeline
-        method, layers, size = resolve.method_of(case.cx.spec, pipeline).value, case.cx.num_layers, pipeline.size
-        is_family = isinstance(case.reading.spec.model, sections.Model)
+        pipeline = subject.cx.multi_stage_pipeline
+        method, layers, size = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.num_layers, pipeline.size
+        is_family = isinstance(subject.reading.spec.model, sections.Model)
         layers_key = "model.num_layers" if is_family else "model.layers_cfg"
-        value = getattr(_stages(case), name)
+        value = getattr(_stages(subject), name)
         if name == "auto_ids":
             why = f"what method {method!r} makes of {layers} layers over {size} stages, recomputed on load"
             return Decision(value, why, ("parallel.pipeline.size", layers_key))
@@ -115,10 +115,10 @@ def _cut(name: str, recomputed: str = "") -> Decide:
 
 
 def _of_batch(decide: Callable[[sections.Batch, resolve.KnownSizes], Decision]) -> Decide:
-    def decided(case: Case) -> Decision:
-        found = decide(case.cx.requested_batch, case.cx)
+    def decided(subject: Subject) -> Decision:
+        found = decide(subject.cx.requested_batch, subject.cx)
         if "parallel.data.size" in found.sources:
-            batch, data_size = case.cx.batch, case.cx.data_size
+            batch, data_size = subject.cx.batch, subject.cx.data_size
             if batch.micro_size * batch.accumulation * data_size != batch.global_size:
                 raise UnknownValueError("batch")  # BAT101 has the word
         return found
@@ -126,34 +126,34 @@ def _of_batch(decide: Callable[[sections.Batch, resolve.KnownSizes], Decision]) 
     return decided
 
 
-def _num_microbatches(case: Case) -> Decision | None:
-    if case.reading.spec.schedule is None:
+def _num_microbatches(subject: Subject) -> Decision | None:
+    if subject.reading.spec.schedule is None:
         return None
-    decided = resolve.accumulation_of(case.cx.requested_batch, case.cx)
+    decided = resolve.accumulation_of(subject.cx.requested_batch, subject.cx)
     return Decision(decided.value, "as many as batch.accumulation", ("batch.accumulation",))
 
 
-def of_model(case: Case, key: str) -> Decision | None:
+def of_model(subject: Subject, key: str) -> Decision | None:
     """Return a field of the model that follows from its others, as its family decides."""
     section, _, field = key.rpartition(".")
-    if section != "model" or not isinstance(case.reading.spec.model, sections.Model):
+    if section != "model" or not isinstance(subject.reading.spec.model, sections.Model):
         return None
-    model = case.cx.model_of(sections.Model)
+    model = subject.cx.model_of(sections.Model)
     return layout_of(model).inferred(model, field)
 
 
-def _seq_len(case: Case) -> Decision | None:
-    length = resolve.seq_len_of(case.cx.spec)
+def _seq_len(subject: Subject) -> Decision | None:
+    length = resolve.seq_len_of(subject.cx.spec)
     return Decision(length, "the model's max_seq_len", ("model.max_seq_len",)) if length else None
 
 
 def _of_config_name(name_of: Callable[[str], str]) -> Decide:
-    return lambda case: Decision(name_of(case.config.path), f"the name of the config, {case.config.path}")
+    return lambda subject: Decision(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
 
 
 def _monitor_path(section: str) -> Decide:
-    def decide(case: Case) -> Decision:
-        folder = case.reading.spec.train.output_dir or resolve.default_output_dir(case.config.path)
+    def decide(subject: Subject) -> Decision:
+        folder = subject.reading.spec.train.output_dir or resolve.default_output_dir(subject.config.path)
         return Decision(f"{folder}/{section}", f"{section} in train.output_dir", ("train.output_dir",))
 
     return decide
@@ -194,14 +194,18 @@ OF_THE_NAME = ("train.output_dir", "monitor.")
 # What else is true of a value that was written ---------------------------------------------------------------------
 
 
-def notes(case: Case, key: str) -> tuple[str, ...]:
-    """What becomes of the value where it runs."""
-    if key.startswith("model.") and isinstance(model := case.cx.spec.model, sections.Model):
-        for size in layout_of(model).padding(model, case.cx.cuboid):
+def notes(subject: Subject, key: str) -> tuple[str, ...]:
+    """Return what becomes of a written value where it runs."""
+    if key.startswith("model.") and isinstance(model := subject.cx.spec.model, sections.Model):
+        for size in layout_of(model).padding(model, subject.cx.cuboid):
             if key == f"model.{size.key}" and size.value != getattr(model, size.key):
                 message = size.why.partition(";")[0]
                 return (f"padded to {size.value}, a multiple of {message}",)
-    if key == "parallel.tensor.size" and case.cx.cuboid.mode in resolve.MODES and math.prod(case.cx.cuboid.shape) > 1:
-        x, y, z = case.cx.cuboid.shape
-        return (f"mode {case.cx.cuboid.mode!r}: x {x} * y {y} * z {z}",)
+    if (
+        key == "parallel.tensor.size"
+        and subject.cx.cuboid.mode in resolve.MODES
+        and math.prod(subject.cx.cuboid.shape) > 1
+    ):
+        x, y, z = subject.cx.cuboid.shape
+        return (f"mode {subject.cx.cuboid.mode!r}: x {x} * y {y} * z {z}",)
     return ()

@@ -1,7 +1,7 @@
-"""Where a value was written, and by which ways it came to its key.
+"""Where a value was written, and how it came to its key.
 
-A value keeps the place where it was written, its key the place where it was given that value. Between the two, names
-and imports hand it on: the evaluator does not note each hand, but the files say which of them imports which.
+A value keeps the location where it was written, its key the one where it was given that value. Between the two, names
+and imports hand it on: the evaluator does not record each step, but the files tell which of them imports which.
 
     >>> from dslpar.linter.check import load_text
     >>> config = load_text("n = 4\\nbatch = dict(micro_size=n)", "cfg.py", ["train.steps=5"])
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def steps_of(config: Config, source_key: str) -> list[Step]:
-    """The way of the value at a key that somebody wrote, from where it was written to the file that runs."""
+    """Return the steps of a written value, from where it was written to the file that runs."""
     value, key = config.at(source_key), config.key_at(source_key)
     if value.path == COMMAND_LINE:
         return [Step("on the command line", value)]
@@ -46,7 +46,7 @@ def steps_of(config: Config, source_key: str) -> list[Step]:
 
 
 def _until(steps: list[Step], path: str) -> list[Step]:
-    """The steps up to the one in the file at `path`."""
+    """Return the steps up to the one in the file at `path`."""
     ends = next((index for index, step in enumerate(steps) if step.location.path == path), -1)
     return steps[: ends + 1]
 
@@ -66,7 +66,7 @@ def _beside(config: Config, value: Location, key: Location) -> bool:
 
 
 def _imports(config: Config, path: str) -> list[Step]:
-    """The imports by which the file at `path` comes to the one that runs, the nearest first."""
+    """Return the imports between the file at `path` and the one that runs, the nearest first."""
     ways: dict[str, list[Step]] = {config.path: []}
     queue = [config.path]
     for importer in queue:
@@ -78,7 +78,7 @@ def _imports(config: Config, path: str) -> list[Step]:
 
 
 def _imported(config: Config, importer: str) -> Iterator[tuple[str, Location]]:
-    """The files that a file imports, under the paths that the config has them by, and where."""
+    """Yield the files that a file imports, by the paths that the config knows them by, and where."""
     by_real_path = {os.path.realpath(path): path for path in config.sources}
     for path, place in _named(config.sources.get(importer, ""), importer):
         known = by_real_path.get(os.path.realpath(path))
@@ -111,7 +111,7 @@ def _found(name: str, importer: str) -> list[str]:
 
 
 def _asked_for(node: ast.AST) -> str | None:
-    """The name in `get_config("...")`."""
+    """Return the name in `get_config("...")`."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and len(node.args) == 1):
         return None
     function = node.func.id if isinstance(node.func, ast.Name) else node.func.attr

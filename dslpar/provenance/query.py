@@ -1,7 +1,7 @@
-"""A key as a person writes it, to the values that it means.
+"""Find the values of a key as a person writes it.
 
-A section means all that is in it. LiBai's and ColossalAI's names of a key mean what dslpar's mean, in both directions;
-`deepspeed.` leads to DeepSpeed's dict. A key that a config could have and this one has not is told with its default.
+A section stands for all keys in it. LiBai's and ColossalAI's names of a key lead to dslpar's, and dslpar's to theirs;
+`deepspeed.` leads to DeepSpeed's dict. A key that a config could have and this one does not is shown with its default.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from collections.abc import Iterable, Mapping
 from dslpar.core.suggest import did_you_mean
 from dslpar.provenance import deepspeed
 from dslpar.provenance.reference import Row, below, other_names, rows
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value
 
 ZERO = "zero."
 
 
 class Answers:
-    """The values of one config, to be asked by any name."""
+    """The values of one config, found by any of their names."""
 
-    def __init__(self, case: Case, values: Mapping[str, Value]) -> None:
-        self.case, self.values = case, values
-        self.deepspeed = deepspeed.dict_or_unknown(case, values)
+    def __init__(self, subject: Subject, values: Mapping[str, Value]) -> None:
+        self.subject, self.values = subject, values
+        self.deepspeed = deepspeed.dict_or_unknown(subject, values)
 
-    def of(self, asked: str) -> list[Value]:
-        """The values that a key means; none for a key that nobody has."""
-        for key in self._names(asked):
+    def of(self, query: str) -> list[Value]:
+        """Return the values that a key stands for; none for an unknown key."""
+        for key in self._names(query):
             for table in (self.values, self.deepspeed):
                 found = _at_or_below(table, key)
                 if found and not key.startswith("deepspeed"):
                     return found
-            found = self._theirs(key) if key.startswith("deepspeed") else self._elsewhere(key)
+            found = self._of_deepspeed(key) if key.startswith("deepspeed") else self._not_in_this_config(key)
             if found:
                 return found
         return []
 
-    def _names(self, asked: str) -> Iterable[str]:
-        """The key under its names, the config's own first."""
-        yield asked
-        by_wrote = {value.source_key: key for key, value in self.values.items() if value.source_key}
-        plain = asked.replace(".cfg.", ".").replace(".kwargs.", ".")
-        names = (by_wrote.get(asked), other_names().get(asked), other_names().get(plain), plain)
+    def _names(self, query: str) -> Iterable[str]:
+        """Yield the names of the key, the config's own first."""
+        yield query
+        by_source_key = {value.source_key: key for key, value in self.values.items() if value.source_key}
+        plain = query.replace(".cfg.", ".").replace(".kwargs.", ".")
+        names = (by_source_key.get(query), other_names().get(query), other_names().get(plain), plain)
         yield from (name for name in names if name)
 
-    def _theirs(self, key: str) -> list[Value]:
-        """Of DeepSpeed's dict, all of it or a part, or DeepSpeed's own default."""
+    def _of_deepspeed(self, key: str) -> list[Value]:
+        """Return values of DeepSpeed's dict, all or a part, or DeepSpeed's own default."""
         found = _at_or_below(self.deepspeed, key) or _at_or_below(self.values, key)
         if found:
             return found
         path = key.removeprefix("deepspeed").removeprefix(".")
-        value = deepspeed.their_default(path)
+        value = deepspeed.default_of(path)
         if not path or value is None:
             return []
-        if not self.case.sound:
+        if not self.subject.sound:
             return [value._replace(value=None, how="unknown", why="not known while the errors stand")]
         return [value]
 
-    def _elsewhere(self, key: str) -> list[Value]:
-        """A key that this config does not have, and another could."""
-        if key.startswith(ZERO) and (value := deepspeed.their_default(f"zero_optimization.{key.removeprefix(ZERO)}")):
+    def _not_in_this_config(self, key: str) -> list[Value]:
+        """Return the default of a key that this config does not have, and another could."""
+        if key.startswith(ZERO) and (value := deepspeed.default_of(f"zero_optimization.{key.removeprefix(ZERO)}")):
             return [value._replace(key=key)]
         found = [row for row in below(key) if row.key == key]
         if not found:
@@ -68,13 +68,13 @@ class Answers:
         type_ = self.values.get(f"{section}.type")
         return [_not_here(row, type_) for row in found[:1]]
 
-    def close_to(self, asked: str) -> str:
-        """'did you mean ...?', or what can be asked."""
-        if asked.startswith(deepspeed.PREFIX):
-            known = [f"{deepspeed.PREFIX}{path}" for path in deepspeed.their_keys()]
+    def hint(self, query: str) -> str:
+        """Return "did you mean ...?", or where the keys are listed."""
+        if query.startswith(deepspeed.PREFIX):
+            known = [f"{deepspeed.PREFIX}{path}" for path in deepspeed.all_keys()]
         else:
             known = [row.key for row in rows()] + [*self.values, *other_names()]
-        return did_you_mean(asked, known) or "dslpar config --reference lists the keys"
+        return did_you_mean(query, known) or "dslpar config --reference lists the keys"
 
 
 def _at_or_below(table: Mapping[str, Value], key: str) -> list[Value]:

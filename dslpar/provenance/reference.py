@@ -1,4 +1,4 @@
-"""Every key that a config may have: its type, its default, its help, its other names.
+"""The reference of config keys: type, default, help and other names of each.
 
 The rows follow from the fields of `dslpar.schema.sections`: the help is the text beneath a field, read from the source
 by `ast`. What torch and DeepSpeed name comes from the tables of dslpar.schema. `dslpar config --reference` and
@@ -64,7 +64,7 @@ def _texts(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def help_of(cls: type, name: str) -> str:
-    """The help of a field, which a parent may have; of a class, for the empty name."""
+    """Return the help of a field, which a parent may have; of the class, for the empty name."""
     found = (helps(each.__module__).get(each.__name__, {}).get(name) for each in cls.__mro__ if each is not object)
     return next((text for text in found if text), "")
 
@@ -74,7 +74,7 @@ def help_of(cls: type, name: str) -> str:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """All of them, section by section."""
+    """Return the rows of all keys, section by section."""
     return tuple(_all_rows())
 
 
@@ -95,7 +95,7 @@ _DEFAULT_TYPES: Mapping[str, str] = {"optimizer": "'AdamW'", "data": "'text'"}
 
 
 def _of(cls: type, classes: tuple[type, ...]) -> str:
-    """Which type of the section has a key, where there are several."""
+    """Name the type of a section that has a key, where there are several."""
     if len(classes) == 1:
         return ""
     if cls is sections.LRScheduler:
@@ -104,7 +104,7 @@ def _of(cls: type, classes: tuple[type, ...]) -> str:
 
 
 def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
-    """The rows of a class's fields, and of the classes below it."""
+    """Yield the rows of a class's fields, and of the classes below it."""
     for field in fields(cls):
         key, below = f"{section}.{WRITTEN_AS.get(field.name, field.name)}", classes_of(field)
         takes = _section_type(field) if below else type_of(field).description
@@ -181,7 +181,7 @@ def _scheduler_rows() -> Iterator[Row]:
 def _class_rows(
     section: str, name: str, dotted: str, refused: str, args: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Iterator[Row]:
-    """A class of torch's or DeepSpeed's, and its arguments."""
+    """Yield the rows of a class of torch's or DeepSpeed's, and of its arguments."""
     of = f"type={name!r}"
     yield Row(f"{section}.type", repr(name), "", f"Refused: {refused}." if refused else f"{dotted}.", of=of)
     for arg, type_ in args.items():
@@ -202,12 +202,12 @@ _EXTRA = {
 
 
 def below(key: str) -> list[Row]:
-    """The rows of a key and of all below it, by its name or another one; all for the empty key."""
+    """Return the rows of a key and of all below it, by any of its names; all for the empty key."""
     key = other_names().get(key, key)
     return [row for row in rows() if not key or row.key == key or row.key.startswith(f"{key}.")]
 
 
 @cache
 def other_names() -> Mapping[str, str]:
-    """Alias -> key."""
+    """Return alias -> key."""
     return {alias: row.key for row in rows() for alias in row.aliases}

@@ -1,4 +1,4 @@
-"""The reference of keys as text, as JSON, and as Markdown: `dslpar config --reference` and docs/config.md."""
+"""Formats of the reference: text, JSON and Markdown, for `dslpar config --reference` and docs/config.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = Sequence[Row]
 
 
 def as_text(rows: Rows) -> str:
-    """A key, what it takes and its default, its help below."""
+    """Write a key, what it takes and its default, and its help below."""
     return "\n".join(line for row in rows for line in _lines(row)) + "\n"
 
 
@@ -26,12 +26,12 @@ def _lines(row: Row) -> Iterator[str]:
 
 
 def as_json(rows: Rows) -> str:
-    """A list of records."""
+    """Write a list of records."""
     return json.dumps([row._asdict() | {"aliases": list(row.aliases)} for row in rows], indent=2) + "\n"
 
 
 def as_markdown(rows: Rows) -> str:
-    """A heading and a table a section; types of torch's and DeepSpeed's in a table of their own."""
+    """Write a heading and a table a section; types of torch's and DeepSpeed's in a table of their own."""
     parts = [_section(name, list(members)) for name, members in groupby(rows, lambda row: row.key.partition(".")[0])]
     return "\n".join(parts)
 
@@ -64,7 +64,7 @@ def _table(rows: Rows) -> list[str]:
 
 
 def _theirs(name: str, rows: Rows) -> list[str]:
-    """Keys of torch's and DeepSpeed's; of classes that go by a name, one line a class."""
+    """Write the keys of torch's and DeepSpeed's; of classes by name, one line a class."""
     if not rows:
         return []
     if name not in ("optimizer", "lr_scheduler"):
@@ -75,20 +75,19 @@ def _theirs(name: str, rows: Rows) -> list[str]:
     lines = [f"### {name}, types of torch's and DeepSpeed's", "", "| type | is | arguments |", "|---|---|---|"]
     for _, members in _by_type(rows):
         first, *arguments = members
-        told = ", ".join(f"`{_name(row)}`" + (" (required)" if row.default == "required" else "") for row in arguments)
-        lines.append(f"| `{first.type}` | {cell(first.help)} | {told} |")
+        listed = ", ".join(
+            f"`{row.key.rpartition('.')[2]}`" + (" (required)" if row.default == "required" else "")
+            for row in arguments
+        )
+        lines.append(f"| `{first.type}` | {cell(first.help)} | {listed} |")
     return [*lines, ""]
 
 
-def _name(row: Row) -> str:
-    return row.key.rpartition(".")[2]
-
-
 def cell(text: str) -> str:
-    """Text in a table."""
+    """Escape text for a table."""
     return escaped(text).replace("|", "\\|")
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown would see signs of its own; what stands between backquotes stays."""
+    """Escape what Markdown would take for its own signs; what stands between backquotes stays."""
     return re.sub(r"(`[^`]*`)|([*<])", lambda found: found[1] or f"\\{found[2]}", text)

@@ -1,4 +1,4 @@
-"""One config under question: what was read of it, without its overrides too, for a world if there is one."""
+"""The config that is explained: what was read of it, with and without its overrides, for a world if there is one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
 
-class Case:
-    """A config, its world, its findings; what is known of it is asked of `cx`, which raises UnknownValueError."""
+class Subject:
+    """A config, its world and its findings; `cx` has what is known of it, and raises UnknownValueError for the rest."""
 
     def __init__(self, config: Config, world_size: int | None = None, cluster: Cluster | None = None) -> None:
         self.config = config

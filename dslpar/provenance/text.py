@@ -1,4 +1,4 @@
-"""Values, reasons and differences as text, and as records for programs."""
+"""Formats of values, reasons and differences: text, and JSON records for programs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dslpar.core.errors import Location
 from dslpar.language.tree import Reference
 from dslpar.linter.report.text import visible
 from dslpar.provenance.differences import GROUPS, Difference, Group, of_what_runs
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value
 
 _WIDTH = 40
 
 
 def shown(value: Any, width: int = 0) -> str:
-    """A value as a config would write it; cut to `width` characters, if there is one."""
+    """Write a value as a config would; shorten it to `width` characters, if there is a width."""
     text = repr(value.name if isinstance(value, Reference) else value)
     return text if not width or len(text) <= width else text[: width - 3] + "..."
 
@@ -25,52 +25,52 @@ def shown(value: Any, width: int = 0) -> str:
 # All values -------------------------------------------------------------------------------------------------------
 
 
-def listing(case: Case, values: Mapping[str, Value]) -> str:
-    """A line a value: key, value, how it came to be, and from where."""
-    world = f"{case.world_size} ranks" if case.world_size else "no world size"
+def listing(subject: Subject, values: Mapping[str, Value]) -> str:
+    """List the values, a line each: key, value, how it came to be, and from where."""
+    world = f"{subject.world_size} ranks" if subject.world_size else "no world size"
     cells = [(value.key, "?" if value.how == "unknown" else shown(value.value, _WIDTH)) for value in values.values()]
     first, second = (max(len(cell[column]) for cell in cells) for column in (0, 1))
-    lines = [f"{case.config.path}: {world}"]
+    lines = [f"{subject.config.path}: {world}"]
     for value, (key, text) in zip(values.values(), cells, strict=True):
         lines.append(f"{key:{first}}  {text:{second}}  {value.how:10}  {_reason(value)}".rstrip())
     return "\n".join(lines) + "\n"
 
 
 def _reason(value: Value) -> str:
-    """Where it was written, or what it follows from, in one line."""
-    parts = [_place(value)] if value.steps else []
+    """Say in one line where it was written, or what it follows from."""
+    parts = [_location(value)] if value.steps else []
     parts += [value.why] if value.why and value.why != "the default" else []
     if value.over is not None:
         parts.append(f"the file says {shown(value.over[0], _WIDTH)} at {value.over[1]}")
     return ", ".join([*parts, *value.notes])
 
 
-def _place(value: Value) -> str:
-    """Its place, with the name that it has there."""
-    place = str(value.location)
-    return place if value.source_key == value.key else f"{place} ({value.source_key})"
+def _location(value: Value) -> str:
+    """Return its location, with the name that it has there."""
+    location = str(value.location)
+    return location if value.source_key == value.key else f"{location} ({value.source_key})"
 
 
 # One value --------------------------------------------------------------------------------------------------------
 
 
-def explanation(case: Case, value: Value, values: Mapping[str, Value]) -> str:
-    """A value, its reason with the values that it follows from, and what its key is."""
+def explanation(subject: Subject, value: Value, values: Mapping[str, Value]) -> str:
+    """Explain a value: its reason, the values that it follows from, and the help of its key."""
     known = "is not known" if value.how == "unknown" else f"= {shown(value.value)} ({value.how})"
-    lines = [f"{value.key} {known}", *(f"  {line}" for line in _why(case, value, values))]
+    lines = [f"{value.key} {known}", *(f"  {line}" for line in _why(subject, value, values))]
     lines += [f"  {note}" for note in value.notes]
     return "\n".join(lines + ([f"  help: {value.help}"] if value.help else [])) + "\n"
 
 
-def _why(case: Case, value: Value, values: Mapping[str, Value]) -> Iterator[str]:
+def _why(subject: Subject, value: Value, values: Mapping[str, Value]) -> Iterator[str]:
     if value.source_key and value.source_key != value.key:
         yield f"by {value.source_key}"
     for step in value.steps:
         yield f"{step.what}, {step.location}"
-        yield from _line(case, step.location)
+        yield from _line(subject, step.location)
     if value.over is not None:
         yield f"the file says {shown(value.over[0], 100)}, {value.over[1]}"
-        yield from _line(case, value.over[1])
+        yield from _line(subject, value.over[1])
     if value.why:
         yield f"from {value.why}" if value.why in value.sources else value.why
     for source in value.sources:
@@ -78,15 +78,15 @@ def _why(case: Case, value: Value, values: Mapping[str, Value]) -> Iterator[str]
             yield f"  {_source(values[source])}"
 
 
-def _line(case: Case, place: Location) -> Iterator[str]:
-    """The line of a place, from the text that was read."""
-    lines = case.config.sources.get(place.path, "").split("\n")
-    if place.line <= len(lines) and lines[place.line - 1].strip():
-        yield f"  {place.line:5} | {visible(lines[place.line - 1][:160].rstrip())}"
+def _line(subject: Subject, location: Location) -> Iterator[str]:
+    """Quote the line of a location, from the text that was read."""
+    lines = subject.config.sources.get(location.path, "").split("\n")
+    if location.line <= len(lines) and lines[location.line - 1].strip():
+        yield f"  {location.line:5} | {visible(lines[location.line - 1][:160].rstrip())}"
 
 
 def _source(value: Value) -> str:
-    """A value that another follows from, in one line."""
+    """Describe a value that another follows from, in one line."""
     if value.how == "unknown":
         return f"{value.key} is not known: {value.why}"
     reason = _reason(value)
@@ -103,7 +103,7 @@ _TITLES: Mapping[Group, str] = {
 
 
 def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
-    """The groups of differences, each with both sides."""
+    """List the groups of differences, each with both sides."""
     lines = [] if found else ["no difference"]
     if found and not of_what_runs(list(found)):
         lines = ["no difference in what runs"]
@@ -116,7 +116,7 @@ def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
 
 
 def _difference(each: Difference) -> Iterator[str]:
-    """A key and its two sides; of what is the same on both, the places alone."""
+    """Write a key and its two sides; where they are the same, the locations alone."""
     left, right = each.left, each.right
     if each.group == "form" and left is not None and right is not None and left.value == right.value:
         yield f"  {each.key} = {shown(left.value, _WIDTH)}: {_origin(left)} and {_origin(right)}"
@@ -127,7 +127,7 @@ def _difference(each: Difference) -> Iterator[str]:
 
 
 def _origin(value: Value) -> str:
-    return _place(value) if value.steps else value.how
+    return _location(value) if value.steps else value.how
 
 
 def _side(value: Value | None) -> str:
@@ -142,7 +142,7 @@ def _side(value: Value | None) -> str:
 
 
 def record(value: Value) -> dict[str, Any]:
-    """A value for programs."""
+    """Make the record of a value."""
     over = {"value": _json(value.over[0]), **value.over[1]._asdict()} if value.over is not None else None
     return {
         "key": value.key,
@@ -158,14 +158,16 @@ def record(value: Value) -> dict[str, Any]:
     }
 
 
-def values_json(case: Case, values: Iterable[Value]) -> str:
-    """Values as JSON text."""
+def values_json(subject: Subject, values: Iterable[Value]) -> str:
+    """Write values as JSON."""
     found = [record(value) for value in values]
-    return json.dumps({"config": case.config.path, "world_size": case.world_size, "values": found}, indent=2) + "\n"
+    return (
+        json.dumps({"config": subject.config.path, "world_size": subject.world_size, "values": found}, indent=2) + "\n"
+    )
 
 
 def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequence[Difference]) -> str:
-    """Differences as JSON text."""
+    """Write differences as JSON."""
     records = [
         {"key": each.key, "group": each.group, "left": _one(each.left), "right": _one(each.right)} for each in found
     ]

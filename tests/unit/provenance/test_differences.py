@@ -13,7 +13,7 @@ from dslpar.layout.deepspeed_config import ds_config
 from dslpar.linter import check
 from dslpar.provenance.deepspeed import flat
 from dslpar.provenance.differences import Difference, compare, of_what_runs
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from tests.unit.provenance.test_values import CONFIGS, MODEL, ROOT, world_of
 
 WORLDS = {path: world_of(path) for path in CONFIGS}
@@ -26,7 +26,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(left: str, right: str, world: int | None = 8) -> list[Difference]:
-    return compare(*(Case(check.load_text(text, "cfg.py"), world) for text in (left, right)))
+    return compare(*(Subject(check.load_text(text, "cfg.py"), world) for text in (left, right)))
 
 
 def groups(found: list[Difference]) -> dict[str, set[str]]:
@@ -35,12 +35,12 @@ def groups(found: list[Difference]) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_of_a_config_with_itself_there_is_none(path: str) -> None:
-    assert compare(Case(check.load(path), WORLDS[path]), Case(check.load(path), WORLDS[path])) == []
+    assert compare(Subject(check.load(path), WORLDS[path]), Subject(check.load(path), WORLDS[path])) == []
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
 def test_from_either_side_it_is_the_same(pair: tuple[str, str]) -> None:
-    left, right = (Case(check.load(path), WORLDS[path]) for path in pair)
+    left, right = (Subject(check.load(path), WORLDS[path]) for path in pair)
     swapped = [Difference(each.key, each.group, each.right, each.left) for each in compare(right, left)]
     assert compare(left, right) == swapped
 
@@ -48,7 +48,7 @@ def test_from_either_side_it_is_the_same(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
 def test_what_differs_in_the_job_is_told(pair: tuple[str, str]) -> None:
     """Mesh, batch, stages and all of DeepSpeed's dict, computed apart from the values."""
-    found = {each.key for each in of_what_runs(compare(*(Case(check.load(path), WORLDS[path]) for path in pair)))}
+    found = {each.key for each in of_what_runs(compare(*(Subject(check.load(path), WORLDS[path]) for path in pair)))}
     left, right = (check.resolve(path, WORLDS[path]) for path in pair)
     one, other = (dict(flat(ds_config(job))) for job in (left, right))
     names = ("output_path", "job_name", "project")

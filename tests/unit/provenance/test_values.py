@@ -28,7 +28,7 @@ from dslpar.linter.rules.hosts import RULES as HOST_RULES
 from dslpar.provenance import text as provenance_text
 from dslpar.provenance.deepspeed import deepspeed_values, flat
 from dslpar.provenance.query import Answers
-from dslpar.provenance.subject import Case
+from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value, values_of
 from dslpar.reporting import run_dir
 from tests.support.paths import ROOT
@@ -56,13 +56,13 @@ def world_of(config: str) -> int:
     return int(num_gpus) if num_gpus else parse((ROOT / hosts).read_text(), hosts).world_size
 
 
-def case_of(text: str, world: int | None = 8, overrides: list[str] | None = None) -> Case:
-    return Case(check.load_text(text, "cfg.py", overrides or []), world)
+def subject_of(text: str, world: int | None = 8, overrides: list[str] | None = None) -> Subject:
+    return Subject(check.load_text(text, "cfg.py", overrides or []), world)
 
 
 def answer(text: str, key: str, world: int | None = 8, overrides: list[str] | None = None) -> Value:
-    case = case_of(text, world, overrides)
-    (value,) = Answers(case, values_of(case)).of(key)
+    subject = subject_of(text, world, overrides)
+    (value,) = Answers(subject, values_of(subject)).of(key)
     return value
 
 
@@ -81,9 +81,9 @@ def marked(config: Config, place: Location) -> str:
 @pytest.mark.parametrize("path", CONFIGS)
 def test_every_leaf_is_explained(path: str, world: str) -> None:
     """Each has one answer under its own name, and under the name that its author gave it."""
-    case = Case(check.load(path), world_of(path) if world == "its" else None)
-    values = values_of(case)
-    answers = Answers(case, values)
+    subject = Subject(check.load(path), world_of(path) if world == "its" else None)
+    values = values_of(subject)
+    answers = Answers(subject, values)
     for key, value in values.items():
         assert key == "deepspeed" or answers.of(key) == [value]  # of an empty section, DeepSpeed's dict is told
         assert value.how in ("written", "overridden", "inferred", "default", "unknown")
@@ -99,7 +99,7 @@ def test_a_place_is_where_the_value_stands(path: str) -> None:
     """Of literals: the characters there are the value."""
     config = check.load(path, ["train.seed=77", "optimizer.lr=1e-3"])
     checked = 0
-    for value in values_of(Case(config, world_of(path))).values():
+    for value in values_of(Subject(config, world_of(path))).values():
         if not value.steps:
             continue
         said = marked(config, value.steps[0].location)
@@ -116,7 +116,7 @@ def test_a_place_is_where_the_value_stands(path: str) -> None:
 @pytest.mark.parametrize("path", CONFIGS)
 def test_values_are_the_jobs(path: str) -> None:
     job = check.resolve(path, world_of(path))
-    values = values_of(Case(check.load(path), world_of(path)))
+    values = values_of(Subject(check.load(path), world_of(path)))
     for key, number in numbers_of(job).items():
         if key in values and values[key].how != "unknown":
             assert values[key].value == number, key
@@ -151,7 +151,7 @@ def numbers_of(job: Job) -> dict[str, Any]:
 def test_numbers_in_sentences_come_out(path: str) -> None:
     """`16 / (accumulation 4 * data 2)` is computed as it stands, and is the value."""
     checked = 0
-    for value in values_of(Case(check.load(path), world_of(path))).values():
+    for value in values_of(Subject(check.load(path), world_of(path))).values():
         sum_ = re.sub(r"[a-z_]+ ?(?=\d)|\branks\b", "", value.why)
         if value.how == "inferred" and re.fullmatch(r"[\d ()*/]+", sum_) and set(sum_) & {"*", "/"}:
             assert eval(sum_) == value.value, value
@@ -162,9 +162,9 @@ def test_numbers_in_sentences_come_out(path: str) -> None:
 @pytest.mark.parametrize("path", CONFIGS)
 def test_all_of_deepspeeds_dict_is_explained(path: str) -> None:
     job = check.resolve(path, world_of(path))
-    case = Case(check.load(path), world_of(path))
-    values = values_of(case)
-    found = deepspeed_values(case, values)
+    subject = Subject(check.load(path), world_of(path))
+    values = values_of(subject)
+    found = deepspeed_values(subject, values)
     assert {key.removeprefix("deepspeed."): value.value for key, value in found.items()} == dict(flat(ds_config(job)))
     for value in found.values():
         same = values.get(value.why)
@@ -181,15 +181,15 @@ def test_configs_with_mistakes_are_explained(rule: Rule) -> None:
     """The example of each rule: all that is known is told, and what is not says why."""
     example = sections(rule)["Example"]
     text = example if re.search(r"^model\b", example, re.MULTILINE) else MODEL + example
-    case = case_of(text, 8, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
-    values = values_of(case)
-    answers = Answers(case, values)
-    assert provenance_text.listing(case, values).count("\n") == len(values) + 1
+    subject = subject_of(text, 8, re.findall(r"^# override: (.*)$", text, re.MULTILINE))
+    values = values_of(subject)
+    answers = Answers(subject, values)
+    assert provenance_text.listing(subject, values).count("\n") == len(values) + 1
     for value in [*values.values(), *answers.deepspeed.values()]:
         assert answers.of(value.key)
-        assert provenance_text.explanation(case, value, values).startswith(value.key)
+        assert provenance_text.explanation(subject, value, values).startswith(value.key)
         assert value.how != "unknown" or value.why
-    assert bool(answers.deepspeed) == case.sound
+    assert bool(answers.deepspeed) == subject.sound
 
 
 # Why --------------------------------------------------------------------------------------------------------------
@@ -297,10 +297,10 @@ def test_an_override_tells_what_the_file_says() -> None:
 
 
 def test_the_way_through_names_and_imports() -> None:
-    case = Case(check.load("configs/libai/tensor_pipeline.py"), 8)
-    (value,) = Answers(case, values_of(case)).of("train.dist.pipeline_num_layers")
+    subject = Subject(check.load("configs/libai/tensor_pipeline.py"), 8)
+    (value,) = Answers(subject, values_of(subject)).of("train.dist.pipeline_num_layers")
     assert [step.what.partition(" to ")[0] for step in value.steps] == ["written", "imported", "given"]
-    shown = [(step.location.path.rpartition("/")[2], marked(case.config, step.location)) for step in value.steps]
+    shown = [(step.location.path.rpartition("/")[2], marked(subject.config, step.location)) for step in value.steps]
     assert shown == [
         ("gpt.py", "24"),
         ("tensor_pipeline.py", "from ..common.models.gpt import pretrain_model as model"),
