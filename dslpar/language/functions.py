@@ -65,15 +65,14 @@ def _not_callable(name: str) -> ConfigError:
 def call_lazy(target: LazyTarget, call: Call) -> Dict:
     """Evaluate the second call of `LazyCall(target)(...)`."""
     if call.args:
-        raise ConfigError(
-            "CFG003", "LazyCall takes keyword arguments only", f"name each: {target.target.name}(name=...)"
-        )
+        help = f"name each: {target.target.name}(name=...)"
+        raise ConfigError("CFG003", "LazyCall takes keyword arguments only", help)
     made = Dict()
     made.put(TARGET, target.target, call.location)
     call.budget.weigh(*call.kwargs.values())
     known: dict[int, Value] = {}
     for name, value in call.kwargs.items():
-        if name != TARGET:  # of a description spread with **: the outer target counts
+        if name != TARGET:  # a description spread with `**` has one: the outer counts
             made.put(name, deep_copy(value, known), *call.keyword_origins[name])
     return made
 
@@ -89,21 +88,18 @@ def _lazy(call: Call) -> LazyTarget:
     return LazyTarget(target)
 
 
-def _copying_dict(call: Call) -> Dict:
+def _copying_dict(call: Call) -> Value:
     """Evaluate `DictConfig(...)` and `OmegaConf.create(...)`: a dict that copies what it is given."""
     (content,) = call.positional(0, 1, keywords=True)
     content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
     call.budget.weigh(content)
-    if isinstance(content, (Unknown, list)):
-        return deep_copy(content) if isinstance(content, list) else _unknown()  # type: ignore[no-any-return]
-    if content is not None and not isinstance(content, dict):
+    if isinstance(content, Unknown):
+        raise UnknownError
+    if content is None:
+        return Dict()
+    if not isinstance(content, (dict, list)):
         raise TypeError(f"expected a dict, got {type(content).__name__}")
-    made: Dict = deep_copy(content) if content is not None else Dict()
-    return made
-
-
-def _unknown() -> Value:
-    raise UnknownError
+    return deep_copy(content)
 
 
 def _dict(call: Call) -> Dict:

@@ -69,6 +69,7 @@ class Budget:
 
     def weigh(self, *values: object) -> None:
         """Pay for reading all of the values, shared parts counted each time; refuse what is too big or too deep."""
+        # The divisors make a step about as long as any other: C code reads eight items, or a few lines, meanwhile.
         for value in values:
             if isinstance(value, CONTAINERS):
                 self.spend(_weight(value, {}, 0) // 8)
@@ -103,6 +104,7 @@ def _weight(value: object, known: dict[int, int], depth: int) -> int:
         return 1 + len(value) // 16
     if not isinstance(value, CONTAINERS):
         return 1 + value.bit_length() // 64 if isinstance(value, int) else 1
+    # A shared part is walked once and counted each time: the time is linear in memory, the weight in what is written.
     if id(value) in known:
         return known[id(value)]
     if depth >= MAX_DEPTH:
@@ -135,9 +137,8 @@ def check_text(value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            "CFG004", f"a string that is not text: {error.reason}", "write the character itself"
-        ) from None
+        message = f"a string that is not text: {error.reason}"
+        raise ConfigError("CFG004", message, "write the character itself") from None
 
 
 def check_bits(bits: int) -> None:

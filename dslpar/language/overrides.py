@@ -17,7 +17,18 @@ from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, MAX_NESTING, MAX_TEXT, check_size
 from dslpar.language.session import Session
 from dslpar.language.source import parse_quietly
-from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, Value, make_tuple, origins_of
+from dslpar.language.values import (
+    NO_ORIGINS,
+    Binding,
+    Dict,
+    List,
+    Located,
+    Origin,
+    Unknown,
+    Value,
+    make_tuple,
+    origins_of,
+)
 
 
 class Override(NamedTuple):
@@ -29,6 +40,12 @@ class Override(NamedTuple):
     value: Value
     location: Location
     delete: bool = False
+    shorthands: Mapping[str, str] = {}
+    """The sub-key that a scalar stands for, by dotted key: `size=4` may stand as `tensor=4`."""
+
+    def path(self, levels: int | None = None) -> str:
+        """Return the dotted key, or its first levels."""
+        return ".".join(map(str, self.keys[:levels]))
 
 
 def apply_overrides(
@@ -39,11 +56,11 @@ def apply_overrides(
     session.sources[COMMAND_LINE] = " ".join(texts)
     column = 1
     for text in texts:
-        location = line_part(column, len(text))
         try:
-            _apply(parse_override(text, column), shorthands, names)
+            _apply(parse_override(text, column)._replace(shorthands=shorthands), names)
         except ConfigError as error:
-            session.add(finding(error.code, error.location or location, error.message, error.help))
+            location = error.location or line_part(column, len(text))
+            session.add(finding(error.code, location, error.message, error.help))
         column += len(text) + 1
 
 
@@ -143,40 +160,40 @@ def _characters(text: str) -> Sequence[int]:
     return [*(number for number, character in enumerate(text) for _ in character.encode()), len(text)]
 
 
-def _apply(override: Override, shorthands: Mapping[str, str], names: dict[str, Binding]) -> None:
+def _apply(override: Override, names: dict[str, Binding]) -> None:
     root = Dict()
-    for name, slot in names.items():
-        root.put(name, slot.value, slot.location, slot.name_location)
-    changed = _changed(root, override, 0, shorthands)
+    for name, binding in names.items():
+        root.put(name, binding.value, binding.location, binding.name_location)
+    _change_dict(root, override, 0)
     first = str(override.keys[0])
-    if first not in changed:
+    if first not in root:
         names.pop(first, None)
         return
-    location, key_location = changed.origins[first]
+    location, key_location = root.origins[first]
     assert location is not None
     assert key_location is not None
+    # A value that an import bound, and that is changed below its top alone, is still the import's.
     old = names.get(first)
-    imported_as = old.imported_as if old is not None and old.value is changed[first] else ""
-    names[first] = Binding(changed[first], location, key_location, imported_as)
+    imported_as = old.imported_as if old is not None and old.value is root[first] else ""
+    names[first] = Binding(root[first], location, key_location, imported_as)
 
 
-def _changed(owner: Value, override: Override, depth: int, shorthands: Mapping[str, str]) -> Value:
+def _changed(owner: Value, override: Override, depth: int) -> Value:
     """Return the owner with the override applied: itself, changed in place, unless it is a tuple or a scalar."""
-    key = override.keys[depth]
-    path = dotted(override.keys[:depth])
-    if isinstance(owner, Unknown):
-        return owner
     if isinstance(owner, Dict):
-        _change_dict(owner, key, override, depth, shorthands)
-        return owner
-    if isinstance(owner, (list, tuple)):
-        return _changed_sequence(owner, key, override, depth, shorthands)
-    raise ConfigError(
-        "CFG011", f"{path} is {short(owner)}, not a mapping", f"set {path} itself: {path}=value", override.key_location
-    )
+        _change_dict(owner, override, depth)
+    elif isinstance(owner, (list, tuple)):
+        return _changed_sequence(owner, override, depth)
+    elif not isinstance(owner, Unknown):
+        path, text = override.path(depth), repr(owner)
+        shown = text if len(text) < 40 else text[:37] + "..."
+        message, help = f"{path} is {shown}, not a mapping", f"set {path} itself: {path}=value"
+        raise ConfigError("CFG011", message, help, override.key_location)
+    return owner
 
 
-def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]) -> None:
+def _change_dict(owner: Dict, override: Override, depth: int) -> None:
+    key = override.keys[depth]
     if isinstance(key, str) and key not in owner and key.isdecimal() and int(key) in owner:
         key = int(key)
     if depth == len(override.keys) - 1:
@@ -185,63 +202,43 @@ def _change_dict(owner: Dict, key: str | int, override: Override, depth: int, sh
         elif key in owner:
             owner.drop(key)
         elif not owner.tainted:
-            raise ConfigError(
-                "CFG011",
-                f"there is no {dotted(override.keys)} to delete{did_you_mean(key, owner, '; ')}",
-                "leave it out",
-            )
+            close = did_you_mean(key, owner, "; ")
+            raise ConfigError("CFG011", f"there is no {override.path()} to delete{close}", "leave it out")
         return
     old = owner.get(key)
-    location, key_location = owner.origins.get(key, (None, None))
-    inner = _opened(old, location, key_location, dotted(override.keys[: depth + 1]), override, shorthands)
-    changed = _changed(inner, override, depth + 1, shorthands)
-    if changed is not old:
-        fresh = old is None
-        owner.put(
-            key,
-            changed,
-            (None if fresh else location) or override.location,
-            (None if fresh else key_location) or override.key_location,
-        )
+    origin, key_origin = owner.origins.get(key, NO_ORIGINS)
+    changed = _changed(_as_mapping(old, origin, key_origin, override, depth), override, depth + 1)
+    if old is None:
+        owner.put(key, changed, override.location, override.key_location)
+    elif changed is not old:
+        owner.put(key, changed, origin or override.location, key_origin or override.key_location)
 
 
-def _opened(
-    value: Value, location: Value, key_location: Value, path: str, override: Override, shorthands: Mapping[str, str]
-) -> Value:
+def _as_mapping(value: Value, origin: Origin, key_origin: Origin, override: Override, depth: int) -> Value:
     """Make a mapping of a value below which a key is set: of None, and of a scalar that stands for a sub-key."""
     if value is None and not override.delete:
         return Dict()
-    if isinstance(value, (bool, int, float, str)) and path in shorthands:
+    path = override.path(depth + 1)
+    if isinstance(value, (bool, int, float, str)) and path in override.shorthands:
         made = Dict()
-        made.put(shorthands[path], value, location, key_location)
+        made.put(override.shorthands[path], value, origin, key_origin)
         return made
     return value
 
 
-def _changed_sequence(
-    owner: Value, key: str | int, override: Override, depth: int, shorthands: Mapping[str, str]
-) -> Value:
-    path = dotted(override.keys[: depth + 1])
+def _changed_sequence(owner: Value, override: Override, depth: int) -> Value:
+    key = override.keys[depth]
     index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
     if index is None or not -len(owner) <= index < len(owner):
+        message = f"{override.path(depth + 1)} is not in a list of {len(owner)} items"
         help = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
-        raise ConfigError("CFG011", f"{path} is not in a list of {len(owner)} items", help, override.key_location)
+        raise ConfigError("CFG011", message, help, override.key_location)
     made = owner if isinstance(owner, List) else List(owner, origins_of(owner))
-    if depth == len(override.keys) - 1:
-        if override.delete:
-            del made[index], made.origins[index]
-        else:
-            made[index], made.origins[index] = override.value, override.location
+    if depth < len(override.keys) - 1:
+        inner = _as_mapping(made[index], made.origins[index], None, override, depth)
+        made[index] = _changed(inner, override, depth + 1)
+    elif override.delete:
+        del made[index], made.origins[index]
     else:
-        inner = _opened(made[index], made.origins[index], None, path, override, shorthands)
-        made[index] = _changed(inner, override, depth + 1, shorthands)
+        made[index], made.origins[index] = override.value, override.location
     return make_tuple(made, made.origins) if isinstance(owner, tuple) else made
-
-
-def dotted(keys: Sequence[str | int]) -> str:
-    return ".".join(map(str, keys))
-
-
-def short(value: Value) -> str:
-    text = "unknown" if value is UNKNOWN else repr(value)
-    return text if len(text) < 40 else text[:37] + "..."

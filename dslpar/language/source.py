@@ -71,6 +71,7 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
 
 
 def _read_regular(path: str) -> bytes:
+    # Without O_NONBLOCK, to open a FIFO waits for somebody who writes to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -116,7 +117,7 @@ def parse(source: Source) -> ast.Module:
         raise ConfigError("CFG001", f"cannot parse this as Python: {error.msg}", location=location) from None
     except ValueError as error:  # NUL characters, lone surrogates
         raise ConfigError("CFG001", f"this is not text: {error}", "save the file as UTF-8 text") from None
-    except (RecursionError, MemoryError):
+    except (RecursionError, MemoryError):  # what CPython's parser raises where its own stack is full
         raise limit_error("expressions nested too deep", "assign the inner parts to names first") from None
 
 

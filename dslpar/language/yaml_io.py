@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+import yaml
+
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, check_items, check_size, limit_error
@@ -27,6 +29,7 @@ LINE_ENDS = "\x85\u2028\u2029"
 INT = re.compile(r"[-+]?[0-9]+")
 PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+PLAIN_TAGS = ("!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
@@ -36,24 +39,26 @@ def dump(root: Node, resolved: Mapping[str, object], sections: Collection[str] =
     return dump_plain(values | ({"resolved": portable(resolved)} if resolved else {}))
 
 
-def dump_plain(values: Mapping[str, Value]) -> str:
-    """Write plain values as YAML that reads back equal, tuples as lists."""
-    import yaml
+class _Dumper(yaml.SafeDumper):
+    """Without anchors; strings quoted where our reading differs from PyYAML's."""
 
-    class Dumper(yaml.SafeDumper):
-        """Without anchors; strings quoted where our reading differs from PyYAML's."""
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
-        def ignore_aliases(self, data: Value) -> bool:
-            return True
-
-    def text(dumper: Value, value: str) -> Value:
+    def string(self, value: str) -> yaml.ScalarNode:
         style = "'" if not isinstance(scalar(value), str) else None
         if any(character in value for character in LINE_ENDS):
             style = '"'
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        return node
 
-    Dumper.add_representer(str, text)
-    made: str = yaml.dump(dict(values), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+_Dumper.add_representer(str, _Dumper.string)
+
+
+def dump_plain(values: Mapping[str, Value]) -> str:
+    """Write plain values as YAML that reads back equal, tuples as lists."""
+    made: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return made
 
 
@@ -89,8 +94,6 @@ def scalar(text: str) -> Value:
 
 def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
     """Read the top-level names of a YAML or JSON file; return None, with a finding, if it is not YAML."""
-    import yaml
-
     session.sources[source.path] = source.text
     start = Location(source.path)
     try:
@@ -139,8 +142,6 @@ class _Reader:
     """Builds values from the parser's events as they come, so that depth and size are bounded before all is read."""
 
     def __init__(self, source: Source, session: Session) -> None:
-        import yaml
-
         self.source, self.session = source, session
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events = yaml.parse(source.text, Loader=loader)
@@ -148,8 +149,6 @@ class _Reader:
 
     def document(self) -> Located:
         """Read the one document of the stream."""
-        import yaml
-
         result: Located = (Dict(), Location(self.source.path))
         documents = 0
         for event in self.events:
@@ -167,9 +166,8 @@ class _Reader:
         start, end = event.start_mark, event.end_mark
         return Location(self.source.path, start.line + 1, start.column + 1, end.line + 1, end.column + 1)
 
-    def value(self, event: Value, depth: int) -> Located:
-        import yaml
-
+    def value(self, event: yaml.Event, depth: int) -> Located:
+        """Read the value that begins with an event, and all events up to its end."""
         self.session.budget.spend(1)
         location = self.location(event)
         if depth > MAX_DEPTH:
@@ -178,9 +176,14 @@ class _Reader:
             if event.anchor not in self.anchors:
                 raise ConfigError("CFG001", f"undefined anchor {event.anchor!r}", location=location)
             return self.anchors[event.anchor]
-        self.check_tag(event, location)
+        assert isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)), event
+        if event.tag and event.tag not in PLAIN_TAGS:
+            message = f"the YAML tag {event.tag!r} is not part of the config language"
+            raise ConfigError("CFG002", message, "leave it out", location)
+        made: Value
         if isinstance(event, yaml.ScalarEvent):
-            made: Value = self.scalar_value(event)
+            is_text = event.style in ("'", '"', "|", ">") or (event.tag or "").endswith(":str")
+            made = check_size(event.value if is_text else scalar(event.value))
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
         if event.anchor:
@@ -191,22 +194,7 @@ class _Reader:
             self.fill_list(made, depth)
         return made, location
 
-    @staticmethod
-    def scalar_value(event: Value) -> Value:
-        as_text = event.style in ("'", '"', "|", ">") or (event.tag or "").endswith(":str")
-        return check_size(event.value if as_text else scalar(event.value))
-
-    @staticmethod
-    def check_tag(event: Value, location: Location) -> None:
-        tag = event.tag
-        if tag and tag not in ("!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-            raise ConfigError(
-                "CFG002", f"the YAML tag {tag!r} is not part of the config language", "leave it out", location
-            )
-
     def fill_list(self, made: List, depth: int) -> None:
-        import yaml
-
         for event in self.events:
             if isinstance(event, yaml.SequenceEndEvent):
                 return
@@ -216,8 +204,6 @@ class _Reader:
             check_items(len(made))
 
     def fill_mapping(self, made: Dict, depth: int) -> None:
-        import yaml
-
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
                 return
@@ -226,16 +212,16 @@ class _Reader:
             self.put(made, key, value, location, key_location)
 
     def put(self, made: Dict, key: Value, value: Value, location: Location, key_location: Location) -> None:
+        """Set an item, unless its key is one that the language has not, which is a finding."""
         if isinstance(key, (Dict, List)):
             self.session.report(ConfigError("CFG013", "a key that is neither a string nor a number"), key_location)
             return
         if key == "<<":
-            failed = ConfigError(
-                "CFG002", "the merge key `<<` is not part of the config language", "write the keys out"
-            )
-            self.session.report(failed, key_location)
+            message = "the merge key `<<` is not part of the config language"
+            self.session.report(ConfigError("CFG002", message, "write the keys out"), key_location)
             return
         if key in made:
+            # An error here, a warning in Python: YAML 1.2 forbids it, and who reads the file next may take the first.
             message = f"the key {key!r} stands twice in this mapping"
             self.session.add(finding("CFG012", key_location, message, severity="error"))
         made.put(key, value, location, key_location)
