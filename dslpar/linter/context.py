@@ -145,6 +145,10 @@ class Context:
         key = keys if isinstance(keys, str) else self._first_given(keys)
         return Problem(self.at(key), message, hint, self.source_key(key))
 
+    def problem_of_key(self, key: str, message: str, hint: str) -> Problem:
+        """Make a problem at a key itself, where `problem` makes one at its value."""
+        return Problem(self.config.key_at(key), message, hint, key)
+
     def _first_given(self, keys: tuple[str, ...]) -> str:
         return next((key for key in keys if self.given(key)), keys[-1])
 

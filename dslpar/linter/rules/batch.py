@@ -1,4 +1,4 @@
-"""BAT101 and on: the samples of one step, the tokens of a sample, the learning rate over the run."""
+"""BAT101 and on: the samples of one step, the tokens of a sample, optimizers, and the learning rate over the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     """global_size is not micro_size * accumulation * data size.
 
     What it does:
-        Checks the product, with the size that was left out solved for: it must come out whole.
+        Checks the product. A size that is left out is computed from the others, and must be a whole number.
 
     Why:
-        DeepSpeed divides rounding down and then stops at an assertion, on the cluster (its issue 6914).
+        DeepSpeed rounds the division down and then fails at an assertion, on the cluster (its issue 6914).
 
     Example:
         batch = dict(global_size=12, micro_size=1)  # a world of 8
@@ -27,43 +27,40 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     Use instead:
         batch = dict(global_size=16, micro_size=1)  # a world of 8
     """
-    whole, micro, accumulation = cx.batch
-    data, asked = cx.data_size, cx.requested_batch
-    if micro * accumulation * data != whole:
-        shown = f"micro_size {asked.micro_size or '?'} * accumulation {asked.accumulation or '?'} * data {data}"
-        yield cx.problem(
-            "batch.global_size", f"global_size {whole} is not {shown}", " or ".join(_repairs(cx)) + " fits"
-        )
+    global_size, micro, accumulation = cx.batch
+    data, given = cx.data_size, cx.requested_batch
+    if micro * accumulation * data != global_size:
+        product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
+        message = f"global_size {global_size} is not {product}"
+        yield cx.problem("batch.global_size", message, " or ".join(_fitting_sizes(cx)) + " fits")
 
 
-def _repairs(cx: Context) -> list[str]:
+def _fitting_sizes(cx: Context) -> list[str]:
     """What to write for one of the sizes so that the product fits."""
-    asked, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
-    whole, micro, accumulation = asked.global_size, asked.micro_size, asked.accumulation
-    assert whole is not None, "without a global_size the product fits"
-    step = (micro or least) * (accumulation or 1) * data
+    given, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
+    global_size, micro, accumulation = given.global_size, given.micro_size, given.accumulation
+    assert global_size is not None, "without a global_size the product fits"
+    samples = (micro or least) * (accumulation or 1) * data
     if not (micro and accumulation):
-        return [f"global_size={size}" for size in _around(whole, step)]
-    repairs = [f"global_size={step}"]
-    if whole % (micro * data) == 0:
+        from dslpar.layout.nearest import multiples  # only a mistake needs it, here as below
+
+        return [f"global_size={size}" for size in multiples(global_size, samples)]
+    fitting = [f"global_size={samples}"]
+    if global_size % (micro * data) == 0:
         name = "accumulation" if cx.given("batch.accumulation") else "num_microbatches"
-        repairs.append(f"{name}={whole // (micro * data)}")
-    if whole % (accumulation * data * least) == 0:
-        repairs.append(f"micro_size={whole // (accumulation * data)}")
-    return repairs
-
-
-def _around(value: int, step: int) -> list[int]:
-    """The multiples of `step` next to `value`, at least one of it."""
-    return sorted({max(step, value // step * step), -(-value // step) * step})
+        fitting.append(f"{name}={global_size // (micro * data)}")
+    if global_size % (accumulation * data * least) == 0:
+        fitting.append(f"micro_size={global_size // (accumulation * data)}")
+    return fitting
 
 
 @rule("BAT102", "micro-size-does-not-divide")
 def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The micro-batch does not divide over the ranks that split it.
+    """micro_size is not a multiple of the ranks that split the samples.
 
     What it does:
-        Checks micro_size against x, x * y if the residual is kept by batch, and x * z if inner activations are.
+        Checks that micro_size is a multiple of x, of x * y if the residual stream is split by batch, and of x * z if
+        inner activations are.
 
     Why:
         Every rank of a tensor group holds the same number of samples.
@@ -76,31 +73,33 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='2d'))
         batch = dict(micro_size=4)
     """
-    least, asked = least_micro_size(cx.cuboid), cx.requested_batch
-    micro = asked.micro_size or cx.batch.micro_size
+    least, given = least_micro_size(cx.cuboid), cx.requested_batch
+    micro, accumulation = given.micro_size or cx.batch.micro_size, given.accumulation or 1
     if micro % least == 0:
         return
+    from dslpar.layout.nearest import multiples
+
     message = f"micro_size {micro} does not divide over the cuboid: mode {cx.cuboid.mode!r} needs multiples of {least}"
-    if asked.micro_size is None:
-        sizes = [size * (asked.accumulation or 1) * cx.data_size for size in _around(micro, least)]
-        yield cx.problem("batch.global_size", message, f"global_size={' or '.join(map(str, sizes))}")
+    if given.micro_size is None:
+        sizes = [str(size * accumulation * cx.data_size) for size in multiples(micro, least)]
+        yield cx.problem("batch.global_size", message, f"global_size={' or '.join(sizes)}")
         return
-    whole, others = asked.global_size, asked.accumulation or 1
-    nearest = [str(size) for size in _around(micro, least) if whole is None or whole % (size * others) == 0]
-    fix = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
-    yield cx.problem("batch.micro_size", message, fix)
+    samples = given.global_size
+    nearest = [str(size) for size in multiples(micro, least) if samples is None or samples % (size * accumulation) == 0]
+    hint = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
+    yield cx.problem("batch.micro_size", message, hint)
 
 
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
-    """Samples are longer than the model's longest sequence.
+    """The samples are longer than the model's longest sequence.
 
     What it does:
         Compares data.seq_len with the model's max_seq_len.
 
     Why:
-        A position past the table has no embedding; rotary positions have no table, and max_seq_len is what the author
-        says that the model is for.
+        A position beyond the table has no embedding. Rotary positions have no table; there max_seq_len is the length
+        for which the model is meant.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -112,8 +111,8 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     """
     length, longest = cx.spec.data.seq_len, cx.model_of(sections.Model).max_seq_len
     if length is not None and length > longest:
-        message = f"samples of {length} tokens, and max_seq_len is {longest}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or a longer max_seq_len")
+        message = f"samples have {length} tokens, and max_seq_len is {longest}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}, or a larger max_seq_len")
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
@@ -121,11 +120,11 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     """The learning rate never reaches its peak.
 
     What it does:
-        Compares lr_scheduler.warmup_steps (of DeepSpeed's schedules: warmup_num_steps, 1000 where it is left out) with
-        train.steps.
+        Compares lr_scheduler.warmup_steps with train.steps; for DeepSpeed's schedulers warmup_num_steps, whose default
+        is 1000.
 
     Why:
-        The run ends while the learning rate still rises.
+        The run ends while the learning rate is still rising.
 
     Example:
         lr_scheduler = dict(type='cosine', warmup_steps=200)
@@ -165,7 +164,7 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
         Compares lr_scheduler.min_lr with optimizer.lr.
 
     Why:
-        The schedule would rise where its name says that it falls.
+        The learning rate would rise to min_lr instead of falling to it.
 
     Example:
         optimizer = dict(type='AdamW', lr=1e-4)
@@ -182,13 +181,13 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT110", "nesterov-without-momentum")
 def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
-    """Nesterov's momentum where there is none.
+    """Nesterov momentum with a momentum of 0.
 
     What it does:
-        Checks that optimizer.momentum is above 0 where optimizer.nesterov is True.
+        Checks that optimizer.momentum is above 0 if optimizer.nesterov is True.
 
     Why:
-        torch's SGD refuses it, when the model is built.
+        torch's SGD raises an error when it is built.
 
     Example:
         optimizer = dict(type='SGD', lr=0.1, nesterov=True)
@@ -203,13 +202,14 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT130", "differentiable-step")
 def differentiable_step(cx: Context) -> Iterator[Problem]:
-    """An optimizer whose step is to be differentiable.
+    """An optimizer with a differentiable step.
 
     What it does:
-        Refuses differentiable=True.
+        Finds differentiable=True.
 
     Why:
-        torch then writes into the parameters with autograd on, and stops at the first step: they are leaves.
+        torch then updates the parameters in place with autograd enabled, which is an error for leaves: the first step
+        fails.
 
     Example:
         optimizer = dict(type='RMSprop', lr=1e-3, differentiable=True)
@@ -218,19 +218,19 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='RMSprop', lr=1e-3)
     """
     if cx.other_optimizer.args.get("differentiable"):
-        message = "differentiable=True: torch stops at the first step, which changes leaves in place"
+        message = "differentiable=True fails at the first step: torch cannot update leaves in place with autograd"
         yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
 
 
 @rule("BAT131", "fused-and-foreach")
 def fused_and_foreach(cx: Context) -> Iterator[Problem]:
-    """An optimizer that is to be fused and to go tensor by tensor in lists.
+    """An optimizer with both fused and foreach.
 
     What it does:
-        Finds fused=True beside foreach=True.
+        Finds fused=True together with foreach=True.
 
     Why:
-        They are two ways to do one step; torch stops when the optimizer is made.
+        They are two implementations of one step; torch raises an error when the optimizer is built.
 
     Example:
         optimizer = dict(type='Adagrad', lr=1e-2, fused=True, foreach=True)
@@ -240,20 +240,20 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
     """
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
-        message = "fused=True and foreach=True are two ways to do one step"
+        message = "fused=True and foreach=True are two implementations of one step"
         yield cx.problem("optimizer.foreach", message, "keep one of the two")
 
 
 @rule("BAT132", "rate-at-its-floor", "warning")
 def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
-    """The learning rate is at its floor long before the run ends.
+    """The learning rate reaches its floor long before the run ends.
 
     What it does:
         Compares total_num_steps of DeepSpeed's WarmupDecayLR and WarmupCosineLR with train.steps.
 
     Why:
-        Past its end WarmupDecayLR gives a rate of 0, and WarmupCosineLR cos_min_ratio of the peak, 0.0001 where nothing
-        says more: those steps train nothing. (A cos_min_ratio of 0.01 or more is left alone.)
+        After its last step WarmupDecayLR gives a learning rate of 0, and WarmupCosineLR the peak times cos_min_ratio,
+        by default 0.0001: those steps train nothing. (A cos_min_ratio of 0.01 or more is accepted.)
 
     Example:
         lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=50, warmup_num_steps=5)
@@ -266,14 +266,12 @@ def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
     args, steps = cx.other_lr_scheduler.args, cx.spec.train.steps
     total = args.get("total_num_steps")
     floor = args.get("cos_min_ratio", 1e-4) if cx.other_lr_scheduler.target == "WarmupCosineLR" else 0
-    if total is not None and total < steps and floor < _A_RATE:
-        message = (
-            f"the schedule ends after {total} steps, and {steps - total} more have {floor:g} times the peak's rate"
-        )
+    if total is not None and total < steps and floor < _LEAST_USEFUL_RATIO:
+        message = f"the schedule ends after {total} steps; the other {steps - total} have {floor:g} times the peak rate"
         yield cx.problem("lr_scheduler.total_num_steps", message, f"total_num_steps={steps}, or a shorter run")
 
 
-_A_RATE = 0.01
+_LEAST_USEFUL_RATIO = 0.01
 
 
 RULES = (

@@ -1,7 +1,6 @@
-"""CFG114 and on: the comments `# dslpar: ignore[CODE]` of a config. `dslpar.linter.suppressions`, which reads them, is
-imported where a file has some.
+"""CFG114 and on: the comments `# dslpar: ignore[CODE]` of a config, which `dslpar.linter.suppressions` reads.
 
-These rules stand last in the book: they look at what the others found.
+These rules run last: they look at what the others found.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from dslpar.linter.rule import rule
 
 @rule("CFG114", "ignore-without-code", "warning")
 def ignore_without_code(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore` that names no code.
+    """`# dslpar: ignore` without a code.
 
     What it does:
         Finds the comments `# dslpar: ignore` and `# dslpar: ignore-file` without codes in brackets. They silence
         nothing.
 
     Why:
-        A comment that silenced everything would silence the next mistake on its line as well.
+        A comment that silenced everything would also silence the next mistake on its line.
 
     Example:
         idle = dict(a=1)  # dslpar: ignore
@@ -38,12 +37,12 @@ def unused_ignore(cx: Context) -> Iterator[Problem]:
     """`# dslpar: ignore[CODE]` where there is nothing to ignore.
 
     What it does:
-        Finds codes in these comments that silence nothing, or that stand twice. Codes of rules that look at the world
-        or at the hosts are left alone, since they may be found in another world; and so is every code where overrides
-        are given. The comment acts on its own line: the first or the last of a value that takes several.
+        Finds codes in these comments that silence nothing, and duplicates. Codes of rules that depend on the world size
+        or the hosts are accepted, since they may apply elsewhere; and so is every code if overrides are given. The
+        comment must be on the line of the finding: the first or the last line of a value that spans several.
 
     Why:
-        What was ignored is gone; the comment would hide it should it come back.
+        The mistake is gone; if it came back, the comment would hide it.
 
     Example:
         train = dict(steps=100)  # dslpar: ignore[CFG106]
@@ -60,11 +59,11 @@ def ignored_error(cx: Context) -> Iterator[Problem]:
 
     What it does:
         Finds codes of errors in these comments. Comments silence warnings and infos, in every command; errors are
-        shown, and stop a run.
+        always shown, and stop a run.
 
     Why:
-        Nothing wrong starts: a config with an error cannot run, whatever is written beside it. `dslpar lint --ignore
-        CODE` leaves an error out of a report, and lets nothing start.
+        A config with an error cannot run, whatever its comments say. `dslpar lint --ignore CODE` leaves an error out of
+        the report; the config still does not start.
 
     Example:
         zero = dict(stage=1)  # dslpar: ignore[CFG103]
@@ -80,10 +79,10 @@ def unknown_ignore(cx: Context) -> Iterator[Problem]:
     """`# dslpar: ignore[CODE]` with a code that no rule has.
 
     What it does:
-        Compares the codes and names in these comments with the rules of the linter.
+        Compares the codes and names in these comments with the linter's rules.
 
     Why:
-        The comment silences nothing; probably a code is misspelt.
+        The comment silences nothing; probably the code is misspelt.
 
     Example:
         idle = dict(a=1)  # dslpar: ignore[CFG106, unused-thing]

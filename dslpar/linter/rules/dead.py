@@ -1,15 +1,14 @@
-"""DEAD110 and on: keys without effect in this combination of sections; the rest of DEAD stands beside what it is of.
+"""DEAD110 and on: keys without an effect in this combination of sections; other DEAD rules are beside their subject.
 
-A key that nothing reads is the mistake that costs most and shows least: the run goes on, as another one. Who reads what
-was looked up, key by key: of dslpar's own sections in dslpar, of DeepSpeed's keys in DeepSpeed 0.19.8
+A key that nothing reads costs the most and shows the least: the run is another one than was meant. Which keys have an
+effect was looked up one by one: those of dslpar's sections in dslpar, those of DeepSpeed in DeepSpeed 0.19.8
 (`_configure_zero_optimizer`, `_configure_bf16_optimizer` and `_do_optimizer_sanity_check` of runtime/engine.py,
-runtime/zero/partition_parameters.py). That a key with no effect is a finding of its own, and no error, is clippy's and
-actionlint's way.
+runtime/zero/partition_parameters.py). That such a key is a warning and not an error comes from clippy and actionlint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dslpar.core import mesh
 from dslpar.core.errors import COMMAND_LINE
@@ -21,11 +20,11 @@ from dslpar.linter.rule import rule
 
 @rule("DEAD110", "options-of-one-rank", "warning")
 def options_of_one_rank(cx: Context) -> Iterator[Problem]:
-    """Options of a tensor mode, and the tensor group is one rank.
+    """Options of a tensor mode with a tensor group of one rank.
 
     What it does:
-        Finds sequence, depth, shape, impl, residual, inner and keep where parallel.tensor has size 1 and a mode that
-        they belong to. A mode by itself is left alone: dict(size=1, mode='1d') is a form that ColossalAI documents.
+        Finds sequence, depth, shape, impl, residual, inner and keep if parallel.tensor has size 1 and a mode with these
+        options. A mode by itself is accepted: dict(size=1, mode='1d') is a form that ColossalAI documents.
 
     Why:
         One rank holds the whole layer in every mode; probably the size is missing.
@@ -49,13 +48,13 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD111", "order-of-one-axis", "warning")
 def order_of_one_axis(cx: Context) -> Iterator[Problem]:
-    """An order of the axes, and one of the two that it exchanges has one rank.
+    """An order of the axes that makes no difference.
 
     What it does:
-        Finds order=('data', 'pipe', 'tensor') where the pipeline has one stage, or where data is 1.
+        Finds order=('data', 'pipe', 'tensor') if the pipeline has one stage, or if the data size is 1.
 
     Why:
-        The orders differ in which of data and pipeline is the slow axis; with one of them alone they are the same.
+        The orders exchange the data and pipeline axes; if one of them has size 1, they are the same.
 
     Example:
         parallel = dict(order=('data', 'pipe', 'tensor'))
@@ -63,23 +62,20 @@ def order_of_one_axis(cx: Context) -> Iterator[Problem]:
     Use instead:
         parallel = dict(pipeline=2, order=('data', 'pipe', 'tensor'))
     """
-    order = cx.spec.parallel.order
-    if order != mesh.LEGACY_ORDER:
-        return
-    alone = "the pipeline has one stage" if cx.stages == 1 else "data is 1" if cx.data_size == 1 else ""
-    if alone:
-        yield cx.problem("parallel.order", f"order has no effect: {alone}", "leave it out")
+    if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.stages == 1 or cx.data_size == 1):
+        why = "the pipeline has one stage" if cx.stages == 1 else "data is 1"
+        yield cx.problem("parallel.order", f"order has no effect: {why}", "leave it out")
 
 
 @rule("DEAD112", "evaluation-that-never-runs", "info")
 def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
-    """train.eval_steps, and training never evaluates.
+    """train.eval_steps without an evaluation.
 
     What it does:
-        Finds train.eval_steps where train.eval_interval is left out.
+        Finds train.eval_steps if train.eval_interval is left out.
 
     Why:
-        Only `train.py --eval-only` reads it then. Probably eval_interval was meant too.
+        Only `train.py --eval-only` uses it then. Probably eval_interval is missing.
 
     Example:
         train = dict(steps=100, eval_steps=4)
@@ -89,21 +85,21 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
     """
     train = cx.spec.train
     if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
-        message = "eval_steps has no effect on training, which never evaluates; --eval-only alone reads it"
+        message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
         yield cx.problem("train.eval_steps", message, "add train.eval_interval, or leave it out")
 
 
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
 def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
-    """Something that happens every so many steps, and the run has fewer.
+    """An interval of more steps than the run has.
 
     What it does:
-        Compares train.eval_interval, log_interval and save_interval with train.steps. A run that the command line
-        makes shorter is a trial, and left alone.
+        Compares train.eval_interval, log_interval and save_interval with train.steps. A run that is shortened on the
+        command line is a trial, and accepted.
 
     Why:
-        The number has no effect: what remains is the last step, and of evaluations also the one before the first. A
-        run that was to be saved on its way is saved at its end.
+        The interval has no effect: only the last step logs, evaluates and saves, and an evaluation precedes the first
+        one. A run that should be saved along the way is saved only at its end.
 
     Example:
         train = dict(steps=100, save_interval=1000)
@@ -123,21 +119,21 @@ def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
 
 
 _INTERVALS: Mapping[str, str] = {
-    "eval_interval": "it evaluates before the first step and after the last alone",
-    "log_interval": "it logs the last step alone",
-    "save_interval": "it saves after the last step alone",
+    "eval_interval": "it evaluates only before the first step and after the last",
+    "log_interval": "it logs only the last step",
+    "save_interval": "it saves only after the last step",
 }
 
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
-    """min_lr, and a learning rate that never falls.
+    """min_lr with a constant learning rate.
 
     What it does:
-        Finds lr_scheduler.min_lr above 0 where the type is 'constant', which is the default.
+        Finds lr_scheduler.min_lr above 0 if the type is 'constant', the default.
 
     Why:
-        After its warm-up a constant rate stays; probably the type is missing.
+        After its warm-up a constant learning rate never falls; probably the type is missing.
 
     Example:
         lr_scheduler = dict(warmup_steps=10, min_lr=1e-5)
@@ -145,22 +141,23 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
     Use instead:
         lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-5)
     """
-    schedule = cx.own_lr_scheduler
-    low, peak = schedule.min_lr, cx.spec.optimizer.lr
-    if schedule.type == "constant" and 0 < low <= peak:  # above the peak it is BAT106's
-        yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} has no effect: the rate is constant", "type='cosine'")
+    scheduler = cx.own_lr_scheduler
+    low, peak = scheduler.min_lr, cx.spec.optimizer.lr
+    if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports one above the peak
+        message = f"min_lr {low} has no effect: the learning rate is constant"
+        yield cx.problem("lr_scheduler.min_lr", message, "type='cosine'")
 
 
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
-    """ZeRO, and there is one data rank.
+    """ZeRO with one data rank.
 
     What it does:
-        Finds zero.stage 1 to 3 in fp32, without offload, where pipeline and tensor take all ranks. (Half precision and
-        offload need ZeRO, whatever it shards. A run of one rank is left alone: it is a trial.)
+        Finds zero.stage 1 to 3 in fp32, without offload, if pipeline and tensor take all ranks. (Half precision and
+        offload need ZeRO, even if it shards nothing. A run of one rank is a trial, and accepted.)
 
     Why:
-        ZeRO shards over data ranks. Over one it saves nothing, and its buffers and copies remain.
+        ZeRO shards over the data ranks. With one it saves nothing, and still costs buffers and copies.
 
     Example:
         parallel = dict(pipeline=8)
@@ -181,14 +178,14 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
 def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of `zero` that DeepSpeed does not read at this stage.
+    """A key of `zero` that DeepSpeed does not use at this stage.
 
     What it does:
-        Compares the keys with those that DeepSpeed 0.19 reads at the stage. At stage 1 in bf16, without offload, it
-        takes another optimizer, which reads allgather_bucket_size alone; with a pipeline it switches overlap_comm off.
+        Compares the keys with those that DeepSpeed 0.19 uses at the stage. At stage 1 in bf16, without offload, it uses
+        another optimizer, which has only allgather_bucket_size; with a pipeline it turns overlap_comm off.
 
     Why:
-        DeepSpeed accepts all of them at any stage, in silence.
+        DeepSpeed silently accepts all of them at any stage.
 
     Example:
         zero = dict(stage=2, stage3_prefetch_bucket_size=5e7)
@@ -197,24 +194,22 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         zero = dict(stage=3, stage3_prefetch_bucket_size=5e7)
     """
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
-    whole = takes_bf16_optimizer(cx)
+    bf16_optimizer = uses_bf16_optimizer(cx)
     for name in extra:
         stages = _stages_of(name)
+        hint = f"leave {name} out"
         if stage not in stages:
-            where = f"it is read at stage {_either(stages)}" if stages else "DeepSpeed never reads it"
+            where = f"it is used at stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
-        elif whole and name in _NOT_IN_BF16:
-            message = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not read it"
+            legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
+            hint += f", or stage {_either(legal)}" if legal else ""
+        elif bf16_optimizer and name in _NOT_IN_BF16:
+            message = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not use it"
         elif name == "overlap_comm" and extra[name] and cx.stages > 1:
-            message = "overlap_comm has no effect with a pipeline: DeepSpeed switches it off"
+            message = "overlap_comm has no effect with a pipeline: DeepSpeed turns it off"
         else:
             continue
-        yield cx.problem(f"zero.{name}", message, f"leave {name} out{_or_stage(cx, stages)}")
-
-
-def _or_stage(cx: Context, stages: tuple[int, ...]) -> str:
-    legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
-    return f", or stage {_either(legal)}" if cx.spec.zero.stage not in stages and legal else ""
+        yield cx.problem(f"zero.{name}", message, hint)
 
 
 def _either(stages: Iterable[int]) -> str:
@@ -222,64 +217,42 @@ def _either(stages: Iterable[int]) -> str:
 
 
 def _stages_of(name: str) -> tuple[int, ...]:
-    """The stages at which DeepSpeed reads a key; other rules speak of offload and compute_grad_norm."""
-    if name.startswith(("stage3_", "zero_")) or name in _STAGE_3:
+    """The stages at which DeepSpeed uses a key; other rules check offload and compute_grad_norm."""
+    if name.startswith(("stage3_", "zero_")):
         return (3,)
-    if name in _STAGES_1_2:
-        return (1, 2)
-    if name in _NEVER:
-        return ()
-    return (1, 2, 3) if name in _ALL_STAGES else (0, 1, 2, 3)
+    return next((stages for stages, names in _KEYS_OF_STAGES.items() if name in names), (0, 1, 2, 3))
 
 
-_ALL_STAGES = frozenset(
-    (
-        "contiguous_gradients",
-        "reduce_scatter",
-        "reduce_bucket_size",
-        "overlap_comm",
-        "load_from_fp32_weights",
-        "pipeline_loading_checkpoint",
-    )
-)
-_STAGES_1_2 = frozenset(
-    (
-        "use_multi_rank_bucket_allreduce",
-        "allgather_bucket_size",
-        "round_robin_gradients",
-        "parameter_alignment",
+_KEYS_OF_STAGES: Mapping[tuple[int, ...], Collection[str]] = {
+    (): ("allgather_partitions",),
+    (1, 2): (
+        *("use_multi_rank_bucket_allreduce", "allgather_bucket_size", "round_robin_gradients", "parameter_alignment"),
         "ignore_unused_parameters",
-    )
-)
-_STAGE_3 = frozenset(
-    (
-        "sub_group_size",
-        "memory_efficient_linear",
-        "override_module_apply",
-        "log_trace_cache_warnings",
-        "enable_sanity_checks",
-        "save_muon_momentum_buffer_in_memory",
-        "leaf_module",
-    )
-)
-_NEVER = frozenset(("allgather_partitions",))
-_NOT_IN_BF16 = (_ALL_STAGES | _STAGES_1_2) - {
-    "allgather_bucket_size",
-    "load_from_fp32_weights",
-    "pipeline_loading_checkpoint",
+    ),
+    (1, 2, 3): (
+        *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm", "load_from_fp32_weights"),
+        "pipeline_loading_checkpoint",
+    ),
+    (3,): (
+        *("sub_group_size", "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings"),
+        *("enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module"),
+    ),
+}
+_NOT_IN_BF16 = {*_KEYS_OF_STAGES[1, 2], *_KEYS_OF_STAGES[1, 2, 3]} - {
+    *("allgather_bucket_size", "load_from_fp32_weights", "pipeline_loading_checkpoint")
 }
 
 
 @rule("DEAD117", "raw-key-without-effect", "warning")
 def raw_key_without_effect(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that DeepSpeed knows, and that changes nothing in a run of dslpar's.
+    """A known key of `deepspeed` that has no effect with dslpar.
 
     What it does:
         Finds dataloader_drop_last, vocabulary_size, disable_allgather, seq_parallel_communication_data_type and aio.
 
     Why:
-        dslpar feeds the engine itself, and splits sequences itself; offload to NVMe is not part of this version; and
-        two of the keys DeepSpeed reads and never uses.
+        dslpar loads the data and splits sequences itself; offload to NVMe is not part of this version; and DeepSpeed
+        reads two of the keys without using them.
 
     Example:
         deepspeed = dict(dataloader_drop_last=True)
@@ -289,31 +262,29 @@ def raw_key_without_effect(cx: Context) -> Iterator[Problem]:
     """
     for name in cx.spec.deepspeed:
         if name in _IDLE:
-            key = f"deepspeed.{name}"
-            message = f"{name} has no effect: {_IDLE[name]}"
-            yield Problem(cx.config.key_at(key), message, "leave it out", key)
+            yield cx.problem_of_key(f"deepspeed.{name}", f"{name} has no effect: {_IDLE[name]}", "leave it out")
 
 
 _IDLE: Mapping[str, str] = {
-    "dataloader_drop_last": "dslpar feeds the engine itself, and every batch is whole",
-    "vocabulary_size": "DeepSpeed only warns of it",
+    "dataloader_drop_last": "dslpar loads the data itself, and every batch is whole",
+    "vocabulary_size": "DeepSpeed only uses it in a warning",
     "disable_allgather": "DeepSpeed 0.19 reads it and never uses it",
     "seq_parallel_communication_data_type": "DeepSpeed's own sequence parallelism is never on",
-    "aio": "it is of NVMe, and nothing is offloaded there",
+    "aio": "it is for NVMe, and nothing is offloaded there",
 }
 
 
 @rule("DEAD118", "bf16-key-of-another-stage", "warning")
 def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of bf16 that DeepSpeed does not read at this stage of ZeRO.
+    """A key of bf16 that DeepSpeed does not use at this stage of ZeRO.
 
     What it does:
-        Finds immediate_grad_update where ZeRO is not 1 or has offload, and check_grad_overflow at stage 3, and at
+        Finds immediate_grad_update at other stages than 1 and with offload, and check_grad_overflow at stage 3, and at
         stage 1 without offload.
 
     Why:
-        In bf16 DeepSpeed has three optimizers: of its own for stage 1 without offload, for stage 1 with offload and
-        stage 2, and for stage 3. Each reads keys of its own.
+        In bf16 DeepSpeed has three optimizers: one for stage 1 without offload, one for stage 1 with offload and stage
+        2, and one for stage 3. Each has keys of its own.
 
     Example:
         precision = dict(dtype='bf16', immediate_grad_update=True)
@@ -323,19 +294,19 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         precision = dict(dtype='bf16', immediate_grad_update=True)
         zero = 1
     """
-    stage, own = cx.spec.zero.stage, takes_bf16_optimizer(cx)
+    stage, bf16_optimizer = cx.spec.zero.stage, uses_bf16_optimizer(cx)
     if cx.spec.precision.dtype != "bf16" or not stage:
-        return  # PRE101 refuses stage 0
-    dead = {"immediate_grad_update": not own, "check_grad_overflow": own or stage == 3}
+        return  # PRE101 reports stage 0
+    dead = {"immediate_grad_update": not bf16_optimizer, "check_grad_overflow": bf16_optimizer or stage == 3}
     for name in cx.spec.precision.extra:
         if dead.get(name):
-            offload = " with offload" if stage == 1 and not own else ""
+            offload = " with offload" if stage == 1 and not bf16_optimizer else ""
             message = f"{name} has no effect in bf16 at ZeRO stage {stage}{offload}"
             yield cx.problem(f"precision.{name}", message, f"leave {name} out")
 
 
-def takes_bf16_optimizer(cx: Context) -> bool:
-    """Whether DeepSpeed takes its BF16_Optimizer: gradients add up in fp32 here, always."""
+def uses_bf16_optimizer(cx: Context) -> bool:
+    """Whether DeepSpeed uses its BF16_Optimizer; dslpar always accumulates gradients in fp32."""
     return cx.spec.precision.dtype == "bf16" and cx.spec.zero.stage == 1 and not offloads(cx.spec, "optimizer")
 
 

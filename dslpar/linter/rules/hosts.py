@@ -1,5 +1,6 @@
-"""HST: the hostfile, and its slots against the sizes; PERF: groups that cross hosts. Examples are hostfiles, with the
-flags of the command line as comments.
+"""HST: the hostfile, its slots, and the choice of hosts; PERF101: tensor groups that cross hosts.
+
+Examples are hostfiles, with the flags of the command line as comments.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _GRAMMAR = "one host a line: NAME slots=N"
 
 @rule("HST101", "bad-hostfile-line")
 def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
-    """A line of the hostfile that no launcher reads.
+    """A line of the hostfile that no launcher can parse.
 
     What it does:
         Checks each line against `NAME slots=N` (DeepSpeed, OpenMPI), `NAME:N` (MPICH), `NAME` (PBS: a slot a line), and
-        `gpu[07-12,31] slots=N` (Slurm); empty lines and comments may stand between.
+        `gpu[07-12,31] slots=N` (Slurm). Empty lines and comments are allowed.
 
     Why:
-        Launchers stop at such a line when the job starts, or read a part of it.
+        Launchers fail at such a line when the job starts, or read only a part of it.
 
     Example:
         localhost slots=8
@@ -44,13 +45,13 @@ def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
 
 @rule("HST102", "host-twice")
 def host_twice(cx: Context) -> Iterator[Problem]:
-    """A host that stands in the hostfile twice.
+    """A duplicate host in the hostfile.
 
     What it does:
         Compares the names of the hosts.
 
     Why:
-        DeepSpeed refuses it when the job starts.
+        DeepSpeed raises an error when the job starts.
 
     Example:
         localhost slots=4
@@ -62,7 +63,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
     first: dict[str, int] = {}
     for host in cx.hosts.hosts:
         if host.name in first:
-            message = f"{host.name} stands on line {first[host.name]} already"
+            message = f"duplicate host {host.name}, already on line {first[host.name]}"
             yield Problem(host.location, message, "one line a host, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
@@ -75,8 +76,8 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
         Checks that all hosts have as many slots as the first.
 
     Why:
-        DeepSpeed's launcher numbers local ranks by rank % slots, which is wrong where slots differ: two ranks would
-        share one device.
+        DeepSpeed's launcher computes local ranks as rank % slots, which is wrong if slots differ: two ranks would share
+        one device.
 
     Example:
         node1 slots=5
@@ -98,10 +99,10 @@ def no_slots(cx: Context) -> Iterator[Problem]:
     """A host without slots, or a hostfile without hosts.
 
     What it does:
-        Checks that there is a host and that each has a slot.
+        Checks that there is a host, and that each host has a slot.
 
     Why:
-        A host without slots runs nothing.
+        A host without slots runs no rank.
 
     Example:
         localhost slots=0
@@ -119,10 +120,10 @@ def no_slots(cx: Context) -> Iterator[Problem]:
 
 @rule("HST105", "slots-differ-from-the-world")
 def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
-    """The hostfile has another number of slots than the world that was asked for.
+    """The number of slots differs from the requested world size.
 
     What it does:
-        Compares the sum of the slots with --world-size, where both are given.
+        Compares the sum of the slots with --world-size, if both are given.
 
     Why:
         The launcher starts one rank a slot.
@@ -133,23 +134,22 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     Use instead:
         localhost slots=8  # --world-size 8
     """
-    cluster, asked = cx.hosts, cx.requested_world_size
-    if asked is not None and cluster.hosts and cluster.world_size != asked:
-        message = f"{cluster.world_size} slots in all, and the world size is {asked}"
-        place = cluster.hosts[-1].slots_location
-        more = f"{asked} slots in all" if cluster.a_file else f"ask for {asked} tasks (sbatch --ntasks-per-node)"
-        yield Problem(place, message, f"{more}, or --world-size {cluster.world_size}")
+    cluster, requested = cx.hosts, cx.requested_world_size
+    if requested is not None and cluster.hosts and cluster.world_size != requested:
+        message = f"{cluster.world_size} slots in all, and the world size is {requested}"
+        slots = f"{requested} slots in all" if cluster.a_file else f"{requested} tasks (sbatch --ntasks-per-node)"
+        yield Problem(cluster.hosts[-1].slots_location, message, f"{slots}, or --world-size {cluster.world_size}")
 
 
 @rule("HST110", "no-such-host")
 def no_such_host(cx: Context) -> Iterator[Problem]:
-    """`--include` or `--exclude` names a host that there is not.
+    """`--include` or `--exclude` names an unknown host.
 
     What it does:
         Looks for each named host in the hostfile, or in the scheduler's allocation.
 
     Why:
-        DeepSpeed refuses it when the job starts.
+        DeepSpeed raises an error when the job starts.
 
     Example:
         node1 slots=4
@@ -170,7 +170,7 @@ def no_such_slot(cx: Context) -> Iterator[Problem]:
         Compares the slots, which count from 0, with the host's number of slots.
 
     Why:
-        DeepSpeed refuses it when the job starts.
+        DeepSpeed raises an error when the job starts.
 
     Example:
         node1 slots=4  # --include node1:2,4
@@ -183,10 +183,10 @@ def no_such_slot(cx: Context) -> Iterator[Problem]:
 
 @rule("HST112", "bad-choice-of-hosts")
 def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
-    """`--include` or `--exclude` cannot be read, or leaves nothing.
+    """`--include` or `--exclude` cannot be parsed, or leaves no host.
 
     What it does:
-        Reads the choice as DeepSpeed does: NAME, or NAME:SLOT,SLOT, and @ between hosts.
+        Parses the flag as DeepSpeed does: NAME, or NAME:SLOT,SLOT, and @ between hosts.
 
     Why:
         A job without hosts does not start.
@@ -211,11 +211,11 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     """Hosts without a number of slots.
 
     What it does:
-        Looks for names that stand alone, where none stands on several lines, as PBS's node file has them.
+        Finds lines that are only a name, unless a name is repeated, as in PBS's node file.
 
     Why:
-        Launchers differ: OpenMPI takes a slot a core, MPICH one, and DeepSpeed refuses the line. dslpar counts one a
-        line, and hands that to each of them.
+        Launchers differ: OpenMPI takes a slot a core, MPICH one slot, and DeepSpeed rejects the line. dslpar counts one
+        slot a line, and passes that on to each launcher.
 
     Example:
         node1
@@ -227,21 +227,21 @@ def slots_unsaid(cx: Context) -> Iterator[Problem]:
     """
     alone = [host for host in cx.hosts.hosts if host.syntax == "name"]
     if alone and all(host.slots == 1 for host in alone):
-        message = (
-            f"{alone[0].name} says no slots, and counts as 1 (OpenMPI would take one a core, DeepSpeed refuse the line)"
-        )
+        name = alone[0].name
+        message = f"{name} has no slots=N, and counts as 1 (OpenMPI would take one a core, DeepSpeed reject the line)"
         yield Problem(alone[0].location, message, "NAME slots=N")
 
 
 @rule("HST114", "not-for-deepspeed", "info")
 def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
-    """A hostfile that `dslpar` reads and `deepspeed --hostfile` does not.
+    """A hostfile that `dslpar` can parse and `deepspeed --hostfile` cannot.
 
     What it does:
-        Looks for lines in the syntax of MPICH, PBS or Slurm.
+        Finds lines in the syntax of MPICH, PBS or Slurm.
 
     Why:
-        `dslpar launch` hands each launcher the hosts in its own words; the file itself, DeepSpeed would refuse.
+        `dslpar launch` passes the hosts to each launcher in that launcher's syntax; DeepSpeed by itself would reject
+        the file.
 
     Example:
         node1:4
@@ -254,20 +254,20 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
     cluster = cx.hosts
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
     if cluster.a_file and other:
-        message = f"line {other[0].location.line} is read by dslpar, and not by deepspeed --hostfile"
-        yield Problem(other[0].location, message, "NAME slots=N, if the file is for DeepSpeed too")
+        message = f"deepspeed --hostfile cannot parse line {other[0].location.line}; dslpar can"
+        yield Problem(other[0].location, message, "NAME slots=N, if the file is also for DeepSpeed")
 
 
 @rule("PERF101", "tensor-group-across-hosts", "warning")
 def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
-    """A tensor group that is larger than a host.
+    """A tensor group that crosses hosts.
 
     What it does:
-        Checks that the slots of a host hold whole tensor groups.
+        Checks that the slots of a host are a multiple of the tensor size.
 
     Why:
-        Tensor parallelism sends at every layer; between hosts that is an order of magnitude slower. Published runs lost
-        43 % of their speed from 8 to 16 ranks.
+        Tensor parallelism communicates at every layer; between hosts that is an order of magnitude slower. Published
+        runs lost 43 % of their speed from 8 to 16 ranks.
 
     Example:
         node1 slots=1
@@ -280,17 +280,17 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     slots = min((host.slots for host in hosts if host.slots), default=0)
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
-        fits = divisors(slots)
-        yield cx.problem(cx.tensor_key, message, f"a size of {' or '.join(map(str, fits[1:] or fits))}")
+        fitting = divisors(slots)
+        yield cx.problem(cx.tensor_key, message, f"a size of {' or '.join(map(str, fitting[1:] or fitting))}")
 
 
 def _crossing(cx: Context, size: int, slots: int) -> str:
-    """The first group that crosses; the tensor axis is the fastest, so its groups are runs of ranks in either order."""
+    """Name the first group that crosses. The tensor axis is the fastest in both orders, so groups are runs of ranks."""
     first = slots // size * size
     hosts, last = cx.hosts.hosts, first + size - 1
     if any(host.slots != slots for host in hosts) or last // slots >= len(hosts):
         return "some groups cross hosts"
-    return f"ranks {first} to {last} stand on {hosts[first // slots].name} to {hosts[last // slots].name}"
+    return f"ranks {first} to {last} are on {hosts[first // slots].name} to {hosts[last // slots].name}"
 
 
 RULES = (

@@ -1,6 +1,4 @@
-"""CFG101 and on: keys, types and values of the sections; what `dslpar.schema.sections_reader` could not read, one
-page a mistake.
-"""
+"""CFG101 and on: keys, types and values of the sections, as `dslpar.schema.sections_reader` reads them."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from dslpar.linter.rule import rule
 
 @rule("CFG101", "unknown-key")
 def unknown_key(cx: Context) -> Iterator[Problem]:
-    """A key that its section does not have.
+    """An unknown key.
 
     What it does:
         Compares every key, at any depth, in files and on the command line, with the keys of its section.
 
     Why:
-        A misspelt key would leave a default in force. DeepSpeed accepts such keys in silence.
+        A misspelt key would leave the default in force. DeepSpeed silently accepts such keys.
 
     Example:
         parallel = dict(pipline=2)
@@ -33,13 +31,13 @@ def unknown_key(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG102", "wrong-type")
 def wrong_type(cx: Context) -> Iterator[Problem]:
-    """A value of another type than its key takes.
+    """A value of the wrong type.
 
     What it does:
-        Checks the type of every value. True is no number, 2.0 is no whole number, '2' is neither.
+        Checks the type of every value. True is not a number, 2.0 is not a whole number, '2' is neither.
 
     Why:
-        Nothing is converted: what was meant is for the author to say.
+        Values are never converted, since a conversion may not be what the author meant.
 
     Example:
         parallel = dict(pipeline='2')
@@ -52,13 +50,13 @@ def wrong_type(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG103", "out-of-range")
 def out_of_range(cx: Context) -> Iterator[Problem]:
-    """A value of the right type that its key cannot take.
+    """A value outside of its key's range.
 
     What it does:
         Checks the range of every value.
 
     Why:
-        Nothing is clamped.
+        Values are never clamped to the range.
 
     Example:
         parallel = dict(pipeline=0)
@@ -71,13 +69,13 @@ def out_of_range(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG104", "missing-key")
 def missing_key(cx: Context) -> Iterator[Problem]:
-    """A section without a key that it needs.
+    """A section without a required key.
 
     What it does:
-        Checks that keys without a default are there.
+        Checks that keys without a default are given.
 
     Why:
-        There is no value that could be meant.
+        There is no value to fall back on.
 
     Example:
         parallel = dict(tensor=dict(mode='1d'))
@@ -90,14 +88,14 @@ def missing_key(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG105", "misspelt-section")
 def misspelt_section(cx: Context) -> Iterator[Problem]:
-    """A top-level name that resembles a section's, and that nothing uses.
+    """An unused top-level name that resembles a section's.
 
     What it does:
-        Compares the file's own variables with the names of the sections. Names that begin with `_`, are all capitals,
-        or are read somewhere in the file are left alone.
+        Compares the file's variables with the names of the sections. Names that begin with `_`, are in capitals, or are
+        used in the file are accepted.
 
     Why:
-        The section would be missing in silence.
+        The section would silently be missing.
 
     Example:
         paralel = dict(pipeline=2)
@@ -110,10 +108,10 @@ def misspelt_section(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG106", "unused-dict", "warning")
 def unused_dict(cx: Context) -> Iterator[Problem]:
-    """A top-level dict that is no section, and that nothing uses.
+    """An unused top-level dict that is not a section.
 
     What it does:
-        Finds mappings among the file's own variables that no expression reads.
+        Finds mappings among the file's variables that no expression uses.
 
     Why:
         It looks like a section of another framework, and has no effect.
@@ -132,7 +130,7 @@ def no_model(cx: Context) -> Iterator[Problem]:
     """The config has no model.
 
     What it does:
-        Looks for the section `model`, the only one that is required.
+        Checks that there is a section `model`, the only required one.
 
     Why:
         There is nothing to train.
@@ -148,13 +146,13 @@ def no_model(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG108", "unknown-choice")
 def unknown_choice(cx: Context) -> Iterator[Problem]:
-    """A name that is none of those that its key takes.
+    """An unknown type or choice.
 
     What it does:
-        Compares types and other choices with their lists.
+        Compares types and other choices with the known ones.
 
     Why:
-        A name that nobody knows cannot be built.
+        An unknown class cannot be built, and an unknown choice has no effect.
 
     Example:
         optimizer = dict(type='AdmaW')
@@ -165,18 +163,18 @@ def unknown_choice(cx: Context) -> Iterator[Problem]:
     yield from cx.misreads("CFG108")
 
 
-# CFG109 said that a key was not in the version at hand; no version says so any more, and no other rule has its code.
+# CFG109 was of keys that a version did not support yet. Codes are never reused.
 
 
 @rule("CFG110", "said-twice")
 def said_twice(cx: Context) -> Iterator[Problem]:
-    """Two keys that mean the same.
+    """A value that is given twice, under two keys.
 
     What it does:
-        Finds a field that is given under its name and under an alias, or in two places.
+        Finds a field that is given both under its name and under an alias, or in two places.
 
     Why:
-        Only one of the two can be followed.
+        Only one of the two values can have an effect.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
@@ -190,13 +188,14 @@ def said_twice(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG111", "unknown-model", "info")
 def unknown_model(cx: Context) -> Iterator[Problem]:
-    """The model is a class whose layers dslpar does not know, and the config does not list them.
+    """The layers of the model are not known.
 
     What it does:
-        Says that rules about layers, heads and sizes were skipped.
+        Reports that rules about layers, heads and sizes are skipped, for a class of which the config does not list the
+        layers.
 
     Why:
-        The class is not imported to lint, so its sizes are not known.
+        Linting does not import the class, so its sizes are not known.
 
     Example:
         model = dict(type='my_package.my_module.MyModel')
@@ -205,19 +204,19 @@ def unknown_model(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
     """
     if cx.unlisted:
-        message = f"dslpar does not know the layers of {cx.unlisted}: rules about layers and sizes are skipped"
+        message = f"the layers of {cx.unlisted} are not known: rules about layers and sizes are skipped"
         yield cx.problem("model", message, "")
 
 
 @rule("CFG112", "no-world-size", "info")
 def no_world_size(cx: Context) -> Iterator[Problem]:
-    """No world size was given.
+    """No world size is given.
 
     What it does:
-        Says that rules which need the number of ranks were skipped.
+        Reports that rules which need the number of ranks are skipped.
 
     Why:
-        The data size, and with it the batch, follow from the world.
+        The data size, and with it the batch, follows from the world size.
 
     Example:
         parallel = dict(pipeline=2)  # dslpar lint FILE
@@ -232,15 +231,15 @@ def no_world_size(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG121", "key-of-another-framework")
 def key_of_another_framework(cx: Context) -> Iterator[Problem]:
-    """A top-level name that another framework reads, and that nothing here uses.
+    """An unused top-level name that is a key of another framework.
 
     What it does:
-        Finds the file's own variables and dicts that have the name of a key of ColossalAI's, LiBai's, Megatron-LM's or
-        DeepSpeed's, and are read nowhere in the file. Names that begin with `_` or are all capitals are left alone.
+        Finds variables with the name of a key of ColossalAI, LiBai, Megatron-LM or DeepSpeed that the file does not
+        use. Names that begin with `_` or are in capitals are accepted.
 
     Why:
-        The run would go on without it, in fp32 or unclipped, and nobody would notice. `dslpar import` brings a whole
-        config of another framework over.
+        The run would silently do without it, for instance in fp32 or without clipping. `dslpar import` converts a whole
+        config of another framework.
 
     Example:
         clip_grad_norm = 1.0

@@ -1,4 +1,4 @@
-"""The rules of the config language: each shows what `dslpar.config` found while evaluating the file."""
+"""CFG001 and on: the config language; `dslpar.language` makes these findings while it evaluates the file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dslpar.linter.rule import rule
 
 @rule("CFG001", "syntax-error")
 def syntax_error(cx: Context) -> Iterator[Finding]:
-    """The file is not Python syntax (or, by its ending, not YAML or JSON).
+    """The file cannot be parsed as Python (or, by its ending, as YAML or JSON).
 
     What it does:
-        Reports where the parser stopped. Nothing else of the file is looked at.
+        Reports where the parser stopped. The rest of the file is not checked.
 
     Why:
-        A config is Python syntax, so that editors, formatters and people know it already.
+        A config has Python's syntax, which editors, formatters and people know.
 
     Example:
         parallel = dict(pipeline=2, tensor=dict(size=2)
@@ -33,10 +33,10 @@ def unsupported_syntax(cx: Context) -> Iterator[Finding]:
     """Python that is not part of the config language: `while`, `def`, `class`, `try`, `with`, `lambda`, `:=` ...
 
     What it does:
-        Reports each such statement or expression, also where it would never be reached, and evaluates the rest.
+        Reports each such statement or expression, even if it is unreachable, and evaluates the rest.
 
     Why:
-        Configs are evaluated, never executed: a stranger's config must do no harm, and must always come to an end.
+        Configs are evaluated, never executed: a stranger's config must do no harm, and evaluating it must always end.
 
     Example:
         steps = 1
@@ -55,14 +55,14 @@ def unsupported_syntax(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG003", "unsupported-call")
 def unsupported_call(cx: Context) -> Iterator[Finding]:
-    """A call of something that a config does not call.
+    """A call of a function that is not part of the config language.
 
     What it does:
-        Reports calls of anything but the language's own functions and the pure methods of str, list and dict.
+        Reports calls of anything but the language's functions and the pure methods of str, list and dict.
 
     Why:
-        What an import names is a reference: it is imported when the model is built, not when the config is read. So the
-        same file can be linted where neither torch nor your package is installed.
+        An imported name is a reference: it is imported when the model is built, not when the config is loaded. So the
+        same file can be linted without torch and without your package.
 
     Example:
         from my_package import make_model
@@ -83,11 +83,11 @@ def evaluation_error(cx: Context) -> Iterator[Finding]:
     """An expression that fails in Python as well: a missing key, a division by zero, a failed `assert`.
 
     What it does:
-        Reports it where it happens, and goes on: what depends on the failed value is unknown, and brings no further
-        findings.
+        Reports it where it happens, and evaluates the rest: values that depend on the failed one are unknown, and cause
+        no further findings.
 
     Why:
-        All mistakes of a file are shown at once.
+        All mistakes of a file are reported at once.
 
     Example:
         samples, global_size = 1_000_000, 0
@@ -102,13 +102,13 @@ def evaluation_error(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG005", "limit-exceeded")
 def limit_exceeded(cx: Context) -> Iterator[Finding]:
-    """A value too big, an expression too deep, or more steps than a config may take.
+    """A value that is too large, an expression that is nested too deeply, or an evaluation of too many steps.
 
     What it does:
-        Bounds the number of steps, the sizes of ints, strings and containers, nesting, and the length of the source.
+        Limits the number of steps, the sizes of ints, strings and containers, nesting, and the length of the source.
 
     Why:
-        No file can hang the linter or fill the memory of a login node, whatever it holds.
+        No file can hang the linter or fill the memory of a login node.
 
     Example:
         parallel = dict(pipeline=dict(size=2, stage_ids=[0] * 10**10))
@@ -124,11 +124,11 @@ def import_not_found(cx: Context) -> Iterator[Finding]:
     """An imported config file, or a name in it, that does not exist.
 
     What it does:
-        Looks up relative imports by position, and `get_config(...)` beside the file, in its parents, and among the
-        shipped configs.
+        Looks up relative imports from the file's folder, and `get_config(...)` beside the file, in its parent folders,
+        and among the shipped configs.
 
     Why:
-        A missing file would otherwise be noticed only where the job starts.
+        Otherwise the job would fail at its start.
 
     Example:
         from .missing import optimizer
@@ -141,13 +141,13 @@ def import_not_found(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG007", "import-cycle")
 def import_cycle(cx: Context) -> Iterator[Finding]:
-    """Config files that import each other in a circle.
+    """Config files that import each other in a cycle.
 
     What it does:
-        Reports the import that closes the circle. (The example is `cfg.py`, and imports itself.)
+        Reports the import that closes the cycle. (The example is `cfg.py`, and imports itself.)
 
     Why:
-        Each import evaluates a file afresh: a circle has no end.
+        Each import evaluates a file again, so a cycle never ends.
 
     Example:
         from .cfg import optimizer
@@ -163,10 +163,10 @@ def star_import(cx: Context) -> Iterator[Finding]:
     """`import *` in a config.
 
     What it does:
-        Reports it, from config files and from packages alike.
+        Reports star imports from config files and from packages.
 
     Why:
-        With it, neither a reader nor the linter can tell where a name comes from.
+        Neither a reader nor the linter can tell where a name comes from.
 
     Example:
         from math import *
@@ -183,13 +183,13 @@ def star_import(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG009", "unreadable-file")
 def unreadable_file(cx: Context) -> Iterator[Finding]:
-    """A file that cannot, or must not, be read: missing, a folder or device, not UTF-8, outside of the search path.
+    """A file that cannot or may not be read: missing, a folder or device, not UTF-8, outside of the search path.
 
     What it does:
         Reports it where the file is named; for the config itself, at its first line.
 
     Why:
-        A config reads other configs by their place beside it, and no other files.
+        A config imports other configs relative to its own folder, and reads no other files.
 
     Example:
         from dslpar import get_config
@@ -204,13 +204,13 @@ def unreadable_file(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG010", "undefined-name")
 def undefined_name(cx: Context) -> Iterator[Finding]:
-    """A name that nothing assigns before it is used.
+    """An undefined name.
 
     What it does:
-        Reports it where it is used, with the name that resembles it.
+        Reports a name that is used before it is assigned, with a similar name if there is one.
 
     Why:
-        Python would stop with a NameError there.
+        Python would raise a NameError there.
 
     Example:
         base_lr = 3e-4
@@ -225,15 +225,15 @@ def undefined_name(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG011", "bad-override")
 def bad_override(cx: Context) -> Iterator[Finding]:
-    """A `key=value` of the command line that is malformed, or leads nowhere.
+    """A `key=value` of the command line that is malformed, or whose key cannot exist.
 
     What it does:
-        Reports overrides that are neither `key=value` nor `~key`, that enter a value which is no mapping, that index
-        past a list's end, or that delete what is not there. It is about the command line, not about the file, as in
-        `dslpar lint cfg.py optimizer.lr.value=1e-4`.
+        Reports overrides that are neither `key=value` nor `~key`, that set a key of a value which is not a mapping,
+        whose index is beyond the end of a list, or that delete a missing key. The mistake is in the command line, not
+        in the file, as in `dslpar lint cfg.py optimizer.lr.value=1e-4`.
 
     Why:
-        An override without effect is worse than none.
+        An override without an effect is worse than none.
 
     Example:
         # override: optimizer.lr.value=1e-4
@@ -248,13 +248,13 @@ def bad_override(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG012", "duplicate-key", "warning")
 def duplicate_key(cx: Context) -> Iterator[Finding]:
-    """A key that stands twice in one dict; in YAML and JSON, an error.
+    """A duplicate key in a dict; in YAML and JSON, an error.
 
     What it does:
-        Reports the later one, which wins.
+        Reports the later key, whose value is used.
 
     Why:
-        The earlier value has no effect, and looks as if it had.
+        The earlier value looks as if it had an effect, and has none.
 
     Example:
         optimizer = {'type': 'AdamW', 'lr': 3e-4, 'lr': 1e-4}
@@ -267,13 +267,13 @@ def duplicate_key(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG120", "section-replaced", "warning")
 def section_replaced(cx: Context) -> Iterator[Finding]:
-    """update() puts a dict in the place of one with more keys.
+    """update() replaces a dict by one with fewer keys.
 
     What it does:
-        Compares the dicts that update() is given with those of the same key that are there, and names what is dropped.
+        Compares the dicts given to update() with the present ones of the same key, and names the keys that are lost.
 
     Why:
-        As in Python, update() does not merge what lies below: `train.update(dict(dist=dict(...)))`, a common line in
+        As in Python, update() does not merge nested dicts: `train.update(dict(dist=dict(...)))`, a common line in
         projects on LiBai, loses the other keys of `dist`, and their defaults come into force.
 
     Example:
@@ -289,14 +289,14 @@ def section_replaced(cx: Context) -> Iterator[Finding]:
 
 @rule("CFG013", "not-a-value")
 def not_a_value(cx: Context) -> Iterator[Finding]:
-    """A name bound to something that no config can hold: an iterator, or a `LazyCall` that is not called.
+    """A name whose value a config cannot hold: an iterator, or a `LazyCall` that is not called.
 
     What it does:
-        Reports names whose final value is neither None, a bool, a number, a string, a list, a tuple, a mapping, nor a
+        Reports names whose final value is not None, a bool, a number, a string, a list, a tuple, a mapping, or a
         reference.
 
     Why:
-        It could neither be checked nor saved to `config.yaml`.
+        Such a value can neither be checked nor saved to `config.yaml`.
 
     Example:
         from dslpar import LazyCall as L

@@ -1,4 +1,4 @@
-"""ZER104 and on: what ZeRO keeps on the CPU, at which stages, and by which optimizers; DEAD: keys of NVMe."""
+"""ZER104 and on: ZeRO's offload to the CPU, its stages and optimizers; DEAD107: keys of offload to NVMe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dslpar.linter.rule import rule
 
 @rule("ZER104", "offload-without-shards")
 def offload_without_shards(cx: Context) -> Iterator[Problem]:
-    """Offload of what ZeRO does not shard at this stage.
+    """Offload of state that ZeRO does not shard at this stage.
 
     What it does:
-        Checks that offload_optimizer has stage 1 or more, and offload_param stage 3.
+        Checks that the stage is 1 or more for offload_optimizer, and 3 for offload_param.
 
     Why:
-        DeepSpeed offloads what it shards. It accepts offload_param at other stages, without effect.
+        DeepSpeed offloads only what it shards. At other stages it accepts offload_param, without an effect.
 
     Example:
         zero = dict(stage=2, offload_param='cpu')
@@ -35,13 +35,13 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER105", "optimizer-in-the-wrong-place")
 def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
-    """An optimizer for the CPU without offload, or one for the device with it.
+    """An optimizer for the CPU without offload, or one for the accelerator with it.
 
     What it does:
-        Checks that DeepSpeedCPUAdam has zero.offload_optimizer, and that FusedAdam has not.
+        Checks that zero.offload_optimizer is on for DeepSpeedCPUAdam, and off for FusedAdam.
 
     Why:
-        DeepSpeedCPUAdam stops at the first parameter that is not in the CPU's memory, FusedAdam at the first that is.
+        DeepSpeedCPUAdam fails at the first parameter that is not in CPU memory, FusedAdam at the first that is.
 
     Example:
         optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
@@ -58,23 +58,25 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
     if row is None or row.offload in (None, offloaded):
         return
     if offloaded:
-        message, hint = f"{name} works on the device, and zero.offload_optimizer is on", "'AdamW' or 'DeepSpeedCPUAdam'"
+        message = f"{name} runs on the accelerator, and zero.offload_optimizer is on"
+        hint = "'AdamW' or 'DeepSpeedCPUAdam'"
     else:
-        message = f"{name} works on the CPU's memory, and zero.offload_optimizer is off"
+        message = f"{name} runs on the CPU, and zero.offload_optimizer is off"
         hint = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
     yield cx.problem("optimizer", message, hint)
 
 
 @rule("ZER107", "partial-offload")
 def partial_offload(cx: Context) -> Iterator[Problem]:
-    """A part of the optimizer offloaded, where DeepSpeed cannot do so.
+    """Partial offload of the optimizer where DeepSpeed does not support it.
 
     What it does:
-        Checks that offload_optimizer.ratio below 1 and super_offload have stage 3 and the optimizer DeepSpeedCPUAdam.
+        Checks that the stage is 3 and the optimizer DeepSpeedCPUAdam for an offload_optimizer.ratio below 1 and for
+        super_offload.
 
     Why:
-        Only ZeRO 3 divides an optimizer between CPU and device, and only this one. At other stages DeepSpeed offloads
-        all of it, without a word.
+        Only ZeRO 3 splits an optimizer between CPU and accelerator, and only this optimizer. At other stages DeepSpeed
+        silently offloads all of it.
 
     Example:
         zero = dict(stage=2, offload_optimizer=dict(device='cpu', ratio=0.5))
@@ -83,24 +85,24 @@ def partial_offload(cx: Context) -> Iterator[Problem]:
         optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
         zero = dict(stage=3, offload_optimizer=dict(device='cpu', ratio=0.5))
     """
-    asked = cx.spec.zero.extra.get("offload_optimizer", {})
-    partly = {"ratio": asked.get("ratio", 1) < 1, "super_offload": asked.get("super_offload", False)}
     if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
         return
-    for key in (key for key, given in partly.items() if given):
-        message = f"offload_optimizer.{key} needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'"
-        yield cx.problem(f"zero.offload_optimizer.{key}", message, f"leave {key} out")
+    offload = cx.spec.zero.extra.get("offload_optimizer", {})
+    for key, partial in (("ratio", offload.get("ratio", 1) < 1), ("super_offload", offload.get("super_offload"))):
+        if partial:
+            message = f"offload_optimizer.{key} needs ZeRO stage 3 and the optimizer 'DeepSpeedCPUAdam'"
+            yield cx.problem(f"zero.offload_optimizer.{key}", message, f"leave {key} out")
 
 
 @rule("DEAD107", "keys-of-nvme", "warning")
 def keys_of_nvme(cx: Context) -> Iterator[Problem]:
-    """Keys of offload to NVMe, and offload to the CPU.
+    """Keys of offload to NVMe with offload to the CPU.
 
     What it does:
         Finds nvme_path, buffer_count, buffer_size, max_in_cpu, pipeline_read, pipeline_write and fast_init.
 
     Why:
-        They have no effect where the device is 'cpu'.
+        They have no effect if the device is 'cpu'.
 
     Example:
         zero = dict(stage=3, offload_param=dict(device='cpu', buffer_count=8))
@@ -111,7 +113,7 @@ def keys_of_nvme(cx: Context) -> Iterator[Problem]:
     for what in ("optimizer", "param"):
         for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
             if key in _OF_NVME:
-                message = f"{key} has no effect: it is of NVMe"
+                message = f"{key} has no effect: it is a key of offload to NVMe"
                 yield cx.problem(f"zero.offload_{what}.{key}", message, f"leave {key} out")
 
 
@@ -121,7 +123,7 @@ _OF_NVME = frozenset(
 
 
 def is_cpu_adam(cx: Context) -> bool:
-    """Whether the optimizer is DeepSpeed's own for the CPU."""
+    """Whether the optimizer is DeepSpeed's Adam for the CPU."""
     return getattr(cx.reading.spec.optimizer, "target", "") == "DeepSpeedCPUAdam"
 
 

@@ -1,4 +1,4 @@
-"""PAR: the sizes of the mesh against the world, and the two forms against each other."""
+"""PAR: the sizes of the mesh against the world size, and `parallel` against LiBai's `train.dist`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dslpar.linter.rule import rule
 
 @rule("PAR101", "world-not-a-multiple")
 def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
-    """The world size is no multiple of pipeline * tensor.
+    """The world size is not a multiple of pipeline * tensor.
 
     What it does:
-        Checks that ranks divide into whole replicas of pipeline * tensor ranks.
+        Checks that the ranks divide into whole replicas of pipeline * tensor ranks.
 
     Why:
-        Left-over ranks would have no place in the mesh. dslpar never leaves ranks idle, and never changes a size.
+        The remaining ranks would have no place in the mesh. dslpar never leaves ranks idle, and never changes a size.
 
     Example:
         parallel = dict(pipeline=3)  # a world of 8
@@ -29,8 +29,8 @@ def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
     if world > ranks and world % ranks:
         below = world // ranks * ranks
         message = f"a world of {world} is not a multiple of {_product(cx)}"
-        fix = f"worlds of {below} or {below + ranks} fit; or choose sizes whose product divides {world}"
-        yield cx.problem(_sizes(cx), message, fix)
+        hint = f"worlds of {below} or {below + ranks} fit; or choose sizes whose product divides {world}"
+        yield cx.problem(_size_keys(cx), message, hint)
 
 
 @rule("PAR102", "too-few-ranks")
@@ -41,7 +41,7 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
         Checks that the world has at least pipeline * tensor ranks.
 
     Why:
-        Some frameworks clamp a size to the world, and train another layout than the one asked for. dslpar does not.
+        Some frameworks clamp a size to the world size, and train another layout than was requested. dslpar does not.
 
     Example:
         parallel = dict(pipeline=16)  # a world of 8
@@ -51,19 +51,20 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
     """
     ranks = cx.stages * cx.cuboid.size
     if cx.world < ranks:
-        message = f"{_product(cx)} ranks are one replica, and the world has {cx.world}"
-        yield cx.problem(_sizes(cx), message, f"start at least {ranks} ranks, or choose smaller sizes")
+        message = f"one replica needs {_product(cx)} ranks, and the world has {cx.world}"
+        yield cx.problem(_size_keys(cx), message, f"start at least {ranks} ranks, or choose smaller sizes")
 
 
 @rule("PAR103", "data-size-differs")
 def data_size_differs(cx: Context) -> Iterator[Problem]:
-    """The data size that is written is not world / (pipeline * tensor).
+    """The data size is not world / (pipeline * tensor).
 
     What it does:
-        Compares parallel.data, and LiBai's data_parallel_size where it is over 1, with what the other sizes leave.
+        Compares parallel.data, and LiBai's data_parallel_size if it is over 1, with the number of replicas that the
+        other sizes leave.
 
     Why:
-        The data size follows from the others. ColossalAI ignores a wrong one, LiBai overwrites it.
+        The data size follows from the other sizes. ColossalAI ignores a wrong one, LiBai overwrites it.
 
     Example:
         parallel = dict(data=3, pipeline=2)  # a world of 8
@@ -79,19 +80,18 @@ def data_size_differs(cx: Context) -> Iterator[Problem]:
         if size is not None and size != cx.data_size:
             ranks = cx.stages * cx.cuboid.size
             message = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
-            fix = f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks"
-            yield cx.problem(key, message, fix)
+            yield cx.problem(key, message, f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks")
 
 
 @rule("PAR104", "two-forms-differ")
 def two_forms_differ(cx: Context) -> Iterator[Problem]:
-    """`parallel` and `train.dist` ask for different layouts.
+    """`parallel` and `train.dist` describe different layouts.
 
     What it does:
-        Where LiBai's form says something (a size over 1, or stage ids), compares it with `parallel`.
+        Compares the sizes over 1 and the stage ids of `train.dist`, LiBai's form, with `parallel`.
 
     Why:
-        Both forms are equal in rights, so neither can win.
+        Neither form has precedence over the other.
 
     Example:
         parallel = dict(pipeline=2)
@@ -103,32 +103,30 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
     if not cx.given("parallel") or not (cx.from_parallel("pipeline") or cx.from_parallel("tensor")):
         return
     dist, tensor, pipeline = cx.spec.train.dist, cx.spec.parallel.tensor, cx.spec.parallel.pipeline
-    sizes = [
+    differing = []
+    for name, theirs, ours in (
         ("pipeline_parallel_size", dist.pipeline_parallel_size, pipeline.size if pipeline else 1),
         ("tensor_parallel_size", dist.tensor_parallel_size, tensor.size if tensor else 1),
-    ]
-    for name, theirs, ours in sizes:
+    ):
         if theirs not in (None, 1, ours):
-            message = f"train.dist.{name} is {theirs}, and `parallel` says {ours}"
-            yield cx.problem(f"train.dist.{name}", message, "keep one of the two forms")
+            differing.append((name, f"is {theirs}, and `parallel` has {ours}"))
     if tensor and (dist.tensor_parallel_size or 1) > 1 and tensor.mode not in (None, "1d"):
-        message = f"train.dist.tensor_parallel_size means mode '1d', and `parallel` says {tensor.mode!r}"
-        yield cx.problem("train.dist.tensor_parallel_size", message, "keep one of the two forms")
+        differing.append(("tensor_parallel_size", f"means mode '1d', and `parallel` has {tensor.mode!r}"))
     ids = dist.custom_pipeline_stage_id
     if ids is not None and ids != (pipeline.stage_ids if pipeline else None):
-        message = "train.dist.custom_pipeline_stage_id is not the cut that `parallel.pipeline` asks for"
-        yield cx.problem("train.dist.custom_pipeline_stage_id", message, "keep one of the two forms")
+        differing.append(("custom_pipeline_stage_id", "is another partition of the layers than `parallel.pipeline`"))
+    for name, difference in differing:
+        yield cx.problem(f"train.dist.{name}", f"train.dist.{name} {difference}", "keep one of the two forms")
 
 
 def _product(cx: Context) -> str:
-    parts = [("pipeline", cx.stages), ("tensor", cx.cuboid.size)]
-    shown = [f"{name} {size}" for name, size in parts if size > 1]
-    total = f" = {cx.stages * cx.cuboid.size}" if len(shown) > 1 else ""
-    return " * ".join(shown) + total
+    sizes = [f"{name} {size}" for name, size in (("pipeline", cx.stages), ("tensor", cx.cuboid.size)) if size > 1]
+    total = f" = {cx.stages * cx.cuboid.size}" if len(sizes) > 1 else ""
+    return " * ".join(sizes) + total
 
 
-def _sizes(cx: Context) -> tuple[str, ...]:
-    """The keys of the sizes, the larger size first."""
+def _size_keys(cx: Context) -> tuple[str, ...]:
+    """The keys of the sizes over 1, that of the larger size first."""
     keys = [(cx.stages, cx.pipeline_key), (cx.cuboid.size, cx.tensor_key)]
     return tuple(key for size, key in sorted(keys, key=lambda pair: -pair[0]) if size > 1)
 

@@ -1,4 +1,4 @@
-"""PIP: layers against stages, and cuts that are written by hand; DEAD: a cut that nothing follows."""
+"""PIP: the partition of layers into stages, by hand or by a method; DEAD101: a partition without stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
 
-_CUTS = ("stage_ids", "counts", "method")
+_PARTITIONS = ("stage_ids", "counts", "method")
 
 
 @rule("PIP101", "more-stages-than-layers")
@@ -26,7 +26,7 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
         Compares the number of stages with num_layers.
 
     Why:
-        A stage without parameters fails on its rank alone, and the others hang (DeepSpeed's issue 1522).
+        A stage without parameters fails only on its own ranks, and the others hang (DeepSpeed's issue 1522).
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -39,18 +39,18 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     layers = cx.num_layers
     if cx.stages > layers:
         message = f"{cx.stages} stages, and the model has {layers} layers"
-        yield cx.problem(cx.pipeline_key, message, f"at most {layers} stages, each with one layer or more")
+        yield cx.problem(cx.pipeline_key, message, f"at most {layers} stages, each with at least one layer")
 
 
 @rule("PIP102", "wrong-number-of-stage-ids")
 def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
-    """The list of stage ids is not as long as the model is deep.
+    """The number of stage ids is not the number of layers.
 
     What it does:
         Compares the length of stage_ids (LiBai: custom_pipeline_stage_id) with num_layers.
 
     Why:
-        There is one id a transformer layer.
+        There is one id for each transformer layer.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -63,18 +63,18 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
     ids, layers = _ids(cx), cx.num_layers
     if len(ids) != layers:
         message = f"{len(ids)} stage ids for {layers} layers"
-        yield cx.problem(cx.ids_key, message, f"write {layers} ids, one a transformer layer")
+        yield cx.problem(cx.ids_key, message, f"write {layers} ids, one for each transformer layer")
 
 
 @rule("PIP103", "stage-ids-decrease")
 def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
-    """The stage ids go down.
+    """Stage ids that decrease.
 
     What it does:
         Checks that stage ids never decrease.
 
     Why:
-        Activations run from stage to stage in one direction; a stage holds neighbouring layers.
+        Activations go from stage to stage in one direction; a stage holds consecutive layers.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -94,13 +94,13 @@ def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP104", "no-such-stage")
 def no_such_stage(cx: Context) -> Iterator[Problem]:
-    """A stage id that is no stage of the pipeline.
+    """An unknown stage id.
 
     What it does:
         Checks that stage ids are from 0 to the pipeline size - 1.
 
     Why:
-        The size of the pipeline bounds the ids. LiBai bounds them by the world size, and lets such a list start.
+        The size of the pipeline bounds the ids. LiBai checks them against the world size, and accepts such a list.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -113,19 +113,19 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
             message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
-            fix = f"an id from 0 to {cx.stages - 1}; the size of the pipeline bounds it, not the world"
-            yield Problem(cx.at_item(cx.ids_key, layer), message, fix, cx.source_key(cx.ids_key))
+            hint = f"an id from 0 to {cx.stages - 1}; the pipeline size bounds it, not the world size"
+            yield Problem(cx.at_item(cx.ids_key, layer), message, hint, cx.source_key(cx.ids_key))
 
 
 @rule("PIP105", "empty-stage")
 def empty_stage(cx: Context) -> Iterator[Problem]:
-    """A stage that has no layer.
+    """A stage without layers.
 
     What it does:
         Checks that each stage occurs in stage_ids, and that no count is 0.
 
     Why:
-        A stage without parameters fails on its rank alone, and the others hang.
+        A stage without parameters fails only on its own ranks, and the others hang.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -148,7 +148,7 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
         return
     empty = [stage for stage in range(cx.stages) if stage not in used]
     if empty:
-        message = f"stages without a layer: {', '.join(map(str, empty))}"
+        message = f"stages without layers: {', '.join(map(str, empty))}"
         yield cx.problem(key, message, "give each stage at least one layer, or make the pipeline shorter")
 
 
@@ -157,10 +157,10 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
     """More than one of stage_ids, counts and method.
 
     What it does:
-        Finds a pipeline that says twice how its layers are cut.
+        Finds a pipeline with several partitions of its layers.
 
     Why:
-        Only one of them can be followed.
+        Only one of them can have an effect.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -171,21 +171,21 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
     """
     pipeline = cx.spec.parallel.pipeline
-    given = [name for name in _CUTS if pipeline is not None and getattr(pipeline, name) is not None]
+    given = [name for name in _PARTITIONS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
-        message = f"{' and '.join(given)} each say how layers are cut"
+        message = f"{' and '.join(given)} each give a partition of the layers"
         yield cx.problem(f"parallel.pipeline.{given[-1]}", message, f"keep one of {', '.join(given)}")
 
 
 @rule("PIP107", "counts-do-not-fit")
 def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """The counts of layers do not fit the stages or the model.
+    """The counts of layers do not match the stages or the model.
 
     What it does:
-        Checks that counts has one number a stage and that they add up to num_layers.
+        Checks that counts has one number for each stage and that they add up to num_layers.
 
     Why:
-        Megatron once built 28 layers of 30 in silence (its issue 1304).
+        Megatron-LM once silently built 28 layers of 30 (its issue 1304).
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -200,7 +200,8 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
         return
     key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.num_layers
     if len(counts) != cx.stages:
-        yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", f"write {cx.stages} numbers, one a stage")
+        hint = f"write {cx.stages} numbers, one for each stage"
+        yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", hint)
     elif sum(counts) != layers:
         message = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
         yield cx.problem(key, message, f"{cx.stages} numbers that add up to {layers}")
@@ -211,10 +212,10 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
     """train.dist.pipeline_num_layers is not the model's number of layers.
 
     What it does:
-        Compares LiBai's pipeline_num_layers, where it is set, with the model's.
+        Compares LiBai's pipeline_num_layers, if it is set, with the model's number of layers.
 
     Why:
-        LiBai cuts the pipeline by the one and builds the model by the other.
+        LiBai partitions the pipeline by the one, and builds the model by the other.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -224,22 +225,22 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
         train = dict(dist=dict(pipeline_parallel_size=2))
     """
-    said_layers, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
-    if said_layers is not None and said_layers != layers:
-        message = f"pipeline_num_layers is {said_layers}, and the model has {layers} layers"
+    given, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
+    if given is not None and given != layers:
+        message = f"pipeline_num_layers is {given}, and the model has {layers} layers"
         yield cx.problem("train.dist.pipeline_num_layers", message, f"write {layers}, or leave it out")
 
 
 @rule("PIP109", "unknown-method")
 def unknown_method(cx: Context) -> Iterator[Problem]:
-    """The method of the automatic cut is none that dslpar knows.
+    """An unknown method of partitioning the layers.
 
     What it does:
-        Compares parallel.pipeline.method with the list of methods; after 'type:' come names of layers' classes, with
-        '|' between them, and '^', '$' and '.' as in regular expressions.
+        Compares parallel.pipeline.method with the list of methods. After 'type:' it expects names of layer classes,
+        with '|' between them, and '^', '$' and '.' as in regular expressions.
 
     Why:
-        There is no cut to follow.
+        The layers could not be partitioned.
 
     Example:
         parallel = dict(pipeline=dict(size=2, method='unifrom'))
@@ -251,33 +252,28 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
     method = pipeline.method if pipeline is not None else None
     if method is None or method in sections.METHODS:
         return
+    key, pattern = "parallel.pipeline.method", method.removeprefix("type:")
     if not method.startswith("type:"):
-        fix = (
-            did_you_mean(method, sections.METHODS) or f"the methods are {', '.join(sections.METHODS)} and 'type:REGEX'"
-        )
-        yield cx.problem("parallel.pipeline.method", f"unknown method {method!r}", fix)
-        return
-    pattern = method.removeprefix("type:")
-    if not is_pattern(pattern):
+        methods = f"the methods are {', '.join(sections.METHODS)} and 'type:REGEX'"
+        yield cx.problem(key, f"unknown method {method!r}", did_you_mean(method, sections.METHODS) or methods)
+    elif not _is_method(method):
         message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
-        yield cx.problem("parallel.pipeline.method", message, "such as 'type:Block' or 'type:^Embedding|Head$'")
-        return
-    names = _class_names(cx)
-    if not num_matches(method, names):
-        message = f"{method!r} matches no class of layers"
-        yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
+        yield cx.problem(key, message, "such as 'type:Block' or 'type:^Embedding|Head$'")
+    elif not num_matches(method, names := _class_names(cx)):
+        hint = f"the classes are {', '.join(dict.fromkeys(names))}"
+        yield cx.problem(key, f"{method!r} matches no layer class", hint)
 
 
 @rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
-    """A pipeline over a model whose layers are not known before it is built.
+    """A pipeline over a model whose layers are known only when it is built.
 
     What it does:
-        Says that stages and cut are checked later, where the model is a class of your own without a layers_cfg.
+        Reports that the partition is checked later, if the model is a class of your own without a layers_cfg.
 
     Why:
-        The class is not imported to lint. It must be a torch.nn.Sequential, a dslpar.models.LayeredModel or a
-        dslpar.ModelFromConfig: another module is one piece, which the run refuses to cut.
+        Linting does not import the class. It must be a torch.nn.Sequential, a dslpar.models.LayeredModel or a
+        dslpar.ModelFromConfig: any other module cannot be partitioned, and the run ends with an error.
 
     Example:
         model = dict(type='my_package.my_module.MyModel')
@@ -288,20 +284,20 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
         parallel = dict(pipeline=2)
     """
     if cx.unlisted and cx.stages > 1:
-        message = f"the layers of {cx.unlisted} are cut over {cx.stages} stages when it is built, and checked then"
-        yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, and its layers are known before")
+        message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
+        yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, so that its layers are known")
 
 
 @rule("PIP111", "layer-idx-with-gaps")
 def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
-    """Layers of a layers_cfg whose layer_idx do not count up.
+    """Gaps in the layer_idx of a layers_cfg.
 
     What it does:
         Checks that each layer_idx is that of the layer before, or the next one, from 0; -1 is the last. A layer without
-        one goes with its neighbour.
+        one belongs to its neighbour.
 
     Why:
-        A stage holds neighbouring layers, and each index is one that a stage can begin with.
+        A stage holds consecutive layers, and can begin with any layer_idx.
 
     Example:
         model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
@@ -316,13 +312,13 @@ def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD101", "cut-without-stages", "warning")
 def cut_without_stages(cx: Context) -> Iterator[Problem]:
-    """How layers are cut is said, and the pipeline has one stage.
+    """A partition of the layers without a pipeline.
 
     What it does:
-        Finds stage_ids, counts or method where the pipeline has one stage.
+        Finds stage_ids, counts or method if the pipeline has one stage.
 
     Why:
-        They have no effect; probably a size is missing.
+        They have no effect; probably the pipeline's size is missing.
 
     Example:
         model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -334,7 +330,7 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
     """
     if cx.stages > 1:
         return
-    for key in (*(f"parallel.pipeline.{name}" for name in _CUTS), "train.dist.custom_pipeline_stage_id"):
+    for key in (*(f"parallel.pipeline.{name}" for name in _PARTITIONS), "train.dist.custom_pipeline_stage_id"):
         if cx.given(key):
             message = f"{cx.source_key(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
             yield cx.problem(key, message, "give the pipeline a size, or leave it out")
@@ -342,14 +338,14 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP113", "stage-without-parameters")
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
-    """A stage of a layers_cfg whose layers have no parameters.
+    """A stage of a layers_cfg without parameters.
 
     What it does:
-        Looks on each stage, and in the model as a whole, for a layer that has parameters. Of torch.nn's layers it is
-        known which have some; a class of your own counts as one that has.
+        Checks that each stage, and the model as a whole, has a layer with parameters. It is known which of torch.nn's
+        layers have some; a class of your own is assumed to have some.
 
     Why:
-        DeepSpeed makes an optimizer on each stage, fails on that one alone, and the others hang (its issue 1522).
+        DeepSpeed builds an optimizer on each stage, fails only on that one, and the others hang (its issue 1522).
 
     Example:
         model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
@@ -363,21 +359,18 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
                                                     dict(type='ReLU')])
         parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
     """
-    model = cx.reading.spec.model
-    if not isinstance(model, sections.OtherModel) or cx.unlisted:
-        return
-    if listed_layers.without_parameters(model, (cx.num_layers,)):
+    model, layers = cx.other_model, cx.num_layers
+    if listed_layers.without_parameters(model, (layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
-        yield cx.problem(("model.layers_cfg",), message, "add a layer that has some, such as 'Linear'")
+        yield cx.problem("model.layers_cfg", message, "add a layer with parameters, such as 'Linear'")
         return
-    counts = cut_of(cx) if cx.stages != 1 else None
+    counts = partition_of(cx) if cx.stages > 1 else None
     empty = listed_layers.without_parameters(model, counts) if counts is not None else []
     if empty:
-        message = f"stages whose layers have no parameters: {', '.join(map(str, empty))}"
-        keys = "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
+        message = f"stages without parameters: {', '.join(map(str, empty))}"
         best = contiguous(listed_layers.weights(model, "cost") or (), cx.stages)
-        good = not listed_layers.without_parameters(model, best)
-        yield cx.problem(keys, message, f"counts={list(best)}" if good else "fewer stages")
+        fits = not listed_layers.without_parameters(model, best)
+        yield cx.problem(partition_keys(cx), message, f"counts={list(best)}" if fits else "fewer stages")
 
 
 @rule("PIP114", "fewer-matches-than-stages", "warning")
@@ -388,8 +381,8 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         Counts the layers whose class matches.
 
     Why:
-        The cut gives each stage the same number of those layers; here some stages get none, and what they hold is
-        chance.
+        This method gives each stage the same number of matching layers; here some stages get none, and which other
+        layers they hold is arbitrary.
 
     Example:
         parallel = dict(pipeline=dict(size=4, method='type:Embedding|Head'))
@@ -397,9 +390,9 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
     Use instead:
         parallel = dict(pipeline=dict(size=4, method='type:Block'))
     """
-    pipeline, model = cx.spec.parallel.pipeline, cx.reading.spec.model
+    pipeline, model = cx.spec.parallel.pipeline, cx.spec.model
     method = (pipeline.method if pipeline is not None else None) or ""
-    if not method.startswith("type:") or not is_method(method):
+    if not method.startswith("type:") or not _is_method(method):
         return
     names = _class_names(cx)
     if isinstance(model, sections.OtherModel):
@@ -411,43 +404,53 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
 
 
-def is_method(method: str) -> bool:
-    """Whether it is an automatic cut; what follows 'type:' is looked at, for a pattern may take for ever to match."""
+def _is_method(method: str) -> bool:
+    """Whether the method is known. What follows 'type:' is checked: a regular expression may take for ever to match."""
     return method in sections.METHODS or (method.startswith("type:") and is_pattern(method.removeprefix("type:")))
 
 
-def cut_of(cx: Context) -> tuple[int, ...] | None:
-    """Layers on each stage, none of them empty; None where only the built model can tell.
+def partition_of(cx: Context) -> tuple[int, ...] | None:
+    """Return the layers on each stage, none of them empty; None if they are known only when the model is built.
 
     Raises:
-        UnknownValueError: the cut is none, which other rules say.
+        UnknownValueError: the partition is not legal, which other rules report.
     """
     pipeline, layers, stages = cx.pipeline, cx.num_layers, cx.stages
-    ids = pipeline.stage_ids if pipeline is not None else None
-    wrong = ids is not None and (len(ids) != layers or ids != tuple(sorted(ids)))
-    wrong |= pipeline is not None and pipeline.counts is not None and sum(pipeline.counts) != layers  # may be 10**9
-    method = pipeline.method if pipeline is not None else None
-    if wrong or stages > layers or (method is not None and not is_method(method)):
-        raise UnknownValueError("cut")
-    # Guarded, so that a family's size that could not be read ends the rule; of other models nothing else is asked.
-    counts = stages_of(cx.reading.spec if isinstance(cx.spec.model, sections.OtherModel) else cx.spec, pipeline).counts
-    if counts is not None and (len(counts) != stages or sum(counts) != layers or not all(counts)):
-        raise UnknownValueError("cut")
-    return counts
+    if stages > layers:
+        raise UnknownValueError("partition")
+    if pipeline is not None:
+        ids, counts, method = pipeline.stage_ids, pipeline.counts, pipeline.method
+        wrong = ids is not None and (len(ids) != layers or ids != tuple(sorted(ids)))
+        wrong |= counts is not None and sum(counts) != layers  # checked before ids are made of it: it may be 10**9
+        if wrong or (method is not None and not _is_method(method)):
+            raise UnknownValueError("partition")
+    # Guarded, so that a family's size that could not be read ends the rule; other models need no other value.
+    spec = cx.reading.spec if isinstance(cx.spec.model, sections.OtherModel) else cx.spec
+    found = stages_of(spec, pipeline).counts
+    if found is not None and (len(found) != stages or sum(found) != layers or not all(found)):
+        raise UnknownValueError("partition")
+    return found
+
+
+def partition_keys(cx: Context) -> tuple[str, ...]:
+    """Return the keys that may give the partition, the most precise first."""
+    return "parallel.pipeline.counts", cx.ids_key, "parallel.pipeline.method", cx.pipeline_key
 
 
 def _class_names(cx: Context) -> Sequence[str]:
-    """The classes of the model's layers; unknown where the config does not list them."""
+    """The classes of the model's layers; unknown if the config does not list them."""
     if cx.unlisted:
         raise UnknownValueError("layers")
-    model = cx.reading.spec.model
-    if isinstance(model, sections.OtherModel):
-        return listed_layers.class_names(model)
-    return layout_of(model).class_names(model)
+    model = cx.spec.model
+    return (
+        listed_layers.class_names(model)
+        if isinstance(model, sections.OtherModel)
+        else layout_of(model).class_names(model)
+    )
 
 
 def _ids(cx: Context) -> tuple[int, ...]:
-    """The stage ids of a pipeline that has stages; unknown where there are none."""
+    """The stage ids of a pipeline with several stages; unknown if there are none."""
     ids = cx.multi_stage_pipeline.stage_ids
     if ids is None:
         raise UnknownValueError("stage ids")

@@ -1,4 +1,6 @@
-"""BAT107 and on, PIP112, DEAD: the sections `schedule` and `lr_scheduler` by name, handlers and checkpoints."""
+"""BAT107 and on, PIP112, DEAD102 and on: the pipeline's schedule, torch's and DeepSpeed's learning-rate schedulers,
+gradient handlers, checkpoints and activation checkpointing.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from dslpar.linter.rule import rule
 
 @rule("BAT107", "two-accumulations")
 def two_accumulations(cx: Context) -> Iterator[Problem]:
-    """schedule.num_microbatches is not batch.accumulation.
+    """schedule.num_microbatches differs from batch.accumulation.
 
     What it does:
-        Compares the two, where both are given.
+        Compares the two, if both are given.
 
     Why:
         They are the same number: the micro-batches of one step.
@@ -32,19 +34,19 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
         return
     theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
     if None not in (theirs, ours) and theirs != ours:
-        message = f"num_microbatches is {theirs}, and batch.accumulation {ours}"
+        message = f"num_microbatches is {theirs}, and batch.accumulation is {ours}"
         yield cx.problem("schedule.num_microbatches", message, "keep one of the two")
 
 
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """More than one run of layers on each stage.
+    """Several chunks of layers on each stage.
 
     What it does:
-        Refuses schedule.num_chunks above 1.
+        Finds schedule.num_chunks above 1.
 
     Why:
-        Stages of several runs need the interleaved schedule, which is not part of this version of dslpar.
+        Several chunks need the interleaved schedule, which is not part of this version of dslpar.
 
     Example:
         parallel = dict(pipeline=2)
@@ -55,19 +57,19 @@ def interleaved_schedule(cx: Context) -> Iterator[Problem]:
         schedule = dict(type='1f1b')
     """
     if cx.spec.schedule is not None and cx.spec.schedule.num_chunks > 1:
-        message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which this version has not"
+        message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which is not supported"
         yield cx.problem("schedule.num_chunks", message, "num_chunks=1")
 
 
 @rule("DEAD102", "schedule-without-stages", "warning")
 def schedule_without_stages(cx: Context) -> Iterator[Problem]:
-    """The order of a pipeline's micro-batches is said, and there is no pipeline.
+    """A pipeline schedule without a pipeline.
 
     What it does:
-        Finds schedule.type where the pipeline has one stage.
+        Finds schedule.type if the pipeline has one stage.
 
     Why:
-        It has no effect; probably a size is missing. (num_microbatches alone counts also without a pipeline.)
+        It has no effect; probably the pipeline's size is missing. (num_microbatches has an effect without a pipeline.)
 
     Example:
         schedule = dict(type='1f1b', num_microbatches=4)
@@ -79,16 +81,16 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
     schedule = cx.spec.schedule
     if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
-        yield cx.problem("schedule.type", message, "give the pipeline a size, or say batch = dict(accumulation=...)")
+        yield cx.problem("schedule.type", message, "give the pipeline a size, or write batch = dict(accumulation=...)")
 
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
 def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
-    """A handler of ColossalAI's own, whose work DeepSpeed or dslpar does already.
+    """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does.
 
     What it does:
         Finds DataParallelGradientHandler, ZeROGradientHandler, PipelineSharedModuleGradientHandler and
-        SequenceParallelGradientHandler, and leaves them out.
+        SequenceParallelGradientHandler, which are left out.
 
     Why:
         Gradients that are reduced twice would be wrong.
@@ -104,13 +106,13 @@ def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD105", "nothing-to-keep", "warning")
 def nothing_to_keep(cx: Context) -> Iterator[Problem]:
-    """checkpoint.keep, and no checkpoint is ever written.
+    """checkpoint.keep without any checkpoint.
 
     What it does:
-        Finds checkpoint.keep where train.save_interval is 0.
+        Finds checkpoint.keep if train.save_interval is 0.
 
     Why:
-        It has no effect; probably save_interval was meant to be left out, which keeps the last step.
+        It has no effect; probably save_interval was meant to be left out, which saves the last step.
 
     Example:
         train = dict(save_interval=0)
@@ -127,15 +129,15 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD106", "lr-without-effect", "warning")
 def lr_without_effect(cx: Context) -> Iterator[Problem]:
-    """The optimizer's lr, and a schedule that has a peak of its own.
+    """optimizer.lr with a scheduler that has another peak.
 
     What it does:
-        Finds optimizer.lr beside another number in the schedule's own key for its peak: cycle_max_lr of OneCycle,
+        Finds optimizer.lr together with another value of the scheduler's key for its peak: cycle_max_lr of OneCycle,
         max_lr of CyclicLR and OneCycleLR, warmup_max_lr of WarmupLR and WarmupDecayLR, lr_range_test_min_lr of
         LRRangeTest.
 
     Why:
-        The schedule's number holds. Left out there, the optimizer's is the peak.
+        The scheduler's value is used. If it is left out, optimizer.lr is the peak.
 
     Example:
         optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
@@ -157,13 +159,13 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT108", "schedule-ends-too-early")
 def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
-    """A schedule that has no learning rate for the last steps of the run.
+    """A learning-rate scheduler that ends before the run.
 
     What it does:
         Compares total_steps of OneCycleLR with train.steps.
 
     Why:
-        torch's OneCycleLR raises an error at the first step past its end.
+        torch's OneCycleLR raises an error at the first step beyond its end.
 
     Example:
         lr_scheduler = dict(type='OneCycleLR', total_steps=50)
@@ -175,19 +177,19 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
     """
     total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
-        message = f"the schedule has {total} steps, and the run {steps}"
+        message = f"the scheduler has {total} steps, and the run {steps}"
         yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or a shorter run")
 
 
 @rule("BAT109", "no-momentum-to-cycle")
 def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
-    """A schedule that cycles momentum, and an optimizer that has none.
+    """A scheduler that cycles the momentum with an optimizer without momentum.
 
     What it does:
-        Checks that the optimizer of CyclicLR and OneCycleLR has momentum or betas, unless cycle_momentum is False.
+        Checks that the optimizer has momentum or betas for CyclicLR and OneCycleLR, unless cycle_momentum is False.
 
     Why:
-        torch's schedules raise an error when they are made.
+        torch's schedulers raise an error when they are built.
 
     Example:
         optimizer = dict(type='Adadelta', lr=1.0)
@@ -209,14 +211,14 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF102", "whole-stage-recomputed", "info")
 def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
-    """All layers of the model are one piece of activation checkpointing.
+    """All layers of the model are one segment of activation checkpointing.
 
     What it does:
-        Compares activation_checkpoint.interval with the layers of the model, where there is no pipeline.
+        Compares activation_checkpoint.interval with the number of layers, if there is no pipeline.
 
     Why:
-        The backward of that piece stores the activations of all layers again at once, and saves no memory at its peak.
-        (A stage of a pipeline holds several micro-batches, of which only one is computed again at a time.)
+        The backward pass of that segment stores the activations of all layers at once, so the peak memory is the same.
+        (A pipeline stage holds several micro-batches, of which only one is recomputed at a time.)
 
     Example:
         activation_checkpoint = 100
@@ -228,7 +230,7 @@ def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
         return
     interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
     if interval >= layers > 1:
-        message = f"a piece of {interval} layers, and the model has {layers}: at its peak nothing is saved"
+        message = f"a segment has {interval} layers, and the model {layers}: the peak memory is not reduced"
         yield cx.problem("activation_checkpoint.interval", message, f"fewer than {layers}, such as 1")
 
 

@@ -1,4 +1,4 @@
-"""TEN101 and on: the mode of tensor parallelism against its size (DESIGN, section 5)."""
+"""TEN101 and on: mode, size and options of tensor parallelism; `dslpar.layout.resolve.MODES` is the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dslpar.linter.rule import rule
 from dslpar.schema import sections
 from dslpar.schema.reader import recase_fix
 
-_OPTIONS = ("depth", "shape", "sequence", "impl", "residual", "inner")
+_OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
 
 @rule("TEN101", "no-mode")
@@ -23,10 +23,10 @@ def no_mode(cx: Context) -> Iterator[Problem]:
     """Tensor parallelism over more than one rank has no mode.
 
     What it does:
-        Asks for a mode where parallel.tensor has a size over 1.
+        Checks that parallel.tensor has a mode if its size is over 1.
 
     Why:
-        Without a mode each rank would hold the whole layer: ColossalAI replicates it in silence.
+        Without a mode each rank would hold the whole layer: ColossalAI silently replicates it.
 
     Example:
         parallel = dict(tensor=4)
@@ -42,13 +42,13 @@ def no_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN102", "unknown-mode")
 def unknown_mode(cx: Context) -> Iterator[Problem]:
-    """The mode is none that dslpar knows.
+    """An unknown mode of tensor parallelism.
 
     What it does:
         Compares parallel.tensor.mode with the list of modes.
 
     Why:
-        A layer is cut by its mode; there is no default that could be meant.
+        The mode says how a layer is sharded; there is no default.
 
     Example:
         parallel = dict(tensor=dict(size=4, mode='1D'))
@@ -58,20 +58,20 @@ def unknown_mode(cx: Context) -> Iterator[Problem]:
     """
     tensor = cx.tensor
     if tensor is not None and tensor.mode is not None and tensor.mode not in MODES:
-        close = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
-        problem = cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", close)
+        hint = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
+        problem = cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", hint)
         yield problem._replace(fix=recase_fix(cx.config, problem.location, tensor.mode, MODES))
 
 
 @rule("TEN103", "not-a-cube")
 def not_a_cube(cx: Context) -> Iterator[Problem]:
-    """Mode '3d' with a size that is no cube.
+    """Mode '3d' with a size that is not a cube.
 
     What it does:
         Checks that the size is q * q * q.
 
     Why:
-        A 3D layer lies on a cube of ranks; mode 'cuboid' takes any shape.
+        A 3D layer is sharded over a cube of ranks; mode 'cuboid' takes any shape.
 
     Example:
         parallel = dict(tensor=dict(size=4, mode='3d'))
@@ -79,18 +79,18 @@ def not_a_cube(cx: Context) -> Iterator[Problem]:
     Use instead:
         parallel = dict(tensor=dict(size=8, mode='3d'))
     """
-    yield from _no_power(cx, "3d", 3, "q*q*q")
+    yield from _not_a_power(cx, "3d", 3)
 
 
 @rule("TEN104", "not-a-square")
 def not_a_square(cx: Context) -> Iterator[Problem]:
-    """Mode '2d' with a size that is no square.
+    """Mode '2d' with a size that is not a square.
 
     What it does:
         Checks that the size is q * q.
 
     Why:
-        A 2D layer lies on a square of ranks; mode 'cuboid' takes any shape.
+        A 2D layer is sharded over a square of ranks; mode 'cuboid' takes any shape.
 
     Example:
         parallel = dict(tensor=dict(size=2, mode='2d'))
@@ -98,7 +98,7 @@ def not_a_square(cx: Context) -> Iterator[Problem]:
     Use instead:
         parallel = dict(tensor=dict(size=4, mode='2d'))
     """
-    yield from _no_power(cx, "2d", 2, "q*q")
+    yield from _not_a_power(cx, "2d", 2)
 
 
 @rule("TEN105", "no-depth")
@@ -106,7 +106,7 @@ def no_depth(cx: Context) -> Iterator[Problem]:
     """Mode '2.5d' without a depth.
 
     What it does:
-        Asks for depth in mode '2.5d'.
+        Checks that mode '2.5d' has a depth.
 
     Why:
         size = depth * q * q has more than one solution.
@@ -120,8 +120,8 @@ def no_depth(cx: Context) -> Iterator[Problem]:
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
         depths = [str(depth) for depth in _depths(tensor.size)]
-        fix = f"depth={depths[0]}" if len(depths) == 1 else f"depth is one of {', '.join(depths)}"
-        yield cx.problem("parallel.tensor.mode", "mode '2.5d' needs a depth", f"{fix} for size {tensor.size}")
+        hint = f"depth={depths[0]}" if len(depths) == 1 else f"depth is one of {', '.join(depths)}"
+        yield cx.problem("parallel.tensor.mode", "mode '2.5d' needs a depth", f"{hint} for size {tensor.size}")
 
 
 @rule("TEN106", "not-depth-times-square")
@@ -132,7 +132,7 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
         Checks that size / depth is a square.
 
     Why:
-        A 2.5D layer lies on depth squares of ranks.
+        A 2.5D layer is sharded over a square of ranks, and replicated depth times.
 
     Example:
         parallel = dict(tensor=dict(size=8, mode='2.5d', depth=3))
@@ -145,19 +145,19 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
         message = f"size {tensor.size} is not depth {tensor.depth} times a square"
         depths = ", ".join(map(str, _depths(tensor.size)))
         sizes = " or ".join(str(tensor.depth * side**2) for side in _roots(tensor.size / tensor.depth, 2))
-        fix = f"for size {tensor.size} depth is one of {depths}; with depth {tensor.depth}, sizes of {sizes} fit"
-        yield cx.problem("parallel.tensor.depth", message, fix)
+        hint = f"for size {tensor.size} depth is one of {depths}; with depth {tensor.depth}, sizes of {sizes} fit"
+        yield cx.problem("parallel.tensor.depth", message, hint)
 
 
 @rule("TEN107", "shape-is-not-the-size")
 def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
-    """Mode 'cuboid' without a shape, or with one that is not size ranks.
+    """Mode 'cuboid' without a shape, or with a shape whose product is not the size.
 
     What it does:
         Checks that shape=(x, y, z) is given and that x * y * z = size.
 
     Why:
-        The size says how many ranks a tensor group takes from the mesh, the shape how they lie.
+        The size is the number of ranks of a tensor group, the shape how they are arranged.
 
     Example:
         parallel = dict(tensor=dict(size=4, mode='cuboid', shape=(2, 3, 1)))
@@ -169,24 +169,24 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
     if tensor.shape is None:
-        message, fix = "mode 'cuboid' needs a shape", f"shape=(x, y, z) with x*y*z = {tensor.size}"
-        yield cx.problem("parallel.tensor.mode", message, fix)
+        hint = f"shape=(x, y, z) with x*y*z = {tensor.size}"
+        yield cx.problem("parallel.tensor.mode", "mode 'cuboid' needs a shape", hint)
     else:
         ranks = math.prod(tensor.shape)
-        message = f"shape {'*'.join(map(str, tensor.shape))} is {ranks} ranks, and size is {tensor.size}"
+        message = f"shape {'*'.join(map(str, tensor.shape))} has {ranks} ranks, and size is {tensor.size}"
         yield cx.problem("parallel.tensor.shape", message, f"size={ranks}, or a shape of {tensor.size} ranks")
 
 
 @rule("TEN108", "option-of-another-mode")
 def option_of_another_mode(cx: Context) -> Iterator[Problem]:
-    """A key of parallel.tensor that has no meaning in its mode.
+    """A key of parallel.tensor that has no effect in its mode.
 
     What it does:
         Finds depth outside '2.5d', shape outside 'cuboid', sequence outside '1d', impl outside 'sequence', residual and
         inner outside '3d' and 'cuboid'.
 
     Why:
-        The author expects an effect that will not come.
+        The author expects an effect; probably another mode was meant.
 
     Example:
         parallel = dict(tensor=dict(size=4, mode='1d', depth=2))
@@ -201,7 +201,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
     for option in _OPTIONS:
         if option not in meant and getattr(tensor, option) is not None:
             modes = " or ".join(repr(mode) for mode, row in MODES.items() if option in row.options)
-            message = f"{option} has no meaning " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
+            message = f"{option} has no effect " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
             yield cx.problem(f"parallel.tensor.{option}", message, f"leave it out; {option} belongs to mode {modes}")
 
 
@@ -210,12 +210,12 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
     """keep names panels that are not gathered.
 
     What it does:
-        Compares keep with the panels that the layers gather on this cuboid: of activations where z is over 1, or y is
-        and the residual is not replicated; of weights where q is over 1.
+        Compares keep with the panels that the layers gather on this cuboid: panels of activations if z is over 1, or if
+        y is over 1 and the residual stream is not replicated; panels of weights if q is over 1.
 
     Why:
-        What is not gathered cannot be kept or let go. In modes '1d' (without sequence) and 'sequence' nothing is, and
-        keep has no effect; elsewhere 'w' may mean 'none', and 'both' may mean 'x' or 'w'.
+        A panel that is not gathered can be neither kept nor freed. In modes '1d' (without sequence) and 'sequence' none
+        is, and keep has no effect; in the other modes 'w' may mean 'none', and 'both' may mean 'x' or 'w'.
 
     Example:
         parallel = dict(tensor=dict(size=2, mode='1d', keep='none'))
@@ -225,29 +225,29 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
     """
     tensor, cuboid = cx.tensor, cx.cuboid
     if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
-        return  # of one rank DEAD110 says more
-    asked = {"x": {"x"}, "w": {"w"}, "both": {"x", "w"}, "none": set()}[tensor.keep]
+        return  # DEAD110 reports options of one rank
+    kept = {"x": {"x"}, "w": {"w"}, "both": {"x", "w"}, "none": set()}[tensor.keep]
     gathered = gathered_panels(cuboid)
-    named = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
+    where = f"in mode {cuboid.mode!r} of shape {'*'.join(map(str, cuboid.shape))}" if cuboid.mode else "without a mode"
     if not gathered:
-        message = f"keep={tensor.keep!r} has no effect: no panels are gathered {named}"
+        message = f"keep={tensor.keep!r} has no effect: no panels are gathered {where}"
         yield cx.problem("parallel.tensor.keep", message, "leave it out")
-    elif not asked <= gathered:
-        (panel,) = asked - gathered
-        same = "".join(asked & gathered) or "none"
-        message = f"keep={tensor.keep!r}, and no {panel} panels are gathered {named}"
+    elif not kept <= gathered:
+        (panel,) = kept - gathered
+        same = "".join(kept & gathered) or "none"
+        message = f"keep={tensor.keep!r}, and no {panel} panels are gathered {where}"
         yield cx.problem("parallel.tensor.keep", message, f"keep={same!r} means the same")
 
 
 @rule("TEN130", "layers-not-parallel")
 def layers_not_parallel(cx: Context) -> Iterator[Problem]:
-    """Tensor parallelism over a layers_cfg of torch.nn's layers.
+    """Tensor parallelism with torch.nn's layers in a layers_cfg.
 
     What it does:
-        Finds layers of torch.nn that have parameters where the tensor size is over 1.
+        Finds layers of torch.nn that have parameters, if the tensor size is over 1.
 
     Why:
-        They know nothing of tensor groups: each rank would hold the whole layer, and train it on the same samples.
+        They are not sharded: each rank of a tensor group would hold the whole layer, and train it on the same samples.
 
     Example:
         model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
@@ -257,15 +257,14 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
         model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
         parallel = dict(tensor=1)
     """
-    size, model = cx.cuboid.size, cx.reading.spec.model
-    if size == 1 or not isinstance(model, sections.OtherModel) or cx.unlisted:
+    if cx.cuboid.size == 1 or cx.unlisted:
         return
     from dslpar.schema.torch_layers import LAYERS
 
-    for index, layer in enumerate(model.layers or ()):
+    for index, layer in enumerate(cx.other_model.layers or ()):
         name = str(layer.get("type", "")).removeprefix("torch.nn.")
         if name in LAYERS and LAYERS[name].parameters:
-            message = f"{name} is a plain layer: {size} tensor ranks would each hold all of it"
+            message = f"{name} is not sharded: each of {cx.cuboid.size} tensor ranks would hold all of it"
             key = f"model.layers_cfg.{index}"
             yield Problem(cx.config.at(key), message, "tensor=1, or layers of dslpar.layers by their full names", key)
             return
@@ -273,11 +272,11 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The sequence does not divide over the ranks that split it.
+    """The sequence length is not a multiple of the ranks that split the sequence.
 
     What it does:
-        Checks the tokens of a sample against y where the residual is kept by sequence, and against x in mode
-        'sequence'.
+        Checks that the tokens of a sample are a multiple of y if the residual stream is split by sequence, and of x in
+        mode 'sequence'.
 
     Why:
         Every rank holds the same number of tokens.
@@ -292,42 +291,40 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     """
     longest = cx.model_of(sections.Model).max_seq_len
     length = cx.spec.data.seq_len or longest
-    for condition in divisors.sequence(length, cx.cuboid):
-        if condition.holds:
-            continue
-        from dslpar.layout.nearest import multiples  # here: only a mistake needs it
+    for by in (condition.by for condition in divisors.sequence(length, cx.cuboid) if not condition.holds):
+        from dslpar.layout.nearest import multiples  # only a mistake needs it
 
-        by = condition.by
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
-        fix = " or ".join(legal) or f"seq_len={by} with max_seq_len={by}"
+        nearest = " or ".join(legal) or f"seq_len={by} with max_seq_len={by}"
         message = f"sequences of {length} tokens do not divide over {by} ranks"
-        yield cx.problem(("data.seq_len", "model.max_seq_len"), message, f"nearest legal: {fix}")
+        yield cx.problem(("data.seq_len", "model.max_seq_len"), message, f"nearest legal: {nearest}")
 
 
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
-    """The panels that a linear gathers: "x", of activations, and "w", of weights."""
+    """Return which panels a linear layer gathers: "x", of activations, and "w", of weights."""
     x = cuboid.z > 1 or (cuboid.y > 1 and cuboid.residual != "replicated")
     return {name for name, there in (("x", x), ("w", cuboid.q > 1)) if there}
 
 
 def _roots(value: float, power: int) -> tuple[int, int]:
+    """The whole numbers on both sides of a root, at least 1."""
     root = max(1, math.floor(value ** (1 / power) + 1e-9))
     return root, root + 1
 
 
 def _depths(size: int) -> list[int]:
+    """The depths with which a size is depth * q * q, the least first."""
     return [size // side**2 for side in range(math.isqrt(size), 0, -1) if size % side**2 == 0]
 
 
-def _no_power(cx: Context, mode: str, power: int, words: str) -> Iterator[Problem]:
+def _not_a_power(cx: Context, mode: str, power: int) -> Iterator[Problem]:
     tensor = cx.tensor
     if tensor is None or tensor.mode != mode or MODES[mode].axes(tensor) is not None:
         return
     below, above = (root**power for root in _roots(tensor.size, power))
-    message = f"size {tensor.size}, and mode {mode!r} needs {words} ranks"
-    yield cx.problem(
-        "parallel.tensor.size", message, f"nearest legal: {below} or {above}; or mode 'cuboid' with a shape"
-    )
+    message = f"size {tensor.size}, and mode {mode!r} needs {'*'.join('q' * power)} ranks"
+    hint = f"nearest legal: {below} or {above}; or mode 'cuboid' with a shape"
+    yield cx.problem("parallel.tensor.size", message, hint)
 
 
 RULES = (

@@ -1,4 +1,4 @@
-"""ZER, PRE: what ZeRO shards, and what a step computes in; DEAD: a scale of the loss that never changes."""
+"""ZER, PRE: what ZeRO shards, and the precision of a step; DEAD104: keys of a dynamic loss scale that is fixed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
     """ZeRO 2 or 3 with a pipeline.
 
     What it does:
-        Checks that zero.stage is 0 or 1 where the pipeline has two stages or more.
+        Checks that zero.stage is 0 or 1 if the pipeline has two stages or more.
 
     Why:
-        DeepSpeed refuses them together, after the model is built (its issues 568, 1110, 3589). Sharded gradients would
-        have to be sent at every micro-batch.
+        DeepSpeed raises an error after the model is built (its issues 568, 1110, 3589). Sharded gradients would have to
+        be reduced at every micro-batch.
 
     Example:
         parallel = dict(pipeline=2)
@@ -33,7 +33,7 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
     """
     stage = cx.spec.zero.stage
     if stage > 1 and cx.stages > 1:
-        message = f"ZeRO stage {stage} does not go with a pipeline of {cx.stages} stages"
+        message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.stages} stages"
         yield cx.problem("zero.stage", message, "stage 1, or no pipeline")
 
 
@@ -42,7 +42,7 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
     """zero.compute_grad_norm is off.
 
     What it does:
-        Refuses compute_grad_norm=False.
+        Finds compute_grad_norm=False.
 
     Why:
         Clipping needs the norm, and every step reports it.
@@ -55,20 +55,20 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
     """
     if cx.spec.zero.extra.get("compute_grad_norm") is False:
         key = "zero.compute_grad_norm"
-        yield cx.problem(key, "without the gradient's norm nothing can be clipped or reported", "leave it out")
+        yield cx.problem(key, "clipping and the step's report need the gradient norm", "leave it out")
 
 
 @rule("ZER103", "optimizer-not-elementwise")
 def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
-    """Shards of a tensor, and an optimizer that looks at whole tensors.
+    """An optimizer that needs whole tensors, with sharded ones.
 
     What it does:
-        Checks that optimizers which are not known to act elementwise have zero.stage 0 and tensor size 1. AdamW, Adam,
-        SGD and most of torch's act elementwise; Adafactor and Lamb do not; of a class of your own dslpar does not know.
+        Checks that zero.stage is 0 and the tensor size 1, unless the optimizer is known to be elementwise. AdamW, Adam,
+        SGD and most of torch's optimizers are elementwise; Adafactor and Lamb are not; a class of your own may be.
 
     Why:
-        ZeRO and tensor parallelism give the optimizer pieces of tensors. One that takes the norm, the rows or the
-        columns of a tensor would take those of the piece, and the layout would change the maths.
+        ZeRO and tensor parallelism give the optimizer shards of tensors. An optimizer that uses the norm, the rows or
+        the columns of a tensor would use those of the shard, and the layout would change the result.
 
     Example:
         optimizer = dict(type='Adafactor', lr=1e-3)
@@ -84,15 +84,15 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
         return
     known = named(optimizer.target) is not None
     if not known and cx.spec.deepspeed.get("zero_allow_untested_optimizer"):
-        return  # the author's word
-    message = f"{optimizer.target} {'does not' if known else 'is not known to'} update each element by itself"
-    more = "" if known else ", or, if it does, deepspeed = dict(zero_allow_untested_optimizer=True)"
+        return  # the author asserts that it is elementwise
+    message = f"{optimizer.target} is not {'' if known else 'known to be '}elementwise"
+    more = "" if known else ", or, if it is, deepspeed = dict(zero_allow_untested_optimizer=True)"
     if cx.spec.zero.stage:
         hint = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
         yield cx.problem("optimizer", f"{message}, and ZeRO {cx.spec.zero.stage} shards tensors", hint)
     if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
         hint = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
-        yield cx.problem("optimizer", f"{message}, and tensor parallelism cuts tensors", hint)
+        yield cx.problem("optimizer", f"{message}, and tensor parallelism shards tensors", hint)
 
 
 @rule("ZER106", "handler-with-zero")
@@ -100,11 +100,11 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
     """A gradient handler with ZeRO.
 
     What it does:
-        Checks that zero.stage is 0 where gradient_handler names a handler of your own.
+        Checks that zero.stage is 0 if gradient_handler names a handler of your own.
 
     Why:
-        With ZeRO, gradients are reduced inside the backward and kept in pieces: there is no moment at which a handler
-        could find them whole.
+        With ZeRO, gradients are reduced during the backward pass and sharded: at no moment could a handler see whole
+        gradients.
 
     Example:
         gradient_handler = [dict(type='my_package.my_module.MyHandler')]
@@ -114,7 +114,7 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
         gradient_handler = [dict(type='my_package.my_module.MyHandler')]
     """
     if cx.spec.gradient_handler and cx.spec.zero.stage:
-        message = f"gradient handlers find no whole gradient at ZeRO stage {cx.spec.zero.stage}"
+        message = f"gradient handlers need whole gradients, which ZeRO stage {cx.spec.zero.stage} shards"
         yield cx.problem("gradient_handler", message, "zero = 0, or no handler")
 
 
@@ -123,11 +123,11 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
     """Half precision at ZeRO 0.
 
     What it does:
-        Checks that zero.stage is at least 1 where precision is bf16 or fp16.
+        Checks that zero.stage is at least 1 if the precision is bf16 or fp16.
 
     Why:
-        At stage 0 DeepSpeed 0.19 takes another optimizer wrapper, whose first Adam step is too small, whose norm counts
-        one tensor rank only, and whose fp16 step ignores the loss scale.
+        At stage 0 DeepSpeed 0.19 uses another optimizer wrapper, whose first Adam step is too small, whose norm counts
+        only one tensor rank, and whose fp16 step ignores the loss scale.
 
     Example:
         precision = 'bf16'
@@ -138,21 +138,21 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
     """
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
-        message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong"
+        message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong"
         yield cx.problem("precision.dtype", message, "zero = dict(stage=1)")
 
 
 @rule("PRE102", "low-precision-masters")
 def low_precision_masters(cx: Context) -> Iterator[Problem]:
-    """Half-precision masters with an optimizer that cannot keep them.
+    """Master weights in half precision with an optimizer that does not support them.
 
     What it does:
-        Checks that fp16_master_weights_and_grads and bf16_master_weights_and_grads have the optimizer
-        'DeepSpeedCPUAdam', offloaded; with bf16_optimizer_states, those in bf16 may stay on the device. And that
-        bf16_optimizer_states has bf16_master_weights_and_grads.
+        Checks that the optimizer is 'DeepSpeedCPUAdam' and offloaded if fp16_master_weights_and_grads or
+        bf16_master_weights_and_grads is on; with bf16_optimizer_states, masters in bf16 may stay on the accelerator.
+        And that bf16_master_weights_and_grads is on if bf16_optimizer_states is.
 
     Why:
-        DeepSpeed stops at an assertion, after the model is built.
+        DeepSpeed fails at an assertion after the model is built.
 
     Example:
         precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
@@ -164,33 +164,30 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
         zero = dict(stage=2, offload_optimizer='cpu')
     """
     extra, offloaded = cx.spec.precision.extra, offloads(cx.spec, "optimizer")
-    stays = extra.get("bf16_optimizer_states") and not offloaded
+    on_accelerator = extra.get("bf16_optimizer_states") and not offloaded
     for dtype in ("fp16", "bf16"):
         key = f"{dtype}_master_weights_and_grads"
-        if extra.get(key) and not (stays or (offloaded and is_cpu_adam(cx))):
+        if extra.get(key) and not (on_accelerator or (offloaded and is_cpu_adam(cx))):
             message = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
-            yield cx.problem(f"precision.{key}", message, _cpu_adam(cx))
+            zero = f"dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu')"  # a pipeline forbids 2 and 3
+            yield cx.problem(
+                f"precision.{key}", message, f"optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = {zero}"
+            )
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
-        message = "an optimizer's state in bf16 needs masters in bf16"
+        message = "optimizer states in bf16 need masters in bf16"
         yield cx.problem("precision.bf16_optimizer_states", message, "add bf16_master_weights_and_grads=True")
-
-
-def _cpu_adam(cx: Context) -> str:
-    """What to write for masters in half precision, at the stage that is there: a pipeline forbids others."""
-    zero = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu')"
-    return f"optimizer = dict(type='DeepSpeedCPUAdam', ...), {zero}"
 
 
 @rule("DEAD104", "scale-that-never-changes", "warning")
 def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
-    """Keys of the dynamic loss scale, and a scale that is fixed.
+    """Keys of the dynamic loss scale with a fixed one.
 
     What it does:
-        Finds initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis and min_loss_scale beside a
-        loss_scale above 0.
+        Finds initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis and min_loss_scale together
+        with a loss_scale above 0.
 
     Why:
-        loss_scale=0, the default, is the dynamic one; any other is fixed, and they have no effect.
+        loss_scale=0, the default, is dynamic; any other loss scale is fixed, and these keys have no effect.
 
     Example:
         precision = dict(dtype='fp16', loss_scale=128, loss_scale_window=500)
@@ -212,16 +209,16 @@ _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecuti
 
 @rule("ZER108", "refused-by-zero")
 def refused_by_zero(cx: Context) -> Iterator[Problem]:
-    """A key of `zero` that DeepSpeed knows and refuses.
+    """A value of `zero` that DeepSpeed rejects.
 
     What it does:
         Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; pipeline_loading_checkpoint=True at stages 1 and
-        2; an odd allgather_bucket_size at stages 1 and 2; and
-        zero_quantized_gradients without reduce_scatter at stage 3.
+        2; an odd allgather_bucket_size at stages 1 and 2; and zero_quantized_gradients without reduce_scatter at stage
+        3.
 
     Why:
-        DeepSpeed stops at an assertion, after the model is built; with elastic_checkpoint at the first checkpoint, with
-        pipeline_loading_checkpoint when the run goes on from one.
+        DeepSpeed fails at an assertion after the model is built; with elastic_checkpoint at the first checkpoint, with
+        pipeline_loading_checkpoint when the run resumes.
 
     Example:
         zero = dict(stage=1, allgather_bucket_size=999)
@@ -232,14 +229,12 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
     size = extra.get("allgather_bucket_size", 0)
     if stage and extra.get("legacy_stage1"):
-        yield cx.problem("zero.legacy_stage1", "DeepSpeed has removed the stage 1 of old", "leave legacy_stage1 out")
+        yield cx.problem("zero.legacy_stage1", "DeepSpeed has removed its old stage 1", "leave legacy_stage1 out")
     if stage == 3 and extra.get("elastic_checkpoint"):
-        message = "DeepSpeed writes no elastic checkpoints at ZeRO stage 3"
+        message = "DeepSpeed does not write elastic checkpoints at ZeRO stage 3"
         yield cx.problem("zero.elastic_checkpoint", message, "leave elastic_checkpoint out")
     if stage in (1, 2) and extra.get("pipeline_loading_checkpoint"):
-        message = (
-            f"DeepSpeed loads checkpoints rank by rank at ZeRO stage 3 alone, and would stop at a resume at {stage}"
-        )
+        message = f"DeepSpeed loads checkpoints rank by rank only at ZeRO stage 3; at stage {stage} a resume would fail"
         yield cx.problem("zero.pipeline_loading_checkpoint", message, "leave pipeline_loading_checkpoint out")
     if stage in (1, 2) and size % 2:
         message = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
@@ -254,11 +249,11 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
     """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks.
 
     What it does:
-        Checks, at stage 3, that the world is a multiple of zero_hpz_partition_size, and that the tensor size is 1.
+        Checks, at stage 3, that the world size is a multiple of zero_hpz_partition_size, and that the tensor size is 1.
 
     Why:
-        DeepSpeed cuts all ranks in a row into groups of that size, and asserts that they come out even. With tensor
-        parallelism such a group would hold pieces of different tensors, and gather them into one in silence.
+        DeepSpeed divides all ranks in order into groups of that size, and asserts that no rank remains. With tensor
+        parallelism such a group would hold shards of different tensors, and silently gather them into one.
 
     Example:
         zero = dict(stage=3, zero_hpz_partition_size=3)
@@ -270,23 +265,23 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
     if size < 2 or cx.spec.zero.stage != 3:
         return
     if cx.cuboid.size > 1:
-        message = f"secondary shards do not go with tensor parallelism over {cx.cuboid.size} ranks"
+        message = f"secondary shards are not supported with tensor parallelism over {cx.cuboid.size} ranks"
         yield cx.problem(key, message, "leave zero_hpz_partition_size out, or tensor=1")
     elif cx.world % min(size, cx.world):
-        fits = divisors(cx.world)[1:]
-        message = f"{cx.world} ranks are no multiple of zero_hpz_partition_size {size}"
-        yield cx.problem(key, message, f"one of {', '.join(map(str, fits))}, best the ranks of one host")
+        fitting = ", ".join(map(str, divisors(cx.world)[1:]))
+        message = f"{cx.world} ranks are not a multiple of zero_hpz_partition_size {size}"
+        yield cx.problem(key, message, f"one of {fitting}, best the ranks of one host")
 
 
 @rule("PRE103", "optimizer-keeps-fp32")
 def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
-    """An optimizer's state in bf16, offloaded, and an optimizer that keeps it in fp32.
+    """Optimizer states in bf16, offloaded, with an optimizer that keeps them in fp32.
 
     What it does:
-        Checks that DeepSpeedCPUAdam has fp32_optimizer_states=False where precision has bf16_optimizer_states.
+        Checks that DeepSpeedCPUAdam has fp32_optimizer_states=False if precision has bf16_optimizer_states.
 
     Why:
-        Its default is True. DeepSpeed stops at an assertion, after the model is built.
+        The default is True. DeepSpeed fails at an assertion after the model is built.
 
     Example:
         precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
@@ -300,10 +295,10 @@ def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
     """
     extra = cx.spec.precision.extra
     if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
-        return  # PRE102 speaks of one without the other
+        return  # PRE102 reports one without the other
     offloaded = offloads(cx.spec, "optimizer") and is_cpu_adam(cx)
     if offloaded and cx.other_optimizer.args.get("fp32_optimizer_states", True):
-        message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its state in fp32"
+        message = "bf16_optimizer_states is on, and DeepSpeedCPUAdam keeps its states in fp32"
         yield cx.problem(("optimizer.fp32_optimizer_states", "optimizer"), message, "add fp32_optimizer_states=False")
 
 

@@ -1,6 +1,6 @@
-"""Lint rules of GPT's fields: sizes against what the cuboid cuts them by, the vocabulary, positions.
+"""Lint rules of GPT's fields: what its sizes must be multiples of, the vocabulary, positions.
 
-`dslpar.layout.divisors` is the table of what must divide by what.
+`dslpar.layout.divisors` is the table of the divisors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dslpar.linter.rule import rule
 from dslpar.models.gpt.layout import attention_sizes, kv_features
 from dslpar.models.gpt.section import GPT
 
-_PADDING = 0.05
-"""The share of padded rows that goes without a warning."""
+_MOST_PADDING = 0.05
+"""The largest share of padded rows without a warning."""
 
 
 def _gpt(cx: Context) -> GPT:
@@ -26,11 +26,11 @@ def _gpt(cx: Context) -> GPT:
 
 @rule("TEN201", "heads-do-not-divide")
 def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The attention heads do not divide over the ranks that share them.
+    """num_heads is not a multiple of the ranks that share the attention heads.
 
     What it does:
-        Checks num_heads against y (against y * z if inner activations are kept by heads), and for Ulysses num_heads / y
-        against x.
+        Checks that num_heads is a multiple of y (of y * z if inner activations are split by heads), and for Ulysses
+        that num_heads / y is a multiple of x.
 
     Why:
         A rank computes whole heads.
@@ -48,14 +48,14 @@ def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN202", "hidden-does-not-divide")
 def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """hidden_size does not divide over the ranks that cut it.
+    """hidden_size is not a multiple of the ranks that shard it.
 
     What it does:
-        Checks hidden_size against z * q and y * q, against z * y if the residual is kept by hidden, and against y * z
-        if inner activations are kept by heads.
+        Checks that hidden_size is a multiple of z * q and of y * q, of z * y if the residual stream is split by hidden
+        features, and of y * z if inner activations are split by heads.
 
     Why:
-        Every piece of a weight and of the residual stream has the same size.
+        All shards of a weight and of the residual stream have the same size.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=38, num_heads=2, vocab_size=256, max_seq_len=64)
@@ -72,13 +72,13 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN203", "ffn-does-not-divide")
 def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The MLP's hidden size does not divide over the ranks that cut it.
+    """ffn_hidden_size is not a multiple of the ranks that shard it.
 
     What it does:
-        Checks ffn_hidden_size against y * q, and against y * z if inner activations are kept by heads.
+        Checks that ffn_hidden_size is a multiple of y * q, and of y * z if inner activations are split by heads.
 
     Why:
-        Every piece of a weight has the same size.
+        All shards of a weight have the same size.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
@@ -91,23 +91,23 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
         parallel = dict(tensor=dict(size=4, mode='1d'))
     """
     ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.cuboid))
-    wrong = _wrong(found, "TEN203")
-    if ffn is not None and wrong:
-        from dslpar.layout.nearest import multiples  # here as below: only a mistake needs it
+    broken = _broken(found, "TEN203")
+    if ffn is not None and broken:
+        from dslpar.layout.nearest import multiples  # only a mistake needs it, here as below
 
-        fix = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
-        yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", wrong), fix)
+        hint = "nearest legal: " + " or ".join(map(str, multiples(ffn, divisors.common(found))))
+        yield cx.problem("model.ffn_hidden_size", _message(cx, "model.ffn_hidden_size", broken), hint)
 
 
 @rule("TEN205", "heads-do-not-divide-hidden")
 def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
-    """hidden_size is no multiple of num_heads.
+    """hidden_size is not a multiple of num_heads.
 
     What it does:
         Checks that a head has a whole number of features.
 
     Why:
-        Attention cuts hidden_size into num_heads equal heads.
+        Attention splits hidden_size into num_heads equal heads.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=50, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -117,19 +117,20 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
     """
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if hidden % heads:
-        yield cx.problem("model.hidden_size", f"hidden_size {hidden} is not a multiple of num_heads {heads}", _fix(cx))
+        message = f"hidden_size {hidden} is not a multiple of num_heads {heads}"
+        yield cx.problem("model.hidden_size", message, _nearest_legal(cx))
 
 
 @rule("TEN206", "kv-heads-do-not-divide")
 def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The heads of keys and values do not divide over the ranks that share them.
+    """num_kv_heads is not a multiple of the ranks that share the attention heads.
 
     What it does:
-        Checks num_kv_heads against what num_heads is checked against: y (y * z if inner activations are kept by heads),
-        and y * x for Ulysses.
+        Checks that num_kv_heads is a multiple of what num_heads must be: y (y * z if inner activations are split by
+        heads), and y * x for Ulysses.
 
     Why:
-        A rank computes whole heads, and has the keys and values of its own queries; none are copied.
+        A rank computes whole heads, with the keys and values of its own queries; none are replicated.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
@@ -146,10 +147,10 @@ def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN207", "kv-heads-do-not-divide-heads")
 def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
-    """num_heads is no multiple of num_kv_heads.
+    """num_heads is not a multiple of num_kv_heads.
 
     What it does:
-        Checks that each head of keys and values serves a whole number of queries' heads.
+        Checks that each head of keys and values serves a whole number of query heads.
 
     Why:
         Grouped-query attention shares each key and value among num_heads / num_kv_heads queries.
@@ -165,19 +166,19 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
     heads, kv_heads = _gpt(cx).num_heads, _gpt(cx).num_kv_heads
     if kv_heads is not None and heads % kv_heads:
         message = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
-        yield cx.problem("model.num_kv_heads", message, _fix(cx))
+        yield cx.problem("model.num_kv_heads", message, _nearest_legal(cx))
 
 
 @rule("TEN208", "kv-features-do-not-divide")
 def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The features of keys and values do not divide over the ranks that cut their weights.
+    """The features of keys and values are not a multiple of the ranks that shard their weights.
 
     What it does:
-        Checks num_kv_heads * hidden_size / num_heads against y * q.
+        Checks that num_kv_heads * hidden_size / num_heads is a multiple of y * q.
 
     Why:
-        The weights of queries, keys and values are blocks of one weight, each cut by itself into equal pieces. Of many
-        queries a key, the block of the keys is the small one.
+        The weights of queries, keys and values are blocks of one weight, and each block is split into equal shards. If
+        many queries share a key, the block of the keys is the smaller one.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=8, vocab_size=256, max_seq_len=64,
@@ -193,22 +194,22 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
     """
     sizes = attention_sizes(_gpt(cx))
     if not all(each.holds for each in divisors.heads(sizes, cx.cuboid)) or sizes.hidden_size % sizes.num_heads:
-        return  # without whole heads there are no features of theirs; other rules report that
-    if _wrong(divisors.hidden(sizes, cx.cuboid), "TEN208"):
-        cut, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
-        message = f"num_kv_heads {sizes.num_kv_heads} are {features} features, which do not divide by y * q = {cut}"
-        yield cx.problem("model.num_kv_heads", f"{message} of mode {cx.cuboid.mode!r}", _fix(cx))
+        return  # without whole heads their features are not known; other rules report that
+    if _broken(divisors.hidden(sizes, cx.cuboid), "TEN208"):
+        by, features = cx.cuboid.y * cx.cuboid.q, kv_features(_gpt(cx))
+        message = f"num_kv_heads {sizes.num_kv_heads} has {features} features, not a multiple of y * q = {by}"
+        yield cx.problem("model.num_kv_heads", f"{message} in mode {cx.cuboid.mode!r}", _nearest_legal(cx))
 
 
 @rule("TEN209", "odd-head")
 def odd_head(cx: Context) -> Iterator[Problem]:
-    """Rotary positions, and a head has an odd number of features.
+    """Rotary positions with an odd number of features a head.
 
     What it does:
-        Checks that hidden_size / num_heads is even where positions='rotary'.
+        Checks that hidden_size / num_heads is even if positions='rotary'.
 
     Why:
-        Rotary positions turn pairs of features.
+        Rotary positions rotate pairs of features.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=36, num_heads=4, vocab_size=256, max_seq_len=64,
@@ -220,28 +221,28 @@ def odd_head(cx: Context) -> Iterator[Problem]:
     """
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
-        message = f"a head has {hidden // heads} features, and rotary positions turn pairs of them"
-        yield cx.problem("model.hidden_size", message, _fix(cx))
+        message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"
+        yield cx.problem("model.hidden_size", message, _nearest_legal(cx))
 
 
 def _attention(cx: Context, code: str, field: str) -> Iterator[Problem]:
-    """What the table says under `code`."""
-    wrong = _wrong(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
-    if wrong:
-        yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", wrong), _fix(cx))
+    """Report the broken conditions of a code, of those that heads and hidden_size must meet."""
+    broken = _broken(divisors.attention(attention_sizes(_gpt(cx)), cx.cuboid), code)
+    if broken:
+        yield cx.problem(f"model.{field}", _message(cx, f"model.{field}", broken), _nearest_legal(cx))
 
 
-def _wrong(conditions: Iterable[Condition], code: str) -> list[Condition]:
+def _broken(conditions: Iterable[Condition], code: str) -> list[Condition]:
     return [each for each in conditions if each.code == code and not each.holds]
 
 
-def _message(cx: Context, key: str, wrong: list[Condition]) -> str:
-    reasons = " and by ".join(each.why for each in wrong)
-    return f"{_name(cx, key)} {wrong[0].value} does not divide by {reasons} of mode {cx.cuboid.mode!r}"
+def _message(cx: Context, key: str, broken: list[Condition]) -> str:
+    factors = " or of ".join(each.why for each in broken)
+    return f"{_name(cx, key)} {broken[0].value} is not a multiple of {factors} in mode {cx.cuboid.mode!r}"
 
 
-def _fix(cx: Context) -> str:
-    """Sizes that are legal together: all rules about heads and hidden_size name the same."""
+def _nearest_legal(cx: Context) -> str:
+    """Suggest sizes that are legal together: all rules about heads and hidden_size suggest the same."""
     try:
         cuboid = cx.cuboid
     except UnknownValueError:  # another rule reports it; one rank has the fewest conditions
@@ -261,13 +262,13 @@ def _name(cx: Context, key: str) -> str:
 
 @rule("BAT104", "vocabulary-too-small")
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
-    """The model's vocabulary does not hold the data's tokens.
+    """The model's vocabulary is smaller than the data's.
 
     What it does:
-        Checks that vocab_size is at least 256 for byte-level text.
+        Checks that vocab_size is at least 256, for byte-level text.
 
     Why:
-        A token past the vocabulary has no embedding.
+        A token beyond the vocabulary has no embedding.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
@@ -277,7 +278,7 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """
     vocabulary = _gpt(cx).vocab_size
     if vocabulary < 256:
-        message = f"vocab_size {vocabulary}, and byte-level text has 256 tokens"
+        message = f"vocab_size is {vocabulary}, and byte-level text has 256 tokens"
         yield cx.problem("model.vocab_size", message, "vocab_size=256 or more")
 
 
@@ -286,11 +287,11 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
     """More than 5 % of the vocabulary's rows are padding.
 
     What it does:
-        Pads vocab_size to what the tensor layout cuts it by (y * lcm(q, z) where inner activations are kept by heads,
-        else y * q), and counts the rows that no token has.
+        Pads vocab_size to a multiple of the shards of the tensor layout (y * lcm(q, z) if inner activations are split
+        by heads, else y * q), and counts the rows without a token.
 
     Why:
-        Those rows are stored, multiplied and summed like the others. Of a large vocabulary they are next to nothing.
+        Those rows are stored, multiplied and summed like the others. In a large vocabulary they are negligible.
 
     Example:
         model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=257, max_seq_len=64)
@@ -303,20 +304,20 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
     rows = _gpt(cx).vocab_size
     _, padded, by, *_ = divisors.vocabulary(rows, cx.cuboid)
     share = (padded - rows) / padded
-    if share > _PADDING:
+    if share > _MOST_PADDING:
         percent = f"{100 * share:.1f}".removesuffix(".0")
-        message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows are no token"
+        message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows have no token"
         legal = [str(size) for size in (padded - by, padded) if size >= 256]
-        fix = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
-        yield cx.problem("model.vocab_size", message, fix)
+        hint = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
+        yield cx.problem("model.vocab_size", message, hint)
 
 
 @rule("DEAD108", "wavelength-without-rotary", "warning")
 def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
-    """rope_theta is said, and positions are not rotary.
+    """rope_theta without rotary positions.
 
     What it does:
-        Finds model.rope_theta where positions is 'learned', which is the default.
+        Finds model.rope_theta if positions is 'learned', the default.
 
     Why:
         A table of positions has no wavelength; probably positions='rotary' is missing.
