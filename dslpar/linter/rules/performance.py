@@ -129,7 +129,7 @@ def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     if count < stages:
         share = (stages - 1) / (count + stages - 1)
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
-        message = f"{batches} for {stages} stages: at least {stages - count} are always idle, {_percent(share)} of all"
+        message = f"{batches} for {stages} stages: {stages - count} or more are always idle, {_percent(share)} of all"
         yield cx.problem(_batch_keys(cx), message, _more_micro_batches(cx))
 
 

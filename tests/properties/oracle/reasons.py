@@ -54,7 +54,7 @@ REASONS: Mapping[str, str] = {
     "PIP111": "layers would stand in another order than their numbers say",
     "PIP112": _OURS,
     "PIP113": "a stage would have nothing to train",
-    "PRE101": "DeepSpeed's half-precision step is wrong without ZeRO",
+    "PRE101": "DeepSpeed's step in half precision is wrong without ZeRO",
     "PRE102": "masters in half precision, where DeepSpeed does not check the optimizer",
     "PRE103": "DeepSpeed stops at the first step",
     "TEN101": "each rank would hold the whole layer",

@@ -28,7 +28,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("row", FORMS, ids=name_of)
-def test_form_of_parallel(row: dict[str, Any]) -> None:
+def test_forms_of_parallel(row: dict[str, Any]) -> None:
     text = config_of(row["parallel"])
     config = load_text(text, PATH)
     found = lint(config, row["world"])
@@ -59,7 +59,7 @@ def test_form_of_parallel(row: dict[str, Any]) -> None:
         ("dict(data=3, pipeline=2)", 8, 1, "write 4"),
     ],
 )
-def test_what_a_form_is_told(parallel: str, world: int, count: int, words: str) -> None:
+def test_findings_of_a_form(parallel: str, world: int, count: int, words: str) -> None:
     found = findings(config_of(parallel), world)
     assert len(found) == count, found
     assert all(words in finding.help or words in finding.message for finding in found)

@@ -1,4 +1,4 @@
-"""DEAD110 and on, CFG120, CFG121: keys without effect are told, those with one are not."""
+"""DEAD110 and on, CFG120, CFG121: keys without an effect have a finding, keys with one have none."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("text", "code", "mark"), TOLD, ids=[text for text, _, _ in TOLD])
-def test_what_has_no_effect_is_told_once(text: str, code: str, mark: str) -> None:
+def test_a_key_without_effect_has_one_finding(text: str, code: str, mark: str) -> None:
     whole = f"{MODEL}{text}\n"
     (found,) = findings(whole)
     assert (found.code, marked(whole, found)) == (code, mark)
@@ -80,7 +80,7 @@ def test_what_has_no_effect_is_told_once(text: str, code: str, mark: str) -> Non
 
 
 @pytest.mark.parametrize("text", SILENT)
-def test_what_has_an_effect_is_not(text: str) -> None:
+def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
     assert codes(f"{MODEL}{text}\n") == []
 
 
@@ -89,20 +89,20 @@ def test_what_has_an_effect_is_not(text: str) -> None:
     [
         (
             "zero = dict(stage=2, sub_group_size=1e9)",
-            "sub_group_size has no effect at ZeRO stage 2: it is read at stage 3; leave sub_group_size out, or stage 3",
+            "sub_group_size has no effect at ZeRO stage 2: it is used at stage 3; leave sub_group_size out, or stage 3",
         ),
         (
             PIPED + "zero = dict(stage=1, sub_group_size=1e9)",
-            "sub_group_size has no effect at ZeRO stage 1: it is read at stage 3; leave sub_group_size out",
+            "sub_group_size has no effect at ZeRO stage 1: it is used at stage 3; leave sub_group_size out",
         ),
         (
             "zero = dict(stage=0, overlap_comm=True)",
-            "overlap_comm has no effect at ZeRO stage 0: it is read at stage 1 or 2 or 3; leave overlap_comm out,"
+            "overlap_comm has no effect at ZeRO stage 0: it is used at stage 1 or 2 or 3; leave overlap_comm out,"
             " or stage 1 or 2 or 3",
         ),
         (
             "zero = dict(stage=1, allgather_partitions=True)",
-            "allgather_partitions has no effect at ZeRO stage 1: DeepSpeed never reads it; leave allgather_partitions"
+            "allgather_partitions has no effect at ZeRO stage 1: DeepSpeed never uses it; leave allgather_partitions"
             " out",
         ),
         (
@@ -121,17 +121,17 @@ def test_what_has_an_effect_is_not(text: str) -> None:
         ),
         (
             "train = dict(steps=10, eval_interval=20)",
-            "eval_interval 20 in a run of 10 steps: it evaluates before the first step and after the last alone;"
+            "eval_interval 20 in a run of 10 steps: it evaluates only before the first step and after the last;"
             " at most 10, or a longer run",
         ),
     ],
 )
-def test_what_is_said(text: str, said: str) -> None:
+def test_messages(text: str, said: str) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
     assert f"{found.message}; {found.help}" == said
 
 
-def test_one_rank_is_a_trial() -> None:
+def test_zero_on_one_rank_is_accepted() -> None:
     assert codes(MODEL + "zero = 1\n", 1) == []
     assert codes(MODEL + "zero = 1\nparallel = dict(tensor=dict(size=2, mode='1d'))\n", 2) == ["DEAD115"]
 
@@ -146,21 +146,21 @@ def test_one_rank_is_a_trial() -> None:
         ("zero = 0\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "PRE101"),
     ],
 )
-def test_what_another_rule_says_is_not_said_again(text: str, code: str) -> None:
+def test_what_another_rule_reports_is_not_reported_again(text: str, code: str) -> None:
     assert codes(f"{MODEL}{text}\n") == [code]
 
 
-def test_a_run_made_shorter_on_the_command_line_is_a_trial() -> None:
+def test_a_run_shortened_on_the_command_line_is_accepted() -> None:
     text = MODEL + "train = dict(steps=100, eval_interval=50, log_interval=20)\n"
     assert codes(text, overrides=["train.steps=10"]) == []
     assert codes(text, overrides=["train.steps=10", "train.log_interval=30"]) == ["DEAD113"]
 
 
-def test_a_floor_above_the_rate_is_told_as_that_alone() -> None:
+def test_min_lr_above_lr_has_one_finding() -> None:
     assert codes(MODEL + "lr_scheduler = dict(min_lr=1.0)\n") == ["BAT106"]
 
 
-def test_what_update_drops_is_named() -> None:
+def test_keys_lost_by_update_are_named() -> None:
     (found,) = findings(f"{MODEL}train = dict(dist=dict(data_parallel_size=1, tensor_parallel_size=1))\n"
                         "train.update(dict(steps=5, dist=dict(tensor_parallel_size=2)))\n")  # fmt: skip
     assert found.message == "update() replaces 'dist', and drops its data_parallel_size"
@@ -183,13 +183,13 @@ def test_what_update_drops_is_named() -> None:
         ("train = dict(steps='many')", "steps is a whole number, at least 1 (and below 2**31)"),
     ],
 )
-def test_names_and_traps_of_others_are_told_what_to_write(text: str, help_: str) -> None:
+def test_keys_of_other_frameworks_get_the_key_to_write(text: str, help_: str) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
     assert found.help == help_
 
 
-def test_every_key_of_zero_is_read_somewhere_or_never() -> None:
-    """The table knows each key that DeepSpeed has; what it has not looked at would count as read at every stage."""
+def test_every_key_of_zero_has_its_stages() -> None:
+    """The table has every key of DeepSpeed's; one that is missing would count as used at every stage."""
     left = {name for name in deepspeed_policy.ZERO if _stages_of(name) == (0, 1, 2, 3)}
     refused_or_elsewhere = {
         "stage", "compute_grad_norm", "elastic_checkpoint", "legacy_stage1", "pipeline_loading_checkpoint",
@@ -198,7 +198,7 @@ def test_every_key_of_zero_is_read_somewhere_or_never() -> None:
     assert left <= refused_or_elsewhere
 
 
-def test_deepspeed_still_never_uses_what_we_call_idle() -> None:
+def test_deepspeed_never_uses_the_idle_keys() -> None:
     import importlib.util
 
     spec = importlib.util.find_spec("deepspeed")

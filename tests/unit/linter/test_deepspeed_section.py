@@ -1,4 +1,4 @@
-"""DeepSpeed's keys under lint: misspelt at every depth, of a wrong type, in DeepSpeed's nesting, refused together."""
+"""The section `deepspeed`: misspelt keys at every depth, wrong types, DeepSpeed's nesting, values that it rejects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def errors(text: str, world: int = 8) -> list[Finding]:
 
 
 def places() -> Iterator[tuple[str, str]]:
-    """(config with {} where a key and its value stand, key), for every key of every section."""
+    """Pair a config with {} in place of a key and its value with the key, for every key of every section."""
     offload = "zero = dict(stage=3, offload_{}=dict(device='cpu', {{}}))"
     yield from (("zero = dict({})", name) for name in deepspeed_policy.ZERO)
     yield from ((offload.format("optimizer"), name) for name in deepspeed_policy.OFFLOAD_OPTIMIZER)
@@ -44,7 +44,7 @@ def places() -> Iterator[tuple[str, str]]:
 
 
 def misspelt(name: str) -> str:
-    """Two letters in the middle change places."""
+    """Swap two letters in the middle."""
     at = next(at for at in range(len(name) // 2, 0, -1) if name[at] != name[at - 1])
     return name[: at - 1] + name[at] + name[at - 1] + name[at + 1 :]
 
@@ -62,7 +62,7 @@ def test_every_misspelt_key_gets_a_did_you_mean() -> None:
     assert missed == []
 
 
-def test_the_places_are_many() -> None:
+def test_many_keys_are_misspelt() -> None:
     assert len(list(places())) > 200
 
 
@@ -75,7 +75,7 @@ RESEMBLES_ANOTHER = [
 
 
 @pytest.mark.parametrize(("key", "words"), RESEMBLES_ANOTHER)
-def test_a_misspelt_key_that_is_not_taken_is_told_both(key: str, words: str) -> None:
+def test_a_misspelt_unsupported_key_gets_both_reasons(key: str, words: str) -> None:
     (found,) = errors(f"deepspeed = dict({key})\n")
     assert found.code == "DSC101"
     assert found.help.startswith(words)
@@ -102,7 +102,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("key", "mark", "words"), VALUES)
-def test_a_wrong_value_is_marked_and_told_what_it_must_be(key: str, mark: str, words: str) -> None:
+def test_a_wrong_value_is_marked_and_its_type_named(key: str, mark: str, words: str) -> None:
     text = f"deepspeed = dict({key})\n"
     (found,) = errors(text)
     assert found.code == "DSC105"
@@ -110,11 +110,11 @@ def test_a_wrong_value_is_marked_and_told_what_it_must_be(key: str, mark: str, w
     assert words in found.message + found.help
 
 
-def test_none_is_as_absent() -> None:
+def test_none_counts_as_left_out() -> None:
     assert errors("deepspeed = dict(steps_per_print=None, flops_profiler=dict(output_file=None), aio=None)\n") == []
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = "deepspeed = dict(aio=dict(queue_dept=1, block_size='x'), bf16=dict(), amp=dict(), comet=dict(), x=1)\n"
     assert sorted(found.code for found in errors(text)) == ["DSC101", "DSC101", "DSC102", "DSC103", "DSC104", "DSC105"]
 
@@ -138,14 +138,14 @@ NESTINGS = [
 
 
 @pytest.mark.parametrize(("text", "code", "words"), NESTINGS)
-def test_deepspeeds_own_nesting_is_led_on(text: str, code: str, words: str) -> None:
+def test_keys_in_deepspeeds_nesting_get_the_key_to_write(text: str, code: str, words: str) -> None:
     (found,) = errors(text + "\n")
     assert found.code == code
     assert words in found.help
 
 
 @pytest.mark.parametrize("name", deepspeed_policy._INSTEAD)
-def test_what_takes_the_place_of_a_deprecated_key_is_right(name: str) -> None:
+def test_the_new_name_of_a_deprecated_key_is_accepted(name: str) -> None:
     instead = deepspeed_policy._INSTEAD[name]
     assert errors(f"zero = dict(stage=3, {instead})\n") == []
 
@@ -203,7 +203,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("text", "codes"), TOGETHER)
-def test_what_goes_together(text: str, codes: list[str]) -> None:
+def test_values_that_deepspeed_rejects_together(text: str, codes: list[str]) -> None:
     assert [found.code for found in errors(text + "\n")] == codes
 
 
@@ -211,7 +211,7 @@ def test_what_goes_together(text: str, codes: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("section", "needed"), [("zero = dict(stage=1)", False), ("zero = dict(stag=1)", True)])
-def test_the_list_is_imported_where_a_config_names_a_key_of_it(section: str, needed: bool) -> None:
+def test_the_list_is_imported_only_where_it_is_needed(section: str, needed: bool) -> None:
     code = f"import sys; from dslpar.linter import check; check.lint(check.load_text({MODEL + section!r}, 'c.py'), 8); "
     code += "print('dslpar.schema.deepspeed_policy' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`dslpar lint --fix` and `--diff`: what is certain to be meant is written, and every other byte stays."""
+"""`dslpar lint --fix` and `--diff`: certain fixes are written, and every other byte stays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def misspelt(name: str, chance: random.Random) -> str:
     )
 
 
-def test_misspelt_names_of_the_shipped_configs_are_given_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_names_in_the_shipped_configs_are_restored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Byte for byte, or not at all: never something else."""
     shutil.copytree(CONFIGS, here / "configs")
     chance = random.Random(5)
@@ -69,8 +69,8 @@ def test_misspelt_names_of_the_shipped_configs_are_given_back(here: Path, capsys
     capsys.readouterr()
 
 
-def test_several_mistakes_at_once_are_fixed_once_and_for_all(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is written, no error is new, and a second time changes nothing."""
+def test_several_mistakes_are_fixed_in_one_pass(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fix causes no new error, and a second pass changes nothing."""
     chance = random.Random(7)
     path = here / "cfg.py"
     changes = 0
@@ -107,7 +107,7 @@ def test_every_other_byte_stays(here: Path, mark: bytes, end: str, last: bool) -
     assert (here / "cfg.py").read_bytes() == right
 
 
-def test_mode_and_link_stay(here: Path) -> None:
+def test_file_mode_and_link_stay(here: Path) -> None:
     (here / "real.py").write_text(MODEL.replace("num_heads", "num_head"))
     (here / "real.py").chmod(0o640)
     (here / "cfg.py").symlink_to("real.py")
@@ -129,7 +129,7 @@ def test_a_read_only_file_stays(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert "CFG101" in captured.out
 
 
-def test_the_owner_stays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_owner_stays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "chown", lambda name, user, group: given.append((user, group)))
     (here / "cfg.py").write_text(MODEL.replace("num_heads", "num_head"))
@@ -138,7 +138,7 @@ def test_the_owner_stays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [(was.st_uid, was.st_gid)]
 
 
-def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from dslpar.linter import fixes
 
     (here / "cfg.py").write_text(MODEL)
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.Captur
         ("train = dict(stesp=1, sede=2)", "train = dict(steps=1, seed=2)"),
     ],
 )
-def test_what_is_certain_is_written(here: Path, wrong: str, right: str) -> None:
+def test_certain_fixes_are_written(here: Path, wrong: str, right: str) -> None:
     config = here / "cfg.py"
     config.write_text(MODEL + wrong)
     assert main(["lint", "cfg.py", "--fix", "--world-size", "1"]) == 0
@@ -187,7 +187,7 @@ def test_what_is_certain_is_written(here: Path, wrong: str, right: str) -> None:
         ("key = 'pip' + 'line'\nparallel = {key: 1}\nparallel[key + 's'] = 1", ""),
     ],
 )
-def test_what_is_not_certain_is_left(here: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+def test_uncertain_fixes_are_not_written(here: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
     config = here / "cfg.py"
     config.write_text(MODEL + text)
     assert main(["lint", "cfg.py", "--fix", "--world-size", "8"]) == 1
@@ -196,7 +196,7 @@ def test_what_is_not_certain_is_left(here: Path, capsys: pytest.CaptureFixture[s
     assert (f"is not fixed: {said}" in captured.err) if said else captured.err == ""
 
 
-def test_one_refused_change_does_not_keep_the_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_refused_fix_does_not_prevent_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = here / "cfg.py"
     config.write_text(MODEL + "parallel = dict(pipline=3)\ntrain = dict(stesp=1)\n")
     assert main(["lint", "cfg.py", "--fix", "--world-size", "8", "--format", "concise"]) == 1
@@ -206,7 +206,7 @@ def test_one_refused_change_does_not_keep_the_others(here: Path, capsys: pytest.
     assert captured.out.count("\n") == 1  # what is left
 
 
-def test_only_what_is_selected_is_fixed(here: Path) -> None:
+def test_only_selected_codes_are_fixed(here: Path) -> None:
     config = here / "cfg.py"
     text = MODEL + "parallel = dict(pipline=1, tensor=dict(size=2, mode='1D'))\n"
     config.write_text(text)
@@ -244,7 +244,7 @@ def test_an_imported_file_is_changed_only_where_it_was_named(here: Path) -> None
     assert part.read_text() == "train = dict(steps=1)\n"
 
 
-def test_a_part_of_several_configs_is_changed_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_imported_by_several_configs_is_changed_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, part = parts(here)
     part.write_text("train = dict(stesp=1, sede=2, log_intervall='x')\n")
     (here / "other.py").write_text("from .part import train\n" + MODEL)
@@ -254,7 +254,7 @@ def test_a_part_of_several_configs_is_changed_once(here: Path, capsys: pytest.Ca
     assert sorted(line.partition(": ")[2][:22] for line in lines) == ["2 fixed", "CFG101 is not fixed: i"]
 
 
-def test_a_part_is_changed_only_if_all_its_configs_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_file_is_changed_if_its_configs_agree(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, part = parts(here)
     (here / "other.py").write_text("from .part import train\nassert train.stesp == 1\n" + MODEL)
     assert main(["lint", ".", "--fix"]) == 1
@@ -265,7 +265,7 @@ def test_a_part_is_changed_only_if_all_its_configs_agree(here: Path, capsys: pyt
 # --diff and stdin -------------------------------------------------------------------------------------------------
 
 
-def test_a_diff_is_what_patch_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patch_applies_the_diff(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = here / "cfg.py"
     wrong = MODEL + "x = 1\r\nparallel = dict(pipline=1)"
     config.write_bytes(wrong.encode())
@@ -302,7 +302,7 @@ def test_stdin_is_fixed_to_stdout(
 
 @given(st.text("ab\r\n\f", max_size=12), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=4))
 def test_applied_replaces_characters_and_nothing_else(text: str, spans: list[tuple[int, int]]) -> None:
-    """Against slices of the text; places count lines as the evaluator does, of any line ends."""
+    """Against slices of the text; locations count lines as the evaluator does, with any line ending."""
     lines = re.split("\r\n|\r|\n", text)
     starts = [0, *(match.end() for match in re.finditer("\r\n|\r|\n", text))]
     expected, fixes, end = text, [], len(text) + 1
@@ -334,7 +334,7 @@ def test_within_is_the_distance(one: str, other: str, most: int) -> None:
     assert is_within(one, other, most) is (table[-1][-1] <= most)
 
 
-def test_what_is_meant() -> None:
+def test_certain_spelling_corrections() -> None:
     assert only_near("pipline", ["pipeline", "data"]) == "pipeline"
     assert only_near("PIPELINE", ["pipeline", "data"]) == "pipeline"
     assert only_near("dta", ["data", "date"]) is None or only_near("dta", ["data"]) == "data"

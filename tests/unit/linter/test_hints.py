@@ -1,4 +1,4 @@
-"""What help suggests is right: written in place of what was wrong, the finding is gone, and no other comes."""
+"""Hints are right: with a suggested value the finding is gone, and there is no other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def config(values: dict[str, int | None], positions: str, tensor: str) -> str:
 
 
 def choices(finding: Finding) -> list[dict[str, int]]:
-    """What the help of a finding offers: sizes of its own key ("4 or 8"), of one other, or several together."""
+    """What the hint of a finding suggests: sizes of its own key ("4 or 8"), of one other, or several together."""
     offered = finding.help.removeprefix("nearest legal: ")
     assert offered != finding.help, finding
     if " with " in offered:
@@ -62,7 +62,7 @@ def choices(finding: Finding) -> list[dict[str, int]]:
 def test_all_suggestions_at_once_are_legal(
     sizes: tuple[int, ...], kv_heads: int | None, positions: str, whole_heads: bool, tensor: str
 ) -> None:
-    """Every finding is told how to repair it; whichever choices are taken together, nothing more is found."""
+    """Every finding has a hint; with any combination of the suggested sizes, nothing more is found."""
     hidden, heads, ffn, seq_len, micro_size = sizes
     values = {
         "hidden_size": hidden * heads if whole_heads else hidden,
@@ -96,7 +96,7 @@ def test_all_suggestions_at_once_are_legal(
         (16, 8, 48, "nothing"),
     ],
 )
-def test_as_few_sizes_change_as_can_be(heads: int, kv_heads: int | None, hidden: int, help_: str) -> None:
+def test_hints_change_as_few_sizes_as_possible(heads: int, kv_heads: int | None, hidden: int, help_: str) -> None:
     values = {"hidden_size": hidden, "num_heads": heads, "num_kv_heads": kv_heads, "ffn_hidden_size": 64}
     text = config(values | {"seq_len": 48, "max_seq_len": 48, "micro_size": 1}, "learned", "size=4, mode='1d'")
     said = {finding.help for finding in wrong(text)}
@@ -115,7 +115,7 @@ def test_a_sequence_may_need_a_longer_table() -> None:
 
 @given(SIZES, st.none() | st.integers(1, 6), st.none() | st.integers(1, 6), st.sampled_from(["1d", "2d"]))
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
-def test_repairs_of_a_batch_fit(whole: int, micro: int | None, accumulation: int | None, mode: str) -> None:
+def test_hints_about_a_batch_fit(whole: int, micro: int | None, accumulation: int | None, mode: str) -> None:
     sizes = {"global_size": whole, "micro_size": micro, "accumulation": accumulation}
     tensor = f"parallel = dict(tensor=dict(size=4, mode={mode!r}))\n"
 
@@ -140,7 +140,7 @@ def test_repairs_of_a_batch_fit(whole: int, micro: int | None, accumulation: int
         ("global_size=9, micro_size=3", "batch.micro_size", "a multiple of 2, and a global_size to fit"),
     ],
 )
-def test_help_of_a_micro_batch_names_its_key(batch: str, key: str, help_: str) -> None:
+def test_hint_about_a_micro_batch_names_its_key(batch: str, key: str, help_: str) -> None:
     text = f"{MODEL}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict({batch})\n"
     found = [finding for finding in findings(text, 4) if finding.code == "BAT102"]
     assert [(finding.key, finding.help) for finding in found] == ([] if help_ == "nothing" else [(key, help_)])

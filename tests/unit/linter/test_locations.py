@@ -1,4 +1,4 @@
-"""Each finding stands at the value that is wrong, through imports, names, aliases and overrides; all at once."""
+"""Each finding is located at the wrong value, through imports, variables, aliases and overrides; all at once."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_marks_what_is_wrong_in_a_model(change: str, code: str, mark: str) -> No
     assert marked(text, found[0]) == mark
 
 
-def test_a_name_passes_on_where_its_value_was_written() -> None:
+def test_a_variable_keeps_the_location_of_its_value() -> None:
     text = MODEL + "STAGES = 3\nparallel = dict(pipeline=STAGES)\n"
     (found,) = findings(text)
     assert (found.code, found.location.line, marked(text, found)) == ("PAR101", 2, "3")
 
 
-def test_through_an_import(tmp_path: Path) -> None:
+def test_a_location_in_an_imported_file(tmp_path: Path) -> None:
     (tmp_path / "common.py").write_text("train = dict(steps=0, dist=dict(pipeline_parallel_size=1))\n")
     main = tmp_path / "main.py"
     main.write_text(MODEL + "from .common import train\ntrain.dist.pipeline_parallel_size = 3\n")
@@ -133,7 +133,7 @@ def test_through_an_import(tmp_path: Path) -> None:
     ]
 
 
-def test_an_override_is_at_fault_on_the_command_line() -> None:
+def test_an_override_is_located_on_the_command_line() -> None:
     found = findings(MODEL, overrides=["train.steps=3", "parallel.pipeline=3"])
     assert [(finding.code, finding.location.path, finding.location.line) for finding in found] == [
         ("PAR101", COMMAND_LINE, 1)
@@ -141,7 +141,7 @@ def test_an_override_is_at_fault_on_the_command_line() -> None:
     assert found[0].location.column == len("train.steps=3 parallel.pipeline=") + 1
 
 
-def test_overrides_are_closed_as_files_are() -> None:
+def test_unknown_keys_of_overrides_are_errors() -> None:
     assert codes(MODEL, overrides=["train.stepz=3"]) == ["CFG101"]
     assert codes(MODEL, overrides=["trian.steps=3"]) == ["CFG101"]
     assert codes(MODEL, overrides=["parallel.tensor.size=2", "parallel.tensor.mode=1d", "parallel.pipeline=2"]) == []
@@ -160,7 +160,7 @@ def test_all_findings_at_once_in_file_order() -> None:
 
 
 def test_a_mistake_has_one_finding() -> None:
-    """What follows from a value that could not be read is not said."""
+    """Rules about a value that could not be read are skipped."""
     assert codes(MODEL + "parallel = dict(pipeline='4', data=3)\n") == ["CFG102"]
     assert codes("parallel = dict(pipeline=2)\nmodel = dict(type='GPT', num_layers=undefined, hidden_size=96,"
                  " num_heads=24, vocab_size=256, max_seq_len=96)\n") == ["CFG010"]  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_missing_file_is_a_finding(tmp_path: Path) -> None:
     assert (found.code, found.severity) == ("CFG009", "error")
 
 
-def test_without_a_world_one_info_says_so() -> None:
+def test_one_info_without_a_world_size() -> None:
     assert codes(MODEL + "parallel = dict(pipeline=3, data=7)\n", world=None) == ["CFG112"]
     assert codes(MODEL + "parallel = dict(pipeline=0)\n", world=None) == ["CFG103", "CFG112"]
 

@@ -1,4 +1,4 @@
-"""What the rules about optimizers, schedules, offload, handlers and listed layers say, and what they suggest."""
+"""Messages and hints of the rules about optimizers, schedulers, offload, gradient handlers and listed layers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SAID = [
     ),
     (
         "optimizer = dict(type='deepspeed.ops.lamb.FusedLamb')\nzero = 2",
-        "Lamb does not update each element by itself, and ZeRO 2 shards tensors",
+        "Lamb is not elementwise, and ZeRO 2 shards tensors",
         "zero = 0, or another optimizer, such as 'AdamW'",
     ),
     (
         "optimizer = dict(type='torch.optim.Adafactor')\nparallel = dict(tensor=dict(size=2, mode='1d'))",
-        "Adafactor does not update each element by itself, and tensor parallelism cuts tensors",
+        "Adafactor is not elementwise, and tensor parallelism shards tensors",
         "tensor=1, or another optimizer, such as 'AdamW'",
     ),
     (
         "optimizer = dict(type='a.B', anything=1)\nzero = 1",
-        "a.B is not known to update each element by itself, and ZeRO 1 shards tensors",
-        "zero = 0, or another optimizer, such as 'AdamW', or, if it does, "
+        "a.B is not known to be elementwise, and ZeRO 1 shards tensors",
+        "zero = 0, or another optimizer, such as 'AdamW', or, if it is, "
         "deepspeed = dict(zero_allow_untested_optimizer=True)",
     ),
     (
@@ -42,12 +42,12 @@ SAID = [
     ),
     (
         "optimizer = dict(type='FusedAdam')\nzero = dict(stage=2, offload_optimizer='cpu')",
-        "FusedAdam works on the device, and zero.offload_optimizer is on",
+        "FusedAdam runs on the accelerator, and zero.offload_optimizer is on",
         "'AdamW' or 'DeepSpeedCPUAdam'",
     ),
     (
         "optimizer = dict(type='DeepSpeedCPUAdam')\nzero = 2",
-        "DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off",
+        "DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off",
         "zero = dict(stage=2, offload_optimizer='cpu'), or 'AdamW'",
     ),
     (
@@ -83,7 +83,7 @@ SAID = [
     ),
     (
         "lr_scheduler = dict(type='OneCycleLR', total_steps=9)\ntrain = dict(steps=10)",
-        "the schedule has 9 steps, and the run 10",
+        "the scheduler has 9 steps, and the run 10",
         "total_steps=10, or a shorter run",
     ),
     # micro-batches
@@ -94,7 +94,7 @@ SAID = [
     ),
     (
         "schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=2)",
-        "num_microbatches is 4, and batch.accumulation 2",
+        "num_microbatches is 4, and batch.accumulation is 2",
         "keep one of the two",
     ),
     (
@@ -105,7 +105,7 @@ SAID = [
     (
         "schedule = dict(type='1f1b')",
         "schedule.type has no effect: the pipeline has one stage",
-        "give the pipeline a size, or say batch = dict(accumulation=...)",
+        "give the pipeline a size, or write batch = dict(accumulation=...)",
     ),
     # gradient handlers
     (
@@ -120,7 +120,7 @@ SAID = [
     ),
     (
         "gradient_handler = dict(type='a.B')\nzero = 3",
-        "gradient handlers find no whole gradient at ZeRO stage 3",
+        "gradient handlers need whole gradients, which ZeRO stage 3 shards",
         "zero = 0, or no handler",
     ),
     # offload, precision, checkpoints
@@ -151,12 +151,12 @@ SAID = [
     ),
     (
         "zero = dict(stage=1, offload_optimizer=dict(device='cpu', nvme_path='/x'))",
-        "nvme_path has no effect: it is of NVMe",
+        "nvme_path has no effect: it is a key of offload to NVMe",
         "leave nvme_path out",
     ),
     (
         "precision = dict(dtype='bf16', bf16_optimizer_states=True)\nzero = 1",
-        "an optimizer's state in bf16 needs masters in bf16",
+        "optimizer states in bf16 need masters in bf16",
         "add bf16_master_weights_and_grads=True",
     ),
     (
@@ -166,14 +166,14 @@ SAID = [
     ),
     (
         "activation_checkpoint = dict(interval=9)",
-        "a piece of 9 layers, and the model has 8: at its peak nothing is saved",
+        "a segment has 9 layers, and the model 8: the peak memory is not reduced",
         "fewer than 8, such as 1",
     ),
 ]
 
 
 @pytest.mark.parametrize(("text", "message", "help_"), SAID, ids=[text for text, _, _ in SAID])
-def test_what_is_said(text: str, message: str, help_: str) -> None:
+def test_messages(text: str, message: str, help_: str) -> None:
     found = findings(f"{MODEL}{text}\n")
     assert [(finding.message, finding.help) for finding in found] == [(message, help_)]
 
@@ -207,8 +207,8 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("layers", "message", "help_"), LAYERS, ids=[layers for layers, _, _ in LAYERS])
-def test_what_is_said_of_listed_layers(layers: str, message: str, help_: str) -> None:
-    """A cut that nobody can check any more is not checked."""
+def test_messages_about_listed_layers(layers: str, message: str, help_: str) -> None:
+    """A partition that depends on an unknown value is not checked."""
     text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=dict(size=8, counts=[1]))\n"
     found = [finding for finding in findings(text) if finding.code != "PIP107"]
     assert [finding.message for finding in found] == [message]
@@ -233,19 +233,19 @@ def test_what_is_said_of_listed_layers(layers: str, message: str, help_: str) ->
         ("dict(size=2, method='parameters')", None),
     ],
 )
-def test_listed_layers_are_cut_as_known_ones_are(pipeline: str, code: str | None) -> None:
+def test_listed_layers_are_partitioned_as_a_gpt(pipeline: str, code: str | None) -> None:
     linear = "dict(type='Linear', in_features=8, out_features=8)"
     text = f"model = dict(type='a.B', layers_cfg=[{linear}, dict(type='ReLU'), dict(type='a.MyLayer'), {linear}])\n"
     assert codes(f"{text}parallel = dict(pipeline={pipeline})\n") == ([code] if code else [])
 
 
-def test_the_word_of_an_author_is_taken() -> None:
+def test_zero_allow_untested_optimizer_is_accepted() -> None:
     own = "optimizer = dict(type='a.B')\nzero = 1\ndeepspeed = dict(zero_allow_untested_optimizer=True)\n"
     assert codes(MODEL + own) == []
     assert codes(MODEL + own.replace("a.B", "Lamb")) == ["ZER103"]
 
 
-def test_tensors_that_are_not_cut_suit_every_optimizer() -> None:
+def test_every_optimizer_is_accepted_without_shards() -> None:
     assert codes(MODEL + "optimizer = dict(type='Lamb')\nparallel = dict(tensor=dict(size=4, mode='sequence'))\n") == []
 
 
@@ -260,12 +260,12 @@ def test_tensors_that_are_not_cut_suit_every_optimizer() -> None:
         "model = dict(type='Sequential', layers_cfg=nothing)\nparallel = dict(pipeline=2)",
     ],
 )
-def test_what_is_unknown_is_told_once(text: str) -> None:
+def test_an_unknown_value_has_one_finding(text: str) -> None:
     assert set(codes(text if "model" in text else MODEL + text)) == {"CFG010"}
 
 
 def test_classes_by_reference() -> None:
-    """As LiBai writes them: a LazyCall of the class, by its full name."""
+    """As in LiBai: a LazyCall of the class, by its full name."""
     text = (
         "from dslpar import LazyCall as L\n"
         "from torch.optim import RMSprop\nfrom torch.optim.lr_scheduler import StepLR\n"
@@ -276,13 +276,13 @@ def test_classes_by_reference() -> None:
 
 
 @pytest.mark.parametrize("key", ["optimizer", "lr_scheduler", "data"])
-def test_a_type_of_none_is_as_absent(key: str) -> None:
+def test_a_type_of_none_counts_as_left_out(key: str) -> None:
     assert codes(MODEL + f"{key} = dict(type=None)") == []
     assert codes("model = dict(type=None, num_layers=8)") == ["CFG104"]
 
 
-def test_help_about_the_cpu_s_optimizer_goes_with_a_pipeline() -> None:
-    """Its ZeRO stage is the one that is there, since a pipeline forbids stage 2."""
+def test_hint_about_deepspeed_cpu_adam_fits_a_pipeline() -> None:
+    """The hint keeps the ZeRO stage, since a pipeline forbids stage 2."""
     text = MODEL + "optimizer = dict(type='DeepSpeedCPUAdam')\nparallel = dict(pipeline=2)\n"
     (found,) = findings(text + "zero = 1")
     fix = "zero = dict(stage=1, offload_optimizer='cpu')"
@@ -315,7 +315,7 @@ def test_help_about_the_cpu_s_optimizer_goes_with_a_pipeline() -> None:
         ("size=4, mode='2d', keep='both'", None, ""),
     ],
 )
-def test_keep_is_of_panels_that_are_gathered(tensor: str, said: str | None, help_: str) -> None:
+def test_keep_names_gathered_panels(tensor: str, said: str | None, help_: str) -> None:
     found = findings(f"{MODEL}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size=12)\n", 12)
     assert [finding.code for finding in found] == (["DEAD109"] if said else [])
     if said:
@@ -331,28 +331,28 @@ def test_keep_is_of_panels_that_are_gathered(tensor: str, said: str | None, help
         ("lr_scheduler = 'cosine'", "lr_scheduler = dict(type='cosine', ...)"),
     ],
 )
-def test_a_name_alone_is_told_where_it_belongs(text: str, help_: str) -> None:
+def test_a_class_without_its_package_gets_the_full_name(text: str, help_: str) -> None:
     (found,) = findings(MODEL + text)
     assert (found.code, found.help) == ("CFG102", help_)
 
 
-def test_grouped_queries_and_rotary_positions_are_told_where_they_do_not_fit() -> None:
+def test_messages_about_grouped_queries_and_rotary_positions() -> None:
     grouped = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads={}")
     tensor = "parallel = dict(tensor=dict(size=8, mode='1d'))\n"
     (found,) = findings(grouped.format(4) + tensor)
-    said = "num_kv_heads 4 does not divide by y = 8 of mode '1d'"
+    said = "num_kv_heads 4 is not a multiple of y = 8 in mode '1d'"
     assert (found.code, found.message, found.help) == ("TEN206", said, "nearest legal: num_kv_heads=8")
     (found,) = findings(grouped.format(5))
     said = "num_heads 24 is not a multiple of num_kv_heads 5"
     assert (found.code, found.message, found.help) == ("TEN207", said, "nearest legal: num_kv_heads=4 or 6")
     odd = grouped.replace("hidden_size=96", "hidden_size=120, positions='rotary'").format(8)
     (found,) = findings(odd)
-    said = "a head has 5 features, and rotary positions turn pairs of them"
+    said = "a head has 5 features, and rotary positions rotate pairs of them"
     assert (found.code, found.message, found.help) == ("TEN209", said, "nearest legal: hidden_size=96 or 144")
 
 
 def test_rules_about_one_rank_need_no_mode() -> None:
-    """What is wrong on any cuboid is told before the mode is right."""
+    """What is wrong on any cuboid is reported before the mode is right."""
     text = MODEL.replace("hidden_size=96", "hidden_size=90") + "parallel = dict(tensor=4)\n"
     found = {finding.code: finding.help for finding in findings(text)}
     assert found.keys() == {"TEN205", "TEN101"}

@@ -1,4 +1,4 @@
-"""A misspelt key, or another framework's, is one mistake: one finding, and no change that it cannot be certain of."""
+"""A misspelt key, or one of another framework, is one mistake: one finding, and a fix only if it is certain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONCE = [
 
 
 @pytest.mark.parametrize(("text", "help_", "fix"), ONCE)
-def test_a_misspelt_key_is_told_once(text: str, help_: str, fix: str | None) -> None:
+def test_a_misspelt_key_has_one_finding(text: str, help_: str, fix: str | None) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
     assert found.help == help_
     assert (found.fix.text if found.fix else None) == fix
@@ -53,7 +53,7 @@ def test_a_misspelt_key_is_told_once(text: str, help_: str, fix: str | None) -> 
         ("max_seq_len", "n_positions", "here that is model.max_seq_len", None),  # near to `positions`, and not meant
     ],
 )
-def test_a_key_that_the_model_needs(name: str, wrote: str, help_: str, fix: str | None) -> None:
+def test_a_required_key_of_the_model(name: str, wrote: str, help_: str, fix: str | None) -> None:
     (found,) = findings(BIG.replace(f"{name}=", f"{wrote}="))
     assert (found.code, found.help) == ("CFG101", help_)
     assert (found.fix.text if found.fix else None) == fix
@@ -79,7 +79,7 @@ def test_a_key_of_zero_at_deepspeed_s_top_level() -> None:
     assert (found.code, found.help) == ("DSC101", "it is a key of zero: zero = dict(..., overlap_comm=...)")
 
 
-def test_what_transformers_fills_in() -> None:
+def test_auto_of_transformers() -> None:
     (found,) = findings(f"{MODEL}zero = dict(stage=2, reduce_bucket_size='auto')\n")
     assert found.help.endswith("or leave it out: transformers fills in 'auto', DeepSpeed does not")
 
@@ -99,17 +99,17 @@ def test_checkpoints_that_are_loaded_rank_by_rank(text: str, code: str) -> None:
 
 
 def test_a_float_that_is_whole_is_a_number_of_steps() -> None:
-    """As transformers' own examples of DeepSpeed's JSON have it."""
+    """As in transformers' examples of DeepSpeed's JSON."""
     assert findings(f"{MODEL}deepspeed = dict(steps_per_print=1e5)\n") == []
 
 
-def test_what_does_not_divide_is_not_called_slow() -> None:
+def test_an_illegal_size_has_no_perf_finding() -> None:
     model = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads=2")
     text = f"{model}parallel = dict(tensor=dict(size=4, mode='sequence', impl='ulysses'))\nbatch = dict(micro_size=1)\n"
     assert [found.code for found in findings(text, ignored=())] == ["TEN206"]
 
 
-def test_help_about_masters_goes_with_a_pipeline() -> None:
+def test_hint_about_masters_fits_a_pipeline() -> None:
     text = "precision = dict(dtype='bf16', bf16_master_weights_and_grads=True)\nzero = 1\nparallel = dict(pipeline=2)\n"
     (found,) = findings(MODEL + text)
     fix = "optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = dict(stage=1, offload_optimizer='cpu')"

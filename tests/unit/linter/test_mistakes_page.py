@@ -1,4 +1,4 @@
-"""Every example of docs/mistakes.md: lint prints what the page says, and nothing of what is right."""
+"""Every example of docs/mistakes.md: lint prints what the page shows, and nothing for the corrected config."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_lint_prints_what_the_page_says(example: Example) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.title)
-def test_what_is_right_has_no_findings(example: Example) -> None:
+def test_the_corrected_config_has_no_findings(example: Example) -> None:
     assert run(example.command, example.mistake | example.right) == (0, "no findings\n")
 
 

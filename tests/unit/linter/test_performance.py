@@ -1,4 +1,4 @@
-"""PERF: what is said is what dslpar.layout counts, and what is offered is no longer told."""
+"""PERF: messages have the numbers that forecast and layout count, and suggested layouts have no finding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE = MODEL.replace("hidden_size=96", "hidden_size=192")
 
 
 def told(tensor: str, micro_size: int, world: int = 8) -> list[str]:
-    """Messages and helps of PERF103."""
+    """Messages and hints of PERF103."""
     text = f"{WIDE}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size={micro_size})\n"
     found = findings(text, world, ignored=())
     assert {finding.code for finding in found} <= {"PERF103"}
@@ -27,7 +27,7 @@ def told(tensor: str, micro_size: int, world: int = 8) -> list[str]:
 @pytest.mark.parametrize(
     ("tensor", "least"), [("size=4, mode='2d'", 2), ("size=8, mode='2.5d', depth=2", 4), ("size=4, mode='sequence'", 1)]
 )
-def test_the_micro_size_that_it_offers_is_the_smallest_that_will_do(tensor: str, least: int) -> None:
+def test_the_suggested_micro_size_is_the_smallest(tensor: str, least: int) -> None:
     (line,) = told(tensor, least)
     offered = int(re.findall(r"micro_size at least (\d+)", line)[0])
     assert offered > least
@@ -35,7 +35,7 @@ def test_the_micro_size_that_it_offers_is_the_smallest_that_will_do(tensor: str,
     assert len(told(tensor, offered - least)) == 1
 
 
-def test_1d_is_offered_where_it_fits_alone() -> None:
+def test_1d_is_suggested_only_where_it_is_legal() -> None:
     (line,) = told("size=4, mode='2d'", 2)
     assert line.endswith("batch.micro_size at least 6 or mode '1d'")
     assert "for a micro-batch of 192 tokens" in line
@@ -43,12 +43,12 @@ def test_1d_is_offered_where_it_fits_alone() -> None:
     assert re.search("; batch.micro_size at least [0-9]+$", line)
 
 
-def test_nothing_is_said_of_1d() -> None:
+def test_1d_has_no_finding() -> None:
     assert told("size=4, mode='1d'", 1) == told("size=4, mode='1d', sequence=True", 1) == []
     assert told("size=4, mode='cuboid', shape=(1, 4, 1), residual='sequence'", 1) == []
 
 
-def test_what_is_not_legal_is_not_called_slow() -> None:
+def test_an_illegal_layout_has_no_perf_finding() -> None:
     text = f"{WIDE}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict(micro_size=3)\n"
     assert {finding.code for finding in findings(text, 8, ignored=())} == {"BAT102"}
 
@@ -57,7 +57,7 @@ def test_what_is_not_legal_is_not_called_slow() -> None:
 
 
 def of_pipelines(text: str, world: int | None = 8) -> list[str]:
-    """Code, message and help of PERF104 and on."""
+    """Code, message and hint of PERF104 and on."""
     found = findings(text, world, ignored=("CFG112", "PERF103"))
     return [f"{finding.code}: {finding.message}; {finding.help}" for finding in found]
 
@@ -71,17 +71,17 @@ def piped(stages: int, **batch: int | None) -> str:
     ("stages", "batch", "said"),
     [
         (2, {"accumulation": 4}, []),
-        (2, {"accumulation": 3}, ["PERF104: 2 stages wait for 25 % of the step"]),
-        (4, {"accumulation": 11}, ["PERF104: 4 stages wait for 21.4 % of the step"]),
+        (2, {"accumulation": 3}, ["PERF104: 2 stages are idle 25 % of the step"]),
+        (4, {"accumulation": 11}, ["PERF104: 4 stages are idle 21.4 % of the step"]),
         (4, {"accumulation": 12}, []),
-        (4, {"accumulation": 4}, ["PERF104: 4 stages wait for 42.9 % of the step"]),
-        (4, {"accumulation": 3}, ["PERF105: 3 micro-batches for 4 stages: 1 of them or more always wait, 50 % of all"]),
-        (8, {}, ["PERF105: 1 micro-batch for 8 stages: 7 of them or more always wait, 87.5 % of all"]),
+        (4, {"accumulation": 4}, ["PERF104: 4 stages are idle 42.9 % of the step"]),
+        (4, {"accumulation": 3}, ["PERF105: 3 micro-batches for 4 stages: 1 or more are always idle, 50 % of all"]),
+        (8, {}, ["PERF105: 1 micro-batch for 8 stages: 7 or more are always idle, 87.5 % of all"]),
         (1, {"accumulation": 1}, []),
     ],
 )
 @pytest.mark.parametrize("world", [8, None])
-def test_a_bubble_is_told_once(stages: int, batch: dict[str, int], said: list[str], world: int | None) -> None:
+def test_a_bubble_has_one_finding(stages: int, batch: dict[str, int], said: list[str], world: int | None) -> None:
     found = [line for line in of_pipelines(piped(stages, **batch), world) if not line.startswith("PERF106")]
     assert len(found) == len(said)
     assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
@@ -99,7 +99,7 @@ def test_a_bubble_is_told_once(stages: int, batch: dict[str, int], said: list[st
         ({"global_size": 8, "micro_size": 4}, "batch.global_size=96"),
     ],
 )
-def test_help_about_a_bubble_is_of_as_many_samples_where_it_can(batch: dict[str, int], help_: str) -> None:
+def test_hint_about_a_bubble_keeps_the_samples_of_a_step(batch: dict[str, int], help_: str) -> None:
     (line,) = of_pipelines(piped(4, **batch))
     assert line.endswith(f"; {help_}")
 
@@ -112,7 +112,7 @@ def test_help_about_a_bubble_is_of_as_many_samples_where_it_can(batch: dict[str,
     st.sampled_from(["", "tensor=dict(size=4, mode='2d')"]),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_what_is_offered_against_a_bubble_is_no_longer_told(
+def test_the_hint_about_a_bubble_has_no_finding(
     stages: int, samples: int | None, micro: int | None, accumulation: int | None, tensor: str
 ) -> None:
     batch = {"global_size": samples and samples * 8, "micro_size": micro, "accumulation": accumulation}
@@ -128,14 +128,14 @@ def test_what_is_offered_against_a_bubble_is_no_longer_told(
     assert [line for line in of_pipelines(text(batch | changes), world) if line[:7] != "PERF106"] == []
 
 
-def test_the_schedule_is_named_where_it_has_the_number() -> None:
+def test_num_microbatches_is_named_if_it_is_given() -> None:
     text = f"{MODEL}parallel = dict(pipeline=2)\nschedule = dict(num_microbatches=2)\n"
     (line,) = of_pipelines(text)
     assert line.endswith("schedule.num_microbatches=4: 20 %")
 
 
 @pytest.mark.parametrize("layout", ["parallel = dict(pipeline=3)", "parallel = dict(pipeline=16)"])
-def test_a_pipeline_that_is_not_legal_is_not_called_slow(layout: str) -> None:
+def test_an_illegal_pipeline_has_no_perf_finding(layout: str) -> None:
     assert [line[:3] for line in of_pipelines(f"{MODEL}{layout}\n", 8)] in (["PAR"], ["PIP", "PAR"], ["PAR", "PIP"])
 
 
@@ -154,7 +154,7 @@ BUSY = "batch = dict(accumulation=64)\n"
         ("dict(size=4, method='type:Block')", None),
     ],
 )
-def test_uneven_stages_are_told_with_an_evener_cut(pipeline: str, said: str | None) -> None:
+def test_uneven_stages_get_a_more_even_partition(pipeline: str, said: str | None) -> None:
     lines = of_pipelines(f"{MODEL}parallel = dict(pipeline={pipeline})\n{BUSY}")
     assert len(lines) == (said is not None)
     if said:
@@ -163,7 +163,7 @@ def test_uneven_stages_are_told_with_an_evener_cut(pipeline: str, said: str | No
         assert of_pipelines(f"{MODEL}parallel = dict(pipeline=dict(size=2, counts=[4, 4]))\n{BUSY}") == []
 
 
-def test_libai_s_form_is_offered_in_libai_s_words() -> None:
+def test_libai_s_form_gets_libai_s_keys() -> None:
     (line,) = of_pipelines(
         f"{MODEL}train = dict(dist=dict(pipeline_parallel_size=8))\n{BUSY}".replace("=8,", "=24,", 1)
     )
@@ -173,17 +173,17 @@ def test_libai_s_form_is_offered_in_libai_s_words() -> None:
     assert of_pipelines(MODEL.replace("num_layers=8", "num_layers=24") + text + BUSY) == []
 
 
-def test_where_no_cut_is_even_fewer_stages_are_offered() -> None:
+def test_fewer_stages_are_suggested_where_no_partition_is_even() -> None:
     model = MODEL.replace("num_layers=8", "num_layers=12").replace("vocab_size=256", "vocab_size=4096")
     (line,) = of_pipelines(f"{model}parallel = dict(pipeline=8)\n{BUSY}")
-    stages = re.search(r"no cut of 12 layers is evener; (\d) stages: ", line)
+    stages = re.search(r"no partition of 12 layers is more even; (\d) stages: ", line)
     assert stages, line
     assert of_pipelines(f"{model}parallel = dict(pipeline={stages[1]})\n{BUSY}") == []
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 5000))
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_no_cut_is_evener_than_the_one_that_is_offered(stages: int, more: int, vocab_size: int) -> None:
+def test_no_partition_is_more_even_than_the_suggested_one(stages: int, more: int, vocab_size: int) -> None:
     layers = stages + more
     model = GPT(num_layers=layers, hidden_size=8, num_heads=1, vocab_size=vocab_size, max_seq_len=8)
     weights = pipeline_weights(model, "cost", 8)
@@ -200,7 +200,7 @@ def test_no_cut_is_evener_than_the_one_that_is_offered(stages: int, more: int, v
 @pytest.mark.parametrize(
     ("vocab_size", "share"), [(256, None), (257, "10.8 %"), (272, "5.6 %"), (274, None), (50257, None), (300, "6.2 %")]
 )
-def test_padding_is_told_from_five_per_cent_on(vocab_size: int, share: str | None) -> None:
+def test_padding_is_reported_above_five_percent(vocab_size: int, share: str | None) -> None:
     model = MODEL.replace("num_heads=24", "num_heads=32").replace("vocab_size=256", f"vocab_size={vocab_size}")
     lines = of_pipelines(f"{model}parallel = dict(tensor=dict(size=32, mode='1d'))\n", 32)
     assert [share is not None and share in line for line in lines] == [True] * (share is not None)
@@ -215,13 +215,13 @@ def test_padding_is_told_from_five_per_cent_on(vocab_size: int, share: str | Non
         ("2", None),
     ],
 )
-def test_what_zero_sends_is_the_number_that_tests_count(zero: str, said: str | None) -> None:
+def test_traffic_of_zero_is_what_tests_count(zero: str, said: str | None) -> None:
     """tests/distributed/engine/test_zero_traffic.py counts (m + 1) (N-1)/N, and 3 (N-1)/N with all-reduces."""
     lines = of_pipelines(f"{MODEL}zero = {zero}\n")
     assert [line[: len(said or "")] for line in lines] == [said] * (said is not None)
 
 
-def test_accumulation_at_zero_2_is_told_as_an_info() -> None:
+def test_accumulation_with_zero_2_is_an_info() -> None:
     (found,) = findings(f"{MODEL}zero = 2\nbatch = dict(accumulation=4)\n", ignored=())
     assert (found.code, found.severity) == ("PERF109", "info")
     assert "ZeRO 2 sends 4.38 elements a parameter a step and rank with 4 micro-batches, ZeRO 1 1.75" in found.message
@@ -231,9 +231,9 @@ def test_accumulation_at_zero_2_is_told_as_an_info() -> None:
 @pytest.mark.parametrize(
     ("hosts", "size", "said"),
     [
-        ("a slots=6\nb slots=6\n", 4, "ranks 4 to 7 stand on a to b"),
-        ("a slots=4\nb slots=4\n", 8, "ranks 0 to 7 stand on a to b"),
-        ("a slots=2\nb slots=2\nc slots=2\nd slots=2\n", 8, "ranks 0 to 7 stand on a to d"),
+        ("a slots=6\nb slots=6\n", 4, "ranks 4 to 7 are on a to b"),
+        ("a slots=4\nb slots=4\n", 8, "ranks 0 to 7 are on a to b"),
+        ("a slots=2\nb slots=2\nc slots=2\nd slots=2\n", 8, "ranks 0 to 7 are on a to d"),
         ("a slots=8\nb slots=8\n", 4, None),
         ("a slots=6\nb slots=6\n", 3, None),
         ("a slots=12\n", 4, None),
@@ -247,7 +247,7 @@ def test_the_ranks_that_cross_are_named(hosts: str, size: int, said: str | None,
     assert not said or found[0].endswith(said)
 
 
-def test_help_about_padding_names_what_is_not_padded() -> None:
+def test_hint_about_padding_names_sizes_without_padding() -> None:
     model = MODEL.replace("num_heads=24", "num_heads=32").replace("vocab_size=256", "vocab_size={}")
     tensor = "parallel = dict(tensor=dict(size=32, mode='1d'))\n"
     (line,) = of_pipelines(model.format(300) + tensor, 32)
@@ -255,6 +255,6 @@ def test_help_about_padding_names_what_is_not_padded() -> None:
     assert of_pipelines(model.format(288) + tensor, 32) == of_pipelines(model.format(320) + tensor, 32) == []
 
 
-def test_a_batch_that_does_not_fit_is_no_slow_one() -> None:
+def test_an_illegal_batch_has_no_perf_finding() -> None:
     text = f"{MODEL}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict(global_size=2, accumulation=4)\n"
     assert [found.code for found in findings(text, 16)] == ["BAT101"]

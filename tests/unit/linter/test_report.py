@@ -35,7 +35,7 @@ def finding(path: str = "cfg.py", message: str = "said", severity: Any = "error"
 
 
 def log_of(found: list[Finding], sources: dict[str, str], status: int = 1, **env: str) -> Any:
-    """A SARIF log that its schema accepts."""
+    """A SARIF log that is valid by its schema."""
     log = json.loads(sarif(found, sources, ["cfg.py"], status, env))
     VALIDATOR.validate(log)
     return log["runs"][0]
@@ -84,7 +84,7 @@ def test_color_changes_no_letter(form: str, config: Path, capsys: pytest.Capture
     assert re.sub(r"\x1b\[[0-9;]*m", "", printed["always"]) == printed["never"]
 
 
-def test_a_file_does_not_command_the_terminal() -> None:
+def test_escape_sequences_of_a_file_are_not_printed() -> None:
     text = "x = '\x1b[2J\x07\x9b'"
     shown = report_text.block(finding(), {"cfg.py": text})
     assert "x = '␛[2J␇�'" in shown
@@ -121,7 +121,7 @@ def test_github_of_no_file(path: str) -> None:
 
 
 def test_sarif_of_every_rule_is_valid() -> None:
-    """Of each page's example, all findings in one log."""
+    """The findings of every page's example, in one log."""
     found: list[Finding] = []
     for rule in RULES:
         page = sections(rule)["Example"]

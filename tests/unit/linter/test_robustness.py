@@ -1,4 +1,4 @@
-"""No config makes a rule slow, large or fall over; each case here once did."""
+"""No config makes a rule slow, exhaust memory or crash; each case here once did."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_deep_model_is_cut_at_once() -> None:
     assert time.process_time() - began < 1
 
 
-def test_an_absolute_import_of_a_section_is_told() -> None:
+def test_an_absolute_import_of_a_section_is_reported() -> None:
     text = MODEL + "from base import train, parallel\n"
     found = findings(text)
     assert [(finding.code, marked(text, finding)) for finding in found] == [("CFG102", "train"), ("CFG102", "parallel")]
@@ -77,7 +77,7 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["train = dict(save_interval=None)", "checkpoint = None", "schedule = None"])
-def test_none_is_as_absent_for_keys_to_come(line: str) -> None:
+def test_none_counts_as_left_out_for_every_key(line: str) -> None:
     assert codes(f"{MODEL}{line}\n") == []
 
 
@@ -105,19 +105,19 @@ def test_no_line_is_shown_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["# nobody\n", "a slots=3\nb 3\n"])
-def test_a_broken_hostfile_is_told_alone(text: str) -> None:
+def test_a_broken_hostfile_has_no_other_findings(text: str) -> None:
     found = codes(MODEL + "parallel = dict(pipeline=2)\n", None, hostfile=text)
     assert len(found) == 1
     assert found[0].startswith("HST")
 
 
-def test_what_is_true_of_the_world_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_of_the_world_are_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(MODEL)
     main(["lint", str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--format", "concise"])
     assert capsys.readouterr().out.count("CFG112") == 1
 
 
-def test_size_one_needs_nothing_and_means_nothing() -> None:
+def test_a_tensor_size_of_one_needs_no_options() -> None:
     assert codes(MODEL + "parallel = dict(tensor=dict(size=1, mode='cuboid'))\n") == []
     assert codes(MODEL + "parallel = dict(tensor=dict(size=1, depth=2))\n") == ["TEN108"]

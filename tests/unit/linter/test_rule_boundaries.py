@@ -1,4 +1,4 @@
-"""What rules say to the letter, and that one step further they say nothing: each row is a config beside a boundary.
+"""The exact findings of rules, and none one step beyond their boundary: each row is a config next to a boundary.
 
 A row has what differs in the model, the rest of the config, the world (or the hostfile, or both), and each finding as
 `CODE line message; help`. The mutants of tests/properties/mutation/__main__.py say where a row is missing.
@@ -66,7 +66,7 @@ CASES: list[Row] = [
         4,
         [
             (
-                "PAR102 2 pipeline 8 ranks are one replica, and the world has 4; start at least 8 ranks, or choose "
+                "PAR102 2 one replica needs pipeline 8 ranks, and the world has 4; start at least 8 ranks, or choose "
                 "smaller sizes"
             )
         ],
@@ -103,7 +103,7 @@ CASES: list[Row] = [
         "",
         "parallel = dict(pipeline=4)\ntrain = dict(dist=dict(pipeline_parallel_size=2))",
         8,
-        ["PAR104 3 train.dist.pipeline_parallel_size is 2, and `parallel` says 4; keep one of the two forms"],
+        ["PAR104 3 train.dist.pipeline_parallel_size is 2, and `parallel` has 4; keep one of the two forms"],
     ),
     (
         "",
@@ -114,7 +114,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PAR104 3 train.dist.tensor_parallel_size means mode '1d', and `parallel` says '2d'; keep one of "
+                "PAR104 3 train.dist.tensor_parallel_size means mode '1d', and `parallel` has '2d'; keep one of "
                 "the two forms"
             )
         ],
@@ -131,8 +131,8 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PAR104 3 train.dist.custom_pipeline_stage_id is not the cut that `parallel.pipeline` asks for; "
-                "keep one of the two forms"
+                "PAR104 3 train.dist.custom_pipeline_stage_id is another partition of the layers than "
+                "`parallel.pipeline`; keep one of the two forms"
             )
         ],
     ),
@@ -197,31 +197,31 @@ CASES: list[Row] = [
         "",
         "",
         "a slots=4\na slots=4\n",
-        ["HST102 2 a stands on line 1 already; one line a host, with all of its slots"],
+        ["HST102 2 duplicate host a, already on line 1; one line a host, with all of its slots"],
     ),
     (
         "",
         "parallel = dict(tensor=dict(size=4, mode='1d'))",
         "a slots=2\nb slots=2\n",
-        ["PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 stand on a to b; a size of 2"],
+        ["PERF101 2 tensor groups of 4 ranks on hosts of 2 slots: ranks 0 to 3 are on a to b; a size of 2"],
     ),
     (
         "",
         "parallel = dict(tensor=dict(size=2, mode='1d'))",
         "a slots=3\nb slots=3\n",
-        ["PERF101 2 tensor groups of 2 ranks on hosts of 3 slots: ranks 2 to 3 stand on a to b; a size of 3"],
+        ["PERF101 2 tensor groups of 2 ranks on hosts of 3 slots: ranks 2 to 3 are on a to b; a size of 3"],
     ),
     (
         "",
         "parallel = dict(tensor=dict(size=6, mode='1d'))",
         "a slots=4\nb slots=4\nc slots=4\n",
-        [("PERF101 2 tensor groups of 6 ranks on hosts of 4 slots: ranks 0 to 5 stand on a to b; a size of 2 or 4")],
+        [("PERF101 2 tensor groups of 6 ranks on hosts of 4 slots: ranks 0 to 5 are on a to b; a size of 2 or 4")],
     ),
     (
         "",
         "parallel = dict(tensor=dict(size=2, mode='1d'))",
         "a slots=1\nb slots=1\n",
-        ["PERF101 2 tensor groups of 2 ranks on hosts of 1 slots: ranks 0 to 1 stand on a to b; a size of 1"],
+        ["PERF101 2 tensor groups of 2 ranks on hosts of 1 slots: ranks 0 to 1 are on a to b; a size of 1"],
     ),
     (
         "",
@@ -259,7 +259,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "ZER105 2 DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off; zero = "
+                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; zero = "
                 "dict(stage=1, offload_optimizer='cpu'), or 'AdamW'"
             )
         ],
@@ -270,7 +270,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "ZER105 2 DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off; zero = "
+                "ZER105 2 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; zero = "
                 "dict(stage=3, offload_optimizer='cpu'), or 'AdamW'"
             )
         ],
@@ -326,7 +326,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "TEN209 1 a head has 5 features, and rotary positions turn pairs of them; nearest legal: "
+                "TEN209 1 a head has 5 features, and rotary positions rotate pairs of them; nearest legal: "
                 "hidden_size=96 or 144"
             )
         ],
@@ -341,7 +341,7 @@ CASES: list[Row] = [
         "num_heads=6, num_kv_heads=3",
         "parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict(micro_size=32)",
         8,
-        ["TEN206 1 num_kv_heads 3 does not divide by y = 2 of mode '2d'; nearest legal: num_kv_heads=2 or 6"],
+        ["TEN206 1 num_kv_heads 3 is not a multiple of y = 2 in mode '2d'; nearest legal: num_kv_heads=2 or 6"],
     ),
     (
         "hidden_size=24, num_heads=8, num_kv_heads=2",
@@ -349,7 +349,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "TEN208 1 num_kv_heads 2 are 6 features, which do not divide by y * q = 4 of mode '2d'; nearest "
+                "TEN208 1 num_kv_heads 2 has 6 features, not a multiple of y * q = 4 in mode '2d'; nearest "
                 "legal: num_kv_heads=4"
             )
         ],
@@ -409,7 +409,7 @@ CASES: list[Row] = [
         "vocab_size=255",
         "",
         8,
-        ["BAT104 1 vocab_size 255, and byte-level text has 256 tokens; vocab_size=256 or more"],
+        ["BAT104 1 vocab_size is 255, and byte-level text has 256 tokens; vocab_size=256 or more"],
     ),
     (
         "",
@@ -449,7 +449,7 @@ CASES: list[Row] = [
         "lr_scheduler = dict(type='WarmupDecayLR', warmup_num_steps=5, total_num_steps=99)\ntrain = dict(steps=100)",
         8,
         [
-            "BAT132 2 the schedule ends after 99 steps, and 1 more have 0 times the peak's rate; "
+            "BAT132 2 the schedule ends after 99 steps; the other 1 have 0 times the peak rate; "
             "total_num_steps=100, or a shorter run"
         ],
     ),
@@ -464,7 +464,7 @@ CASES: list[Row] = [
         "lr_scheduler = dict(type='WarmupCosineLR', warmup_num_steps=5, total_num_steps=90)",
         8,
         [
-            "BAT132 2 the schedule ends after 90 steps, and 10 more have 0.0001 times the peak's rate; "
+            "BAT132 2 the schedule ends after 90 steps; the other 10 have 0.0001 times the peak rate; "
             "total_num_steps=100, or a shorter run"
         ],
     ),
@@ -508,7 +508,7 @@ CASES: list[Row] = [
         "",
         "zero = 3\nparallel = dict(pipeline=2)\nbatch = dict(accumulation=16)",
         8,
-        ["ZER101 2 ZeRO stage 3 does not go with a pipeline of 2 stages; stage 1, or no pipeline"],
+        ["ZER101 2 ZeRO stage 3 is not supported with a pipeline of 2 stages; stage 1, or no pipeline"],
     ),
     (
         "",
@@ -531,7 +531,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "ZER103 2 Adafactor does not update each element by itself, and tensor parallelism cuts tensors; "
+                "ZER103 2 Adafactor is not elementwise, and tensor parallelism shards tensors; "
                 "tensor=1, or another optimizer, such as 'AdamW'"
             )
         ],
@@ -542,7 +542,7 @@ CASES: list[Row] = [
         8,
         [
             (
-                "PRE101 2 bf16 needs ZeRO stage 1 or more: at stage 0 DeepSpeed's half-precision step is wrong; "
+                "PRE101 2 bf16 needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong; "
                 "zero = dict(stage=1)"
             )
         ],
@@ -586,7 +586,7 @@ CASES: list[Row] = [
                 "optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = dict(stage=2, offload_optimizer='cpu')"
             ),
             (
-                "ZER105 4 DeepSpeedCPUAdam works on the CPU's memory, and zero.offload_optimizer is off; zero = "
+                "ZER105 4 DeepSpeedCPUAdam runs on the CPU, and zero.offload_optimizer is off; zero = "
                 "dict(stage=2, offload_optimizer='cpu'), or 'AdamW'"
             ),
         ],
@@ -595,7 +595,7 @@ CASES: list[Row] = [
         "",
         "parallel = dict(tensor=dict(size=9, mode='2d'))\nbatch = dict(micro_size=96)",
         9,
-        [("TEN202 1 hidden_size 96 does not divide by y * q = 9 of mode '2d'; nearest legal: hidden_size=72 or 144")],
+        [("TEN202 1 hidden_size 96 is not a multiple of y * q = 9 in mode '2d'; nearest legal: hidden_size=72 or 144")],
     ),
     (
         "",
@@ -636,7 +636,7 @@ CASES: list[Row] = [
         "",
         "parallel = dict(tensor=dict(size=6, mode='cuboid', shape=(1, 2, 2)))",
         6,
-        ["TEN107 2 shape 1*2*2 is 4 ranks, and size is 6; size=4, or a shape of 6 ranks"],
+        ["TEN107 2 shape 1*2*2 has 4 ranks, and size is 6; size=4, or a shape of 6 ranks"],
     ),
     (
         "",
@@ -649,8 +649,8 @@ CASES: list[Row] = [
         "parallel = dict(tensor=dict(size=4, mode='1d', depth=2, impl='ring'))",
         8,
         [
-            "TEN108 2 depth has no meaning in mode '1d'; leave it out; depth belongs to mode '2.5d'",
-            "TEN108 2 impl has no meaning in mode '1d'; leave it out; impl belongs to mode 'sequence'",
+            "TEN108 2 depth has no effect in mode '1d'; leave it out; depth belongs to mode '2.5d'",
+            "TEN108 2 impl has no effect in mode '1d'; leave it out; impl belongs to mode 'sequence'",
         ],
     ),
 ]
@@ -668,7 +668,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF104 3 4 stages wait for 21.4 % of the step: (S-1) / (m+S-1) with m = 11 micro-batches; "
+                "PERF104 3 4 stages are idle 21.4 % of the step: (S-1) / (m+S-1), m = 11 micro-batches; "
                 "batch.accumulation=12: 20 %"
             )
         ],
@@ -679,7 +679,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF104 3 4 stages wait for 42.9 % of the step: (S-1) / (m+S-1) with m = 4 micro-batches; "
+                "PERF104 3 4 stages are idle 42.9 % of the step: (S-1) / (m+S-1), m = 4 micro-batches; "
                 "batch.accumulation=12: 20 %"
             )
         ],
@@ -690,7 +690,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF105 3 3 micro-batches for 4 stages: 1 of them or more always wait, 50 % of all; "
+                "PERF105 3 3 micro-batches for 4 stages: 1 or more are always idle, 50 % of all; "
                 "batch.accumulation=12: 20 %"
             )
         ],
@@ -699,12 +699,7 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(micro_size=1)",
         8,
-        [
-            (
-                "PERF105 2 1 micro-batch for 4 stages: 3 of them or more always wait, 75 % of all; "
-                "batch.accumulation=12: 20 %"
-            )
-        ],
+        [("PERF105 2 1 micro-batch for 4 stages: 3 or more are always idle, 75 % of all; batch.accumulation=12: 20 %")],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -712,7 +707,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF104 3 4 stages wait for 27.3 % of the step: (S-1) / (m+S-1) with m = 8 micro-batches; "
+                "PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; "
                 "batch.accumulation=16"
             )
         ],
@@ -721,18 +716,13 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(global_size=64, micro_size=4)",
         8,
-        [
-            (
-                "PERF104 3 4 stages wait for 27.3 % of the step: (S-1) / (m+S-1) with m = 8 micro-batches; "
-                "batch.micro_size=2"
-            )
-        ],
+        [("PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; batch.micro_size=2")],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(global_size=64, micro_size=16)",
         8,
-        [("PERF105 3 2 micro-batches for 4 stages: 2 of them or more always wait, 60 % of all; batch.micro_size=2")],
+        [("PERF105 3 2 micro-batches for 4 stages: 2 or more are always idle, 60 % of all; batch.micro_size=2")],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -740,7 +730,7 @@ AND_SLOW: list[Row] = [
         None,
         [
             (
-                "PERF104 3 4 stages wait for 27.3 % of the step: (S-1) / (m+S-1) with m = 8 micro-batches; "
+                "PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; "
                 "batch.accumulation=12 or more, and a global_size to fit"
             ),
             ("CFG112 1 no world size is given: rules that need it are skipped; --world-size N, or --hostfile FILE"),
@@ -752,7 +742,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF105 3 1 micro-batch for 4 stages: 3 of them or more always wait, 75 % of all; "
+                "PERF105 3 1 micro-batch for 4 stages: 3 or more are always idle, 75 % of all; "
                 "batch.global_size=24 with batch.accumulation=12"
             )
         ],
@@ -763,7 +753,7 @@ AND_SLOW: list[Row] = [
         8,
         [
             (
-                "PERF104 3 4 stages wait for 33.3 % of the step: (S-1) / (m+S-1) with m = 6 micro-batches; "
+                "PERF104 3 4 stages are idle 33.3 % of the step: (S-1) / (m+S-1), m = 6 micro-batches; "
                 "schedule.num_microbatches=12: 20 %"
             )
         ],
@@ -783,7 +773,7 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=64)\nbatch = dict(accumulation=4)",
         64,
-        ["PIP101 2 64 stages, and the model has 32 layers; at most 32 stages, each with one layer or more"],
+        ["PIP101 2 64 stages, and the model has 32 layers; at most 32 stages, each with at least one layer"],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -841,7 +831,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF109 2 ZeRO 2 sends 7.88 elements a parameter a step and rank with 8 micro-batches, ZeRO 1 "
-                "1.75 elements a parameter; stage 1, if a whole gradient fits; or larger micro-batches, and fewer"
+                "1.75 elements a parameter; stage 1, if whole gradients fit; or fewer, larger micro-batches"
             )
         ],
     ),
@@ -861,13 +851,13 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=5)\nbatch = dict(accumulation=16)",
         5,
-        ["PIP101 2 5 stages, and the model has 4 layers; at most 4 stages, each with one layer or more"],
+        ["PIP101 2 5 stages, and the model has 4 layers; at most 4 stages, each with at least one layer"],
     ),
     (
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1]))\nbatch = dict(accumulation=16)",
         2,
-        ["PIP102 2 3 stage ids for 4 layers; write 4 ids, one a transformer layer"],
+        ["PIP102 2 3 stage ids for 4 layers; write 4 ids, one for each transformer layer"],
     ),
     (
         "num_layers=4",
@@ -880,7 +870,7 @@ AND_SLOW: list[Row] = [
         "parallel = dict(pipeline=dict(size=2, stage_ids=[0, 1, 0, 1, 0]))\nbatch = dict(accumulation=16)",
         2,
         [
-            "PIP102 2 5 stage ids for 4 layers; write 4 ids, one a transformer layer",
+            "PIP102 2 5 stage ids for 4 layers; write 4 ids, one for each transformer layer",
             "PIP103 2 layer 2 is on stage 0, after a layer on stage 1; such as [0, 0, 0, 1, 1]",
         ],
     ),
@@ -890,8 +880,8 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP104 2 stage id 2, and the stages are 0..1; an id from 0 to 1; the size of the pipeline bounds "
-                "it, not the world"
+                "PIP104 2 stage id 2, and the stages are 0..1; an id from 0 to 1; the pipeline size bounds "
+                "it, not the world size"
             )
         ],
     ),
@@ -901,8 +891,8 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP104 2 stage id -1, and the stages are 0..1; an id from 0 to 1; the size of the pipeline bounds "
-                "it, not the world"
+                "PIP104 2 stage id -1, and the stages are 0..1; an id from 0 to 1; the pipeline size bounds "
+                "it, not the world size"
             )
         ],
     ),
@@ -910,24 +900,19 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=4, stage_ids=[0, 0, 0, 3]))\nbatch = dict(accumulation=16)",
         4,
-        [("PIP105 2 stages without a layer: 1, 2; give each stage at least one layer, or make the pipeline shorter")],
+        [("PIP105 2 stages without layers: 1, 2; give each stage at least one layer, or make the pipeline shorter")],
     ),
     (
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=4, counts=[4, 0, 0, 0]))\nbatch = dict(accumulation=16)",
         4,
-        [
-            (
-                "PIP105 2 stages without a layer: 1, 2, 3; give each stage at least one layer, or make the "
-                "pipeline shorter"
-            )
-        ],
+        [("PIP105 2 stages without layers: 1, 2, 3; give each stage at least one layer, or make the pipeline shorter")],
     ),
     (
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=4, counts=[1, 1, 2]))\nbatch = dict(accumulation=16)",
         4,
-        ["PIP107 2 3 counts for 4 stages; write 4 numbers, one a stage"],
+        ["PIP107 2 3 counts for 4 stages; write 4 numbers, one for each stage"],
     ),
     (
         "num_layers=4",
@@ -944,7 +929,7 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP106 2 stage_ids and counts and method each say how layers are cut; keep one of stage_ids, "
+                "PIP106 2 stage_ids and counts and method each give a partition of the layers; keep one of stage_ids, "
                 "counts, method"
             )
         ],
@@ -953,7 +938,7 @@ AND_SLOW: list[Row] = [
         "num_layers=4",
         "parallel = dict(pipeline=dict(size=2, counts=[2, 2], method='cost'))\nbatch = dict(accumulation=16)",
         2,
-        ["PIP106 2 counts and method each say how layers are cut; keep one of counts, method"],
+        ["PIP106 2 counts and method each give a partition of the layers; keep one of counts, method"],
     ),
     (
         "num_layers=4",
@@ -979,7 +964,7 @@ AND_SLOW: list[Row] = [
         2,
         [
             (
-                "PIP109 2 'type:nothing' matches no class of layers; the classes are Embedding, PositionEmbedding, "
+                "PIP109 2 'type:nothing' matches no layer class; the classes are Embedding, PositionEmbedding, "
                 "Block, LayerNorm, Head"
             )
         ],
@@ -995,10 +980,10 @@ AND_SLOW: list[Row] = [
         "model = dict(type='a.B')\nparallel = dict(pipeline=2)\nbatch = dict(accumulation=16)",
         2,
         [
-            "CFG111 1 dslpar does not know the layers of a.B: rules about layers and sizes are skipped; ",
+            "CFG111 1 the layers of a.B are not known: rules about layers and sizes are skipped; ",
             (
-                "PIP110 2 the layers of a.B are cut over 2 stages when it is built, and checked then; give the "
-                "model a layers_cfg, and its layers are known before"
+                "PIP110 2 the partition of a.B over 2 stages is checked only when the model is built; give the "
+                "model a layers_cfg, so that its layers are known"
             ),
         ],
     ),
@@ -1006,7 +991,7 @@ AND_SLOW: list[Row] = [
         "",
         "model = dict(type='a.B')",
         2,
-        ["CFG111 1 dslpar does not know the layers of a.B: rules about layers and sizes are skipped; "],
+        ["CFG111 1 the layers of a.B are not known: rules about layers and sizes are skipped; "],
     ),
     (
         "",
@@ -1018,7 +1003,7 @@ AND_SLOW: list[Row] = [
         "",
         "activation_checkpoint = 8",
         8,
-        ["PERF102 2 a piece of 8 layers, and the model has 8: at its peak nothing is saved; fewer than 8, such as 1"],
+        ["PERF102 2 a segment has 8 layers, and the model 8: the peak memory is not reduced; fewer than 8, such as 1"],
     ),
     (
         "",
@@ -1073,11 +1058,11 @@ AND_SLOW: list[Row] = [
     ),
 ]
 
-"""Those in which what is legal but slow counts too."""
+"""Rows in which findings about slow layouts count too."""
 
 
 def config(changes: str, rest: str) -> str:
-    """A config with these changes of the model; none where the rest has a model of its own."""
+    """A config with these changes of the model; none if the rest has a model of its own."""
     if rest.startswith("model"):
         return f"{rest}\n"
     sizes = SIZES | dict(change.split("=") for change in changes.split(", ") if change)
@@ -1092,10 +1077,10 @@ def said(changes: str, rest: str, where: Where, ignored: tuple[str, ...]) -> lis
 
 
 @pytest.mark.parametrize(("changes", "rest", "where", "expected"), CASES)
-def test_what_is_said_to_the_letter(changes: str, rest: str, where: Where, expected: list[str]) -> None:
+def test_exact_findings(changes: str, rest: str, where: Where, expected: list[str]) -> None:
     assert said(changes, rest, where, TOO_SMALL) == expected
 
 
 @pytest.mark.parametrize(("changes", "rest", "where", "expected"), AND_SLOW)
-def test_what_is_said_of_what_is_slow(changes: str, rest: str, where: Where, expected: list[str]) -> None:
+def test_exact_findings_with_perf(changes: str, rest: str, where: Where, expected: list[str]) -> None:
     assert said(changes, rest, where, ()) == expected

@@ -1,4 +1,4 @@
-"""Every rule has a page, and its examples do what the page says; every code and name stands once."""
+"""Every rule has a page whose examples do what it says; codes and names are unique."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def sections(rule: Rule) -> dict[str, str]:
 
 
 def lint_example(rule: Rule, example: str) -> list[str]:
-    """The codes of what lint says of an example."""
+    """The codes that lint finds in an example."""
     found = _findings(rule, example)
     assert all(finding.help for finding in found if finding.severity == "error"), found
     return [finding.code for finding in found]
 
 
 def _findings(rule: Rule, example: str) -> list[Finding]:
-    """An example is a hostfile in the rules about hosts, and else a config; a model is added where none is said."""
+    """An example is a hostfile in the rules about hosts, else a config; a model is added if it has none."""
     if rule in HOST_RULES:
         given = {flag[2:]: hosts for flag, hosts in re.findall(r"(--(?:in|ex)clude) (\S+)", example)}
         return findings(MODEL + TWO, 8 if "--world-size 8" in example else None, hostfile=example, **given)
@@ -54,12 +54,12 @@ def test_page(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_what_to_use_instead_is_right(rule: Rule) -> None:
+def test_use_instead_is_right(rule: Rule) -> None:
     allowed = {"CFG111", "CFG112"}  # infos
     assert set(lint_example(rule, sections(rule)["Use instead"])) <= allowed
 
 
-def test_codes_and_names_stand_once() -> None:
+def test_codes_and_names_are_unique() -> None:
     for field in ("code", "name"):
         counts = Counter(getattr(page, field) for page in (*RULES, *PAGES))
         assert [value for value, count in counts.items() if count > 1] == []
@@ -67,7 +67,7 @@ def test_codes_and_names_stand_once() -> None:
     assert page_of("nothing") is None
 
 
-def test_a_code_that_was_given_up_means_nothing_else() -> None:
+def test_removed_codes_are_not_reused() -> None:
     assert [page_of(code) for code in ("CFG109", "HST209", "HST210")] == [None] * 3
 
 

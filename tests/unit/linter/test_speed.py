@@ -28,7 +28,7 @@ def test_a_file_takes_milliseconds() -> None:
 
 
 def test_the_files_are_of_all_kinds() -> None:
-    """Else their time would say little."""
+    """Otherwise their time would tell little."""
     rng = random.Random(1)
     found = [check.lint(check.load_text(config(rng), "cfg.py"), rng.choice(WORLDS)) for _ in range(FILES)]
     assert FILES / 4 < sum(map(has_errors, found)) < 3 * FILES / 4

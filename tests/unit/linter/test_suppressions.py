@@ -1,4 +1,4 @@
-"""`# dslpar: ignore[CODE]`: what a comment silences, and what it never does."""
+"""`# dslpar: ignore[CODE]`: which findings a comment silences, and which it cannot."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def test_a_comment_silences_its_line(comment: str) -> None:
         f"{IDLE}  # dslpar ignore[CFG106]",
     ],
 )
-def test_what_is_no_such_comment_silences_nothing(text: str) -> None:
+def test_other_comments_silence_nothing(text: str) -> None:
     assert ("CFG106", text.split("\n").index(next(x for x in text.split("\n") if "idle" in x)) + 2) in said(text)
 
 
 @pytest.mark.parametrize(("line", "silent"), [(0, True), (1, False), (2, True)])
-def test_of_a_value_of_several_lines_the_first_and_the_last_count(line: int, silent: bool) -> None:
+def test_first_and_last_line_of_a_value_count(line: int, silent: bool) -> None:
     lines = [MODEL.rstrip(")\n") + ", rope_theta=max(", "    500.0, 5.0", "))"]
     assert codes("\n".join(lines)) == ["DEAD108"]
     lines[line] += "  # dslpar: ignore[DEAD108]"
     assert codes("\n".join(lines)) == ([] if silent else ["DEAD108", "CFG115"])
 
 
-def test_errors_stay_errors() -> None:
+def test_errors_are_not_silenced() -> None:
     text = "zero = dict(stage=7)  # dslpar: ignore[CFG103]"
     assert said(text) == [("CFG103", 2), ("CFG116", 2)]
     assert "--ignore CFG103" in findings(MODEL + text)[1].help
 
 
-def test_a_comment_without_a_code_names_what_is_there() -> None:
+def test_a_comment_without_a_code_gets_the_codes_found() -> None:
     text = f"{IDLE}  # dslpar: ignore"
     assert said(text) == [("CFG106", 2), ("CFG114", 2)]
     assert findings(MODEL + text)[1].help == "# dslpar: ignore[CFG106]"
@@ -95,14 +95,14 @@ def test_a_comment_without_a_code_names_what_is_there() -> None:
         (f"{IDLE}  # dslpar: ignore[CFG106, XYZ1, CFG106] why\n", f"{IDLE}  # dslpar: ignore[CFG106] why\n"),
     ],
 )
-def test_what_silences_nothing_is_found_and_removed(text: str, after: str) -> None:
+def test_unused_codes_are_found_and_removed(text: str, after: str) -> None:
     assert {code for code, _ in said(text)} <= {"CFG115", "CFG117"}
     assert said(text)
     assert fixed(text) == after
     assert said(after) == []
 
 
-def test_a_code_that_is_nearly_right_is_not_removed() -> None:
+def test_a_misspelt_code_is_not_removed() -> None:
     (found,) = (item for item in findings(f"{MODEL}{IDLE}  # dslpar: ignore[unused-dct]") if item.code == "CFG117")
     assert (found.help, found.fix) == ("did you mean 'unused-dict'?", None)
 
@@ -115,7 +115,7 @@ def test_a_code_that_is_nearly_right_is_not_removed() -> None:
         ("# dslpar: ignore[DEAD]", "write whole codes: `dslpar explain DEAD` lists them"),
     ],
 )
-def test_a_family_is_named_by_its_codes_and_never_removed(comment: str, help_: str) -> None:
+def test_a_family_gets_its_codes_and_is_not_removed(comment: str, help_: str) -> None:
     (found,) = (item for item in findings(f"{MODEL}{IDLE}  {comment}\n") if item.code == "CFG117")
     assert (found.help, found.fix) == (help_, None)
     assert fixed(f"{IDLE}  {comment}\n") == f"{IDLE}  {comment}\n"
@@ -124,24 +124,24 @@ def test_a_family_is_named_by_its_codes_and_never_removed(comment: str, help_: s
 
 
 @pytest.mark.parametrize("world", [None, 8])
-def test_what_another_world_may_need_is_left_alone(world: int | None) -> None:
-    """PERF103 looks at the batch, PERF101 at the hosts: who is silent in this world may speak in the next."""
+def test_codes_that_depend_on_the_world_are_accepted(world: int | None) -> None:
+    """PERF103 depends on the batch, PERF101 on the hosts: in another world they may have a finding."""
     text = "parallel = dict(tensor=dict(size=4, mode='2d'))  # dslpar: ignore[PERF101, PERF103, CFG112]"
     assert "CFG115" not in codes(MODEL + text, world)
 
 
-def test_overrides_may_silence_what_a_comment_is_for() -> None:
+def test_every_code_is_accepted_with_overrides() -> None:
     text = f"{MODEL}train = dict(steps=1)  # dslpar: ignore[CFG106]\n"
     assert codes(text) == ["CFG115"]
     assert codes(text, overrides=["train.steps=2"]) == []
 
 
-def test_a_whole_file_and_what_no_file_wrote() -> None:
+def test_ignore_file_and_findings_of_no_file() -> None:
     assert said(IDLE, world=None) == [("CFG106", 2), ("CFG112", 1)]
     assert said(f"# dslpar: ignore-file[CFG112, CFG106]\n{IDLE}", world=None) == []
 
 
-def test_the_comment_stands_in_the_file_of_the_finding(tmp_path: Path) -> None:
+def test_the_comment_is_in_the_file_of_the_finding(tmp_path: Path) -> None:
     part, config = tmp_path / "part.py", tmp_path / "cfg.py"
     config.write_text("from .part import model  # dslpar: ignore[DEAD108]\n")
     text = MODEL.rstrip(")\n") + ", rope_theta=5.0)"
@@ -181,7 +181,7 @@ def test_many_comments_take_no_long_time() -> None:
     assert len(found) == 6_000
 
 
-def test_launch_and_training_obey(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_and_training_respect_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "cfg.py"
     for comment, shown in (("", True), ("  # dslpar: ignore[CFG106]", False)):
         config.write_text(f"{MODEL}{IDLE}{comment}\n")
@@ -192,7 +192,7 @@ def test_launch_and_training_obey(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["lint", str(config), "--world-size", "1", "--ignore", "CFG103"]) == 0
 
 
-def test_comments_are_not_read_where_there_are_none(tmp_path: Path) -> None:
+def test_nothing_is_imported_without_comments(tmp_path: Path) -> None:
     """Neither tokenize nor the module that needs it is imported for a config without such a comment."""
     config = tmp_path / "cfg.py"
     program = "import sys; from dslpar.linter.check import lint; lint(sys.argv[1], 8); print(*sys.modules)"

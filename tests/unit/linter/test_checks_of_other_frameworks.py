@@ -132,7 +132,7 @@ def test_every_line_of_the_list_is_here_once() -> None:
     assert len(QUARRY) - len(ids) == 18
 
 
-def test_what_is_said_not_to_exist_is_refused() -> None:
+def test_keys_called_unknown_are_unknown() -> None:
     """Keys that a reason calls unknown are so."""
     from tests.support.lint import MODEL
     from tests.support.lint import codes as told
