@@ -257,14 +257,15 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
         model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
         parallel = dict(tensor=1)
     """
-    if cx.cuboid.size == 1 or cx.unlisted:
+    model, size = cx.other_model, cx.cuboid.size
+    if size == 1 or cx.unlisted:
         return
-    from dslpar.schema.torch_layers import LAYERS
+    from dslpar.schema.torch_layers import LAYERS  # most configs need none of it
 
-    for index, layer in enumerate(cx.other_model.layers or ()):
+    for index, layer in enumerate(model.layers or ()):
         name = str(layer.get("type", "")).removeprefix("torch.nn.")
         if name in LAYERS and LAYERS[name].parameters:
-            message = f"{name} is not sharded: each of {cx.cuboid.size} tensor ranks would hold all of it"
+            message = f"{name} is not sharded: each of {size} tensor ranks would hold all of it"
             key = f"model.layers_cfg.{index}"
             yield Problem(cx.config.at(key), message, "tensor=1, or layers of dslpar.layers by their full names", key)
             return

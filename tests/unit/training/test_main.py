@@ -10,7 +10,7 @@ import pytest
 
 import dslpar
 from dslpar.cli.main import main as command
-from dslpar.distributed.bootstrap import Place
+from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.linter import engine
 from dslpar.schema import sections_reader
 from dslpar.training import main as training
@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> str:
 
 
 def test_a_rank_reads_and_lints_its_config_once(config: str, counts: Counter[str]) -> None:
-    status, ready = training._prepare(Place(), ["--config", config])
+    status, ready = training._prepare(DistributedEnv(), ["--config", config])
     assert (status, ready is not None) == (0, True)
     assert counts == {"read": 1, "run_rules": 1}
 
