@@ -44,8 +44,8 @@ def config(tmp_path: Path) -> str:
 
 
 def test_a_rank_reads_and_lints_its_config_once(config: str, counts: Counter[str]) -> None:
-    status, ready = training._prepare(DistributedEnv(), ["--config", config])
-    assert (status, ready is not None) == (0, True)
+    status, request = training.load_and_lint(["--config", config], DistributedEnv())
+    assert (status, request is not None) == (0, True)
     assert counts == {"read": 1, "run_rules": 1}
 
 
