@@ -1,12 +1,12 @@
-"""Schedules by ColossalAI's names: what runs the micro-batches of a step, and gives their output, label and loss.
+"""ColossalAI's schedules: they run the micro-batches of a step, and return their output, label and loss.
 
     schedule = PipelineSchedule(num_microbatches=4)
     engine.zero_grad()
     output, label, loss = schedule.forward_backward_step(engine, data_iter)
     engine.step()
 
-Output, label and loss are there on the last stage, and None elsewhere; without a pipeline, on every rank. The loss is
-the mean over micro-batches and replicas.
+Output, label and loss are returned on the last stage, and None elsewhere; without a pipeline, on every rank. The loss
+is the mean over micro-batches and replicas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from dslpar.core.catalog import raise_finding
-from dslpar.engine.engine import Engine, Output, first_tensor
+from dslpar.engine.engine import Engine, first_tensor
 
-Given = tuple[Any, Any, torch.Tensor | None]
+OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
 """Output, label, loss."""
 
 
 class PipelineSchedule:
-    """A whole step's micro-batches, with a pipeline (1F1B) or without."""
+    """Runs a whole step's micro-batches, with a pipeline (1F1B) or without."""
 
     def __init__(self, num_microbatches: int) -> None:
         self.num_microbatches = num_microbatches
@@ -36,20 +36,24 @@ class PipelineSchedule:
         forward_only: bool = False,
         return_loss: bool = True,
         return_output_label: bool = True,
-    ) -> Given:
-        """One step without the optimizer's: `engine.step()` is to follow, unless `forward_only`.
+    ) -> OutputLabelLoss:
+        """Run a step forward and backward; `engine.step()` must follow, unless `forward_only`.
 
-        `data_iter` gives micro-batches, or batches of num_microbatches * micro_size samples, which are split; it may be
-        None on stages between the first and the last. Forward alone is in evaluation mode.
+        `data_iter` yields micro-batches, or batches of num_microbatches * micro_size samples, which are split; it may
+        be None on stages between the first and the last. `forward_only` runs in evaluation mode.
 
         Raises:
-            DslparError: num_microbatches is not the job's accumulation, or the data are of another size.
-            StopIteration: the data have ended.
+            DslparError: num_microbatches is not the job's accumulation, or the data end in the middle of a step.
+            StopIteration: there are no more data.
         """
         self._check(engine)
         micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
         run = engine.forward if forward_only else engine.forward_backward
-        return _given(engine, run(micro_batches, keep_outputs=return_output_label), return_loss)
+        result = run(micro_batches, keep_outputs=return_output_label)
+        loss = None
+        if return_loss and engine.is_last_stage:
+            loss = torch.tensor(result.loss, device=engine.deepspeed.device)
+        return result.output, result.label, loss
 
     def _check(self, engine: Engine) -> None:
         wanted = engine.job.batch.accumulation
@@ -71,7 +75,7 @@ class PipelineSchedule:
 
 
 class NonPipelineSchedule:
-    """One micro-batch at a time, without a pipeline; `engine.step()` follows each, and steps at the last of a step."""
+    """Runs one micro-batch at a time, without a pipeline; `engine.step()` follows each, and steps at a step's last."""
 
     def forward_backward_step(
         self,
@@ -80,26 +84,20 @@ class NonPipelineSchedule:
         forward_only: bool = False,
         return_loss: bool = True,
         return_output_label: bool = True,
-    ) -> Given:
-        """One micro-batch; the loss is over replicas too."""
+    ) -> OutputLabelLoss:
+        """Run one micro-batch; the loss is averaged over replicas."""
         inputs, label = next(data_iter)
         with torch.set_grad_enabled(not forward_only):
             output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)
             loss = engine.criterion(output, label)
         if not forward_only:
             engine.backward(loss)
-        shown = (output, label) if return_output_label else (None, None)
-        return *shown, engine.mean_over_replicas(loss) if return_loss else None
-
-
-def _given(engine: Engine, got: Output, return_loss: bool) -> Given:
-    shown = return_loss and engine.is_last_stage
-    loss = torch.tensor(got.loss, device=engine.deepspeed.device) if shown else None
-    return got.output, got.label, loss
+        outputs = (output, label) if return_output_label else (None, None)
+        return *outputs, engine.mean_over_replicas(loss) if return_loss else None
 
 
 def _split(value: Any, num: int) -> list[Any]:
-    """A tensor, or each of a tuple, in `num` equal parts along the first dim."""
+    """Split a tensor, or each of a tuple, in `num` equal parts along the first dim."""
     if isinstance(value, tuple | list):
         return list(zip(*(_split(item, num) for item in value), strict=True))
     return list(value.chunk(num))
