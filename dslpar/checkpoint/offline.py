@@ -175,10 +175,10 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
         return job, [{name: Target(entry.shape, None) for name, entry in index.parameters.items()}]
     groups = Groups.without_processes(job.mesh)
     with torch.device("meta"):
-        job, layers = partition.decided(job, model_from_job(job), groups)
+        job, layers = partition.partition_layers(job, model_from_job(job), groups)
         parts = [0, len(layers)]
         if job.mesh.pipe > 1:
-            assert job.stages.counts is not None, "partition.decided has set them"
+            assert job.stages.counts is not None, "partition.partition_layers has set them"
             parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
         return job, [dict(_parameters(layers[begin:end])) for begin, end in pairwise(parts)]
 

@@ -54,7 +54,7 @@ def build_engine(
     deepspeed_patches.shard_gradients_of_bf16()
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
-    job, layers = partition.decided(job, model, groups)
+    job, layers = partition.partition_layers(job, model, groups)
     loss_fn = model.loss(groups)
     module = _build_module(job, layers, loss_fn, groups)
     partition.check_module(job, module, groups)
@@ -122,7 +122,7 @@ def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Grou
     if job.mesh.pipe == 1:
         finish = _zero3_sharding(job, groups) if job.spec.zero.stage == 3 else lambda layer: layer
         return assemble(layers, groups, seed, interval, finish)
-    assert job.stages.counts is not None, "partition.decided has set it"
+    assert job.stages.counts is not None, "partition.partition_layers has set it"
     return pipeline_module(layers, job.stages.counts, groups, seed, loss_fn, interval)
 
 

@@ -1,6 +1,6 @@
-"""Where a model is cut whose layers are first known when it is there: an nn.Sequential, a class of one's own.
+"""Partition a model whose layers are known only when it is there: an nn.Sequential, a class of one's own.
 
-    job, layers = decided(job, model, groups)        # job.stages says what is used; `layers` in order
+    job, layers = partition_layers(job, model, groups)        # job.stages says which layers are on which stage
 
 As the linter does for models that it knows, all mistakes are found before DeepSpeed is called: there, a stage without
 parameters fails on its own ranks, and the others wait for it (DeepSpeed's issue 1522).
@@ -21,25 +21,25 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_module import stage_parts
 from dslpar.layers.parameter import placement_of
-from dslpar.layout.resolve import Job, Stages, pipeline_of
-from dslpar.layout.stages import Counts, automatic, counts_of, group_layers, ids_of, num_matches
+from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
+from dslpar.layout.stages import Counts, automatic, group_layers, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 from dslpar.models.build import CustomModel
 
 log = logging.getLogger("dslpar")
 
 
-def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
-    """The job with its cut, and the model's layers, each with its place in the cut where there is a pipeline.
+def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[LayerSpec]]:
+    """Return the job with its stages, and the model's layers, each with its layer_idx where there is a pipeline.
 
     Raises:
-        DslparError: the layers cannot be cut as the job asks.
+        DslparError: the layers cannot be cut as the job requests.
     """
     layers = model.layers(groups)
     if job.mesh.pipe == 1:
         return job, layers
-    model, method = _given(job, model)
-    layers = _placed(job, layers)
+    model, method = _requested_method(job, model)
+    layers = _indexed(job, layers)
     if job.stages.counts is None or method is not None:
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
     try:
@@ -49,13 +49,13 @@ def decided(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job, list[La
         hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
         raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
     if isinstance(model, Sequential):
-        _refuse_shared(job, layers)
+        _refuse_shared_parameters(job, layers)
     log.info("layers on each stage: %s", job.stages.counts)
     return job, layers
 
 
 def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
-    """What can only be seen on the rank that holds a module, said on every rank; all ranks together.
+    """Check what only the rank that holds a module can see, and raise it on every rank. Collective over all ranks.
 
     Raises:
         DslparError: a stage has nothing to train, a parameter is plain over tensor ranks or has no dims, or a layer
@@ -63,10 +63,11 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
     """
     findings = [
         *_untrainable(job, module, groups),
-        *_copied(job, module),
-        *_scalars(job, module),
-        *_counted_twice(job, module),
+        *_unsharded_parameters(job, module),
+        *_scalar_parameters(job, module),
+        *_recomputed_statistics(job, module),
     ]
+    # Gathered before anybody raises: a rank that left alone would leave the others waiting in their next collective.
     gathered = collectives.gather_objects(findings, groups.axis("pipe", "data", "tensor"))
     every = dict.fromkeys(finding for found in gathered for finding in found)
     if every:
@@ -76,8 +77,8 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
 # ---- the cut ----
 
 
-def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
-    """Layers without any layer_idx are cut one by one."""
+def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
+    """Give each layer its index as layer_idx where none has one: layers are then cut one by one."""
     if len(layers) == 1:
         message = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
         hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
@@ -89,8 +90,8 @@ def _placed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     return [dataclasses.replace(layer, layer_idx=index) for index, layer in enumerate(layers)]
 
 
-def _given(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
-    """What a program's model is made of, and how the program wants it cut."""
+def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
+    """Return what a program's model is made of, and the method by which the program wants it cut."""
     method: str | None = None
     while isinstance(model, CustomModel):
         method = method or model.method
@@ -111,27 +112,28 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     if len(units) < pipeline.size:
         message = f"{pipeline.size} stages, and the model has {len(units)} layers"
         raise_finding("PIP201", message, f"at most {len(units)} stages", job.path, "parallel.pipeline")
-    auto = _automatic(job, method or pipeline.method or "cost", units)
-    used = pipeline.counts or auto
     if pipeline.stage_ids is not None:
-        used = _of_ids(job, pipeline.stage_ids, len(units))
-    if len(used) != pipeline.size or sum(used) != len(units) or 0 in used:
-        message = f"counts {list(used)} for {pipeline.size} stages and {len(units)} layers"
+        _check_stage_ids(job, pipeline.stage_ids, len(units))
+    auto = _automatic(job, method or pipeline.method or "cost", units)
+    stages = stages_from(pipeline, auto)
+    counts = stages.counts or ()
+    if len(counts) != pipeline.size or sum(counts) != len(units) or 0 in counts:
+        message = f"counts {list(counts)} for {pipeline.size} stages and {len(units)} layers"
         hint = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
-    return Stages(ids_of(auto), ids_of(used), tuple(used))
+    return stages
 
 
-def _of_ids(job: Job, ids: Sequence[int], num_layers: int) -> Counts:
+def _check_stage_ids(job: Job, ids: Sequence[int], num_layers: int) -> None:
     if len(ids) != num_layers or list(ids) != sorted(ids):
         message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
         hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
-    return counts_of(ids, job.mesh.pipe)
 
 
 def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
-    if len(units) == job.mesh.pipe:  # of a model that is split by hand, each rank has but its own
+    if len(units) == job.mesh.pipe:
+        # Nothing to weigh, and no layer is built: of a model that is split by hand, a rank has its own stage alone.
         return (1,) * len(units)
 
     def weights_by(method: str) -> list[int]:
@@ -158,12 +160,12 @@ def _class_names(unit: Sequence[LayerSpec]) -> list[str]:
 
 
 def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
-    """Layers without memory, where they are not there already; a tied one weighs nothing."""
+    """Build layers on the meta device, without memory; a tied one weighs nothing."""
     with torch.device("meta"):
         return [layer.build() for layer in unit if layer.tied is None]
 
 
-# ---- what each rank holds ----
+# ---- what only a stage's own rank sees ----
 
 
 def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
@@ -175,8 +177,8 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     return [finding("PIP203", message, hint, job.path, "parallel.pipeline")]
 
 
-def _copied(job: Job, module: nn.Module) -> list[Finding]:
-    """A module that knows nothing of tensor groups would stand on each of their ranks, whole."""
+def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:
+    """Find a parameter that knows nothing of tensor groups: each of their ranks would hold all of it."""
     size = job.mesh.tensor.size
     plain = [name for name, p in module.named_parameters() if placement_of(p) is None]
     if size == 1 or not plain:
@@ -186,16 +188,16 @@ def _copied(job: Job, module: nn.Module) -> list[Finding]:
     return [finding("TEN111", message, hint, job.path, "model")]
 
 
-def _scalars(job: Job, module: nn.Module) -> list[Finding]:
-    """DeepSpeed sends weights as bytes, which a tensor without dims has none of."""
+def _scalar_parameters(job: Job, module: nn.Module) -> list[Finding]:
+    """Find parameters without dims: DeepSpeed broadcasts weights as views of bytes, and of those there is none."""
     names = [name for name, p in module.named_parameters() if p.dim() == 0]
     message = f"{', '.join(map(repr, names[:4]))}: DeepSpeed cannot broadcast a parameter without dims"
     hint = "make it a vector of one element: nn.Parameter(torch.ones(1))"
     return [finding("CFG226", message, hint, job.path, "model")] if names else []
 
 
-def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
-    """Activation checkpointing runs a layer twice; a norm that keeps running statistics would count them twice."""
+def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
+    """Find a norm that keeps running statistics where activation checkpointing runs its forward twice."""
     names = [name for name, child in module.named_modules() if getattr(child, "track_running_stats", False)]
     if job.spec.activation_checkpoint is None or not names:
         return []
@@ -205,8 +207,8 @@ def _counted_twice(job: Job, module: nn.Module) -> list[Finding]:
     return [finding("CFG228", message, hint, job.path, key)]
 
 
-def _refuse_shared(job: Job, layers: Sequence[LayerSpec]) -> None:
-    """One weight of two built modules must stand on one stage: only LayerSpec.tied keeps copies equal."""
+def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
+    """Refuse one parameter of two modules on two stages: only LayerSpec.tied keeps the copies equal."""
     assert job.stages.counts is not None
     parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
     home: dict[int, tuple[int, str]] = {}

@@ -290,6 +290,11 @@ def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
     if pipeline is None or pipeline.size == 1:
         return Stages(None, None, (model.num_layers,))
     auto = auto_counts(model, method_of(spec, pipeline).value, pipeline.size, seq_len_of(spec))
+    return stages_from(pipeline, auto)
+
+
+def stages_from(pipeline: PipelineParallel, auto: Counts | None) -> Stages:
+    """Return the automatic cut, and the one that is used: stage_ids, counts, or the automatic one."""
     counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
         counts = counts_of(pipeline.stage_ids, pipeline.size)

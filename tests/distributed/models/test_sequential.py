@@ -254,14 +254,14 @@ def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
 
 
 def counts_of(method: str, stages: int, modules: list[nn.Module]) -> tuple[int, ...]:
-    from dslpar.engine.partition import decided
+    from dslpar.engine.partition import partition_layers
     from dslpar.layout.resolve import resolve
     from dslpar.models import Sequential
     from dslpar.schema import sections
 
     pipeline = sections.PipelineParallel(size=stages, **({"method": method} if method else {}))
     parts = sections.Spec(model=sections.OtherModel(target="x"), parallel=sections.Parallel(pipeline=pipeline))
-    job, _ = decided(resolve(parts, stages, "cfg.py"), Sequential.of(nn.Sequential(*modules)), None)  # type: ignore[arg-type]
+    job, _ = partition_layers(resolve(parts, stages, "cfg.py"), Sequential.of(nn.Sequential(*modules)), None)  # type: ignore[arg-type]
     assert job.stages.counts is not None
     return job.stages.counts
 
