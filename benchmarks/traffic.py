@@ -47,7 +47,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
 from dslpar.forecast.traffic import Passes, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
-from dslpar.layout.resolve import cuboid_of
+from dslpar.layout.modes import cuboid_of
 from dslpar.models.gpt import costs, section
 from dslpar.schema import sections
 from tests.support.traffic_counter import counting

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dslpar.layers.parameter import stable_hash
-from dslpar.layout.resolve import Batch
+from dslpar.layout.batch import Batch
 
 
 class Samples(Protocol):

@@ -8,28 +8,16 @@ there is one form.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
-
 from dslpar.core.frozen import frozen
-from dslpar.core.mesh import STANDARD_ORDER, Inner, Keep, Mesh, Residual, Tensor
+from dslpar.core.mesh import STANDARD_ORDER, Mesh
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout import divisors, listed_layers
+from dslpar.layout import listed_layers
+from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.decision import Decision
-from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.family import layout_of
+from dslpar.layout.modes import cuboid_of
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
-from dslpar.schema import sections
 from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
-
-
-class Batch(NamedTuple):
-    """Samples of one step; global_size = micro_size * accumulation * data size."""
-
-    global_size: int
-    micro_size: int
-    accumulation: int
 
 
 class Stages(NamedTuple):
@@ -107,155 +95,6 @@ def tensor_of(spec: Spec) -> TensorParallel | None:
         return spec.parallel.tensor
     size = spec.train.dist.tensor_parallel_size or 1
     return TensorParallel(size=size, mode="1d") if size > 1 else None
-
-
-# The cuboid -------------------------------------------------------------------------------------------------------
-
-Axes = tuple[int, int, int, int]
-
-
-def _square(tensor: TensorParallel) -> Axes | None:
-    side = math.isqrt(tensor.size)
-    return (1, side, side, 1) if side * side == tensor.size else None
-
-
-def _tesseract(tensor: TensorParallel) -> Axes | None:
-    depth = tensor.depth or 1
-    side = math.isqrt(tensor.size // depth)
-    return (depth, side, side, 1) if depth * side * side == tensor.size else None
-
-
-def _cube(tensor: TensorParallel) -> Axes | None:
-    side = round(tensor.size ** (1 / 3))
-    return (1, side, side, side) if side**3 == tensor.size else None
-
-
-def _shaped(tensor: TensorParallel) -> Axes | None:
-    shape = tensor.shape or ((1, 1, 1) if tensor.size == 1 else (0, 0, 0))
-    return (1, *shape) if math.prod(shape) == tensor.size else None
-
-
-class TensorMode(NamedTuple):
-    """One mode: the cuboid that its size makes, and how activations are kept on it."""
-
-    axes: Callable[[TensorParallel], Axes | None]
-    """(d, q, y, z) of a TensorParallel, None where its size does not fit."""
-    residual: Residual
-    keep: Keep = "x"
-    inner: Inner = "heads"
-    options: tuple[str, ...] = ()
-    """Keys of parallel.tensor that mean something in this mode, besides size, mode and keep."""
-
-
-MODES: Mapping[str, TensorMode] = {
-    "1d": TensorMode(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence",)),
-    "2d": TensorMode(_square, "hidden"),
-    "2.5d": TensorMode(_tesseract, "hidden", options=("depth",)),
-    "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner")),
-    "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
-    "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner")),
-}
-
-
-def options_of(tensor: TensorParallel) -> dict[str, Decision]:
-    """Decide how a mode's cuboid keeps activations: as given, else as the mode has it."""
-    mode, why, keys = MODES[str(tensor.mode)], f"as mode {tensor.mode!r} has it", ("parallel.tensor.mode",)
-    of_mode = {"residual": mode.residual, "inner": mode.inner, "keep": mode.keep, "impl": "ring"}
-    decided = {name: Decision(value, why, keys) for name, value in of_mode.items()}
-    if tensor.sequence:
-        decided["residual"] = Decision("sequence", "sequence=True keeps it so", ("parallel.tensor.sequence",))
-    given = {name: Decision(value) for name in of_mode if (value := getattr(tensor, name)) is not None}
-    return decided | given
-
-
-def cuboid_of(tensor: TensorParallel | None) -> Tensor:
-    """Return the cuboid that a legal TensorParallel requests; one rank for None, or for size 1 without a mode."""
-    if tensor is None or tensor.mode is None:
-        return Tensor()
-    axes = MODES[tensor.mode].axes(tensor)
-    assert axes is not None, "a size that lint would have refused"
-    d, q, y, z = axes
-    options = {name: decision.value for name, decision in options_of(tensor).items()}
-    split: Literal["batch", "sequence"] = "sequence" if tensor.mode == "sequence" else "batch"
-    return Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, split=split, **options)
-
-
-# Batch ------------------------------------------------------------------------------------------------------------
-
-
-def requested_batch(spec: Spec) -> sections.Batch:
-    """Return the section `batch`; where it gives no accumulation, schedule.num_microbatches is one."""
-    batch, schedule = spec.batch, spec.schedule
-    accumulation = batch.accumulation or (schedule.num_microbatches if schedule is not None else None)
-    return sections.Batch(global_size=batch.global_size, micro_size=batch.micro_size, accumulation=accumulation)
-
-
-class KnownSizes(Protocol):
-    """What the batch follows from besides the config; the linter's context raises where one of them is not known."""
-
-    @property
-    def data_size(self) -> int:
-        """Replicas."""
-        ...
-
-    @property
-    def cuboid(self) -> Tensor:
-        """The ranks of one replica's stage."""
-        ...
-
-
-class Sizes(NamedTuple):
-    """Both of `KnownSizes`."""
-
-    data_size: int
-    cuboid: Tensor
-
-
-def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
-    """Return the sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
-    return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
-
-
-_DATA = "parallel.data.size"
-
-
-def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the samples of a step."""
-    if requested.global_size is not None:
-        return Decision(requested.global_size)
-    micro, accumulation = micro_size_of(requested, sizes).value, accumulation_of(requested, sizes).value
-    why = f"micro_size {micro} * accumulation {accumulation} * data {sizes.data_size}"
-    value = micro * accumulation * sizes.data_size
-    return Decision(value, why, ("batch.micro_size", "batch.accumulation", _DATA))
-
-
-def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the samples of a micro-batch; the least legal one where global_size is not given either."""
-    if requested.micro_size is not None:
-        return Decision(requested.micro_size)
-    if requested.global_size is None:
-        least = least_micro_size(sizes.cuboid)
-        cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
-        why = (
-            f"the least that divides by {' and '.join(cuts)}" if cuts else "the least there is: no rank splits samples"
-        )
-        sources = ("parallel.tensor.shape",) if cuts else ()
-        return Decision(least, f"neither it nor global_size is given: {why}", sources)
-    whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
-    why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
-    value = whole // (accumulation * sizes.data_size)
-    return Decision(value, why, ("batch.global_size", "batch.accumulation", _DATA))
-
-
-def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
-    """Decide the micro-batches of a step."""
-    if requested.accumulation is not None:
-        return Decision(requested.accumulation)
-    whole, micro = requested.global_size, requested.micro_size
-    if whole is None or micro is None:
-        return Decision(1, "left out: one micro-batch a step", how="default")
-    why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
-    return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))
 
 
 # Pipeline ---------------------------------------------------------------------------------------------------------

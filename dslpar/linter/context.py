@@ -14,7 +14,9 @@ from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.core.frozen import is_frozen
 from dslpar.language.load import Config
-from dslpar.layout.resolve import MODES, Batch, batch_of, cuboid_of, pipeline_of, requested_batch, tensor_of
+from dslpar.layout.batch import Batch, batch_of, requested_batch
+from dslpar.layout.modes import MODES, cuboid_of
+from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.sections_reader import Reading

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from dslpar.core.mesh import STANDARD_ORDER
-from dslpar.layout import resolve
+from dslpar.layout import batch, modes, resolve
 from dslpar.layout.decision import Decision
 from dslpar.layout.family import layout_of
 from dslpar.linter.problem import UnknownValueError
@@ -59,7 +59,7 @@ def _option(name: str) -> Decide:
         cuboid, tensor = subject.cx.cuboid, subject.cx.tensor
         if tensor is None or cuboid.mode is None or (name == "impl" and cuboid.mode != "sequence"):
             return None
-        return resolve.options_of(tensor)[name]
+        return modes.options_of(tensor)[name]
 
     return decide
 
@@ -114,12 +114,12 @@ def _cut(name: str, recomputed: str = "") -> Decide:
 # Batch, model, run ------------------------------------------------------------------------------------------------
 
 
-def _of_batch(decide: Callable[[sections.Batch, resolve.KnownSizes], Decision]) -> Decide:
+def _of_batch(decide: Callable[[sections.Batch, batch.KnownSizes], Decision]) -> Decide:
     def decided(subject: Subject) -> Decision:
         found = decide(subject.cx.requested_batch, subject.cx)
         if "parallel.data.size" in found.sources:
-            batch, data_size = subject.cx.batch, subject.cx.data_size
-            if batch.micro_size * batch.accumulation * data_size != batch.global_size:
+            whole, micro, accumulation = subject.cx.batch
+            if micro * accumulation * subject.cx.data_size != whole:
                 raise UnknownValueError("batch")  # BAT101 has the word
         return found
 
@@ -129,7 +129,7 @@ def _of_batch(decide: Callable[[sections.Batch, resolve.KnownSizes], Decision]) 
 def _num_microbatches(subject: Subject) -> Decision | None:
     if subject.reading.spec.schedule is None:
         return None
-    decided = resolve.accumulation_of(subject.cx.requested_batch, subject.cx)
+    decided = batch.accumulation_of(subject.cx.requested_batch, subject.cx)
     return Decision(decided.value, "as many as batch.accumulation", ("batch.accumulation",))
 
 
@@ -172,9 +172,9 @@ DECISIONS: Mapping[str, Decide] = {
     "parallel.tensor.depth": _depth,
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
     "parallel.order": _fixed(STANDARD_ORDER, "left out: the standard order, DeepSpeed's and LiBai's"),
-    "batch.global_size": _of_batch(resolve.global_size_of),
-    "batch.micro_size": _of_batch(resolve.micro_size_of),
-    "batch.accumulation": _of_batch(resolve.accumulation_of),
+    "batch.global_size": _of_batch(batch.global_size_of),
+    "batch.micro_size": _of_batch(batch.micro_size_of),
+    "batch.accumulation": _of_batch(batch.accumulation_of),
     "schedule.num_microbatches": _num_microbatches,
     "data.seq_len": _seq_len,
     "train.output_dir": _of_config_name(resolve.default_output_dir),
@@ -203,7 +203,7 @@ def notes(subject: Subject, key: str) -> tuple[str, ...]:
                 return (f"padded to {size.value}, a multiple of {message}",)
     if (
         key == "parallel.tensor.size"
-        and subject.cx.cuboid.mode in resolve.MODES
+        and subject.cx.cuboid.mode in modes.MODES
         and math.prod(subject.cx.cuboid.shape) > 1
     ):
         x, y, z = subject.cx.cuboid.shape

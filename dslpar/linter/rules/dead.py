@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dslpar.core import mesh
 from dslpar.core.errors import COMMAND_LINE
-from dslpar.layout.resolve import MODES, offloads
+from dslpar.layout.modes import MODES
+from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule

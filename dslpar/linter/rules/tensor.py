@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dslpar.core import mesh
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout import divisors
-from dslpar.layout.resolve import MODES
+from dslpar.layout.modes import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dslpar import layers
-from dslpar.layout.resolve import MODES
+from dslpar.layout.modes import MODES
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 

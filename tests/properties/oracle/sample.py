@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from dslpar.core.mesh import ORDERS
 from dslpar.layout import divisors
 from dslpar.layout.family import conditions
+from dslpar.layout.modes import cuboid_of
 from dslpar.layout.nearest import nearest_attention
-from dslpar.layout.resolve import cuboid_of
 from dslpar.models.gpt import section
 from dslpar.models.gpt.layout import attention_sizes
 from dslpar.schema import deepspeed_policy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dslpar.data.order import epoch_permutation, micro_batches, sample_index
 from dslpar.data.text import TextSamples
-from dslpar.layout.resolve import Batch
+from dslpar.layout.batch import Batch
 
 
 class Numbered:

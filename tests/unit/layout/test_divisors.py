@@ -12,8 +12,8 @@ from dslpar.core.mesh import Tensor
 from dslpar.layers import placement
 from dslpar.layout import divisors
 from dslpar.layout.family import conditions
+from dslpar.layout.modes import cuboid_of
 from dslpar.layout.nearest import nearest_attention, neighbours
-from dslpar.layout.resolve import cuboid_of
 from dslpar.linter.rules.tensor import gathered_panels
 from dslpar.models.gpt import costs
 from dslpar.models.gpt.layout import attention_sizes

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dslpar import DslparError, resolve
-from dslpar.layout.resolve import Batch, Job
+from dslpar.layout.batch import Batch
+from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.check import load_text
 from dslpar.schema import sections

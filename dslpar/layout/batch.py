@@ -1,0 +1,95 @@
+"""The batch of a step: three sizes, of which two give the third."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dslpar.core.mesh import Tensor
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout import divisors
+from dslpar.layout.decision import Decision
+from dslpar.schema import sections
+from dslpar.schema.sections import Spec
+
+
+class Batch(NamedTuple):
+    """Samples of one step; global_size = micro_size * accumulation * data size."""
+
+    global_size: int
+    micro_size: int
+    accumulation: int
+
+
+def requested_batch(spec: Spec) -> sections.Batch:
+    """Return the section `batch`; where it gives no accumulation, schedule.num_microbatches is one."""
+    batch, schedule = spec.batch, spec.schedule
+    accumulation = batch.accumulation or (schedule.num_microbatches if schedule is not None else None)
+    return sections.Batch(global_size=batch.global_size, micro_size=batch.micro_size, accumulation=accumulation)
+
+
+class KnownSizes(Protocol):
+    """What the batch follows from besides the config; the linter's context raises where one of them is not known."""
+
+    @property
+    def data_size(self) -> int:
+        """Replicas."""
+        ...
+
+    @property
+    def cuboid(self) -> Tensor:
+        """The ranks of one replica's stage."""
+        ...
+
+
+class Sizes(NamedTuple):
+    """Both of `KnownSizes`."""
+
+    data_size: int
+    cuboid: Tensor
+
+
+def batch_of(requested: sections.Batch, sizes: KnownSizes) -> Batch:
+    """Return the sizes of a step from those that were given; where they do not fit, the product tells (BAT101)."""
+    return Batch(*(decide(requested, sizes).value for decide in (global_size_of, micro_size_of, accumulation_of)))
+
+
+_DATA = "parallel.data.size"
+
+
+def global_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the samples of a step."""
+    if requested.global_size is not None:
+        return Decision(requested.global_size)
+    micro, accumulation = micro_size_of(requested, sizes).value, accumulation_of(requested, sizes).value
+    why = f"micro_size {micro} * accumulation {accumulation} * data {sizes.data_size}"
+    value = micro * accumulation * sizes.data_size
+    return Decision(value, why, ("batch.micro_size", "batch.accumulation", _DATA))
+
+
+def micro_size_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the samples of a micro-batch; the least legal one where global_size is not given either."""
+    if requested.micro_size is not None:
+        return Decision(requested.micro_size)
+    if requested.global_size is None:
+        least = divisors.least_micro_size(sizes.cuboid)
+        cuts = [each.why for each in divisors.batch(least, sizes.cuboid) if each.by > 1]
+        why = (
+            f"the least that divides by {' and '.join(cuts)}" if cuts else "the least there is: no rank splits samples"
+        )
+        sources = ("parallel.tensor.shape",) if cuts else ()
+        return Decision(least, f"neither it nor global_size is given: {why}", sources)
+    whole, accumulation = requested.global_size, accumulation_of(requested, sizes).value
+    why = f"global_size {whole} / (accumulation {accumulation} * data {sizes.data_size})"
+    value = whole // (accumulation * sizes.data_size)
+    return Decision(value, why, ("batch.global_size", "batch.accumulation", _DATA))
+
+
+def accumulation_of(requested: sections.Batch, sizes: KnownSizes) -> Decision:
+    """Decide the micro-batches of a step."""
+    if requested.accumulation is not None:
+        return Decision(requested.accumulation)
+    whole, micro = requested.global_size, requested.micro_size
+    if whole is None or micro is None:
+        return Decision(1, "left out: one micro-batch a step", how="default")
+    why = f"global_size {whole} / (micro_size {micro} * data {sizes.data_size})"
+    return Decision(whole // (micro * sizes.data_size), why, ("batch.global_size", "batch.micro_size", _DATA))
