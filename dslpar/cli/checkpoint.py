@@ -127,7 +127,7 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     elif not rows:
         print(f"no checkpoints in {args.path}")
     else:
-        _print_table([{key: _cell(value) for key, value in row.items()} for row in rows])
+        _print_table(rows)
     return 0
 
 
@@ -149,12 +149,11 @@ def _row(path: Path) -> dict[str, Any]:
     return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
 
 
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    lines = [{key: key for key in rows[0]}, *rows]
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [{key: key for key in rows[0]}]
+    for row in rows:
+        texts = {key: f"{value:,}" if isinstance(value, int) else value or "-" for key, value in row.items()}
+        lines.append(texts)
     widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
     for line in lines:
         print("  ".join(line[key].ljust(widths[key]) for key in widths).rstrip())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from dslpar import __version__
 from dslpar.core.catalog import split_page
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
 from dslpar.linter.registry import page_of
@@ -32,12 +33,13 @@ def sarif(
     """Return the log of one run of the linter over `configs`, which ended with exit status `status`."""
     results = _Results(sources, configs, root_of(env))
     codes = sorted({finding.code for finding in findings})
+    driver = {"name": "dslpar", "semanticVersion": __version__, "rules": list(map(_rule, codes))}
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
         "runs": [
             {
-                "tool": {"driver": _driver(codes)},
+                "tool": {"driver": driver},
                 "columnKind": "utf16CodeUnits",
                 "originalUriBaseIds": {ROOT: {"uri": Path(results.root).as_uri().rstrip("/") + "/"}},
                 "invocations": [{"executionSuccessful": True, "exitCode": status}],
@@ -46,12 +48,6 @@ def sarif(
         ],
     }
     return json.dumps(log, indent=2) + "\n"
-
-
-def _driver(codes: Sequence[str]) -> dict[str, Any]:
-    from dslpar import __version__
-
-    return {"name": "dslpar", "semanticVersion": __version__, "rules": [_rule(code) for code in codes]}
 
 
 def _rule(code: str) -> dict[str, Any]:
