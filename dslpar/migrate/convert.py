@@ -1,4 +1,4 @@
-"""The mechanism: every leaf key of a source meets its row, and becomes one entry of the report.
+"""The engine of `dslpar import`: finds the row of every leaf key of a source, and makes one entry of the report of it.
 
 A leaf is what is no mapping, an empty mapping, or the class of a LazyCall (`_target_`); a list is one leaf.
 """
@@ -56,12 +56,12 @@ class Leaf(NamedTuple):
 
 
 def convert(source: Source, model: Mapping[str, Any] | None = None, epoch: Epoch | None = None) -> Import:
-    """Every key of the source by its row; `model` stands in the place of its own, `epoch` makes steps of epochs."""
+    """Convert every key by its row; `model` replaces the source's own, `epoch` turns epochs into steps."""
     return Converter(source, model, epoch).run()
 
 
 class Converter:
-    """One conversion: entries and values gather here."""
+    """One conversion; gathers entries and values."""
 
     def __init__(self, source: Source, model: Mapping[str, Any] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
@@ -71,17 +71,17 @@ class Converter:
         named = {leaf.name: leaf.value for leaf in self.leaves}
         self.unread = _unread(source, self.table.wrapper)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
-        self.view = View(
-            named, source.config.used, "GPT" if model else _model_of(source.config.root, self.table.wrapper), epoch
-        )
+        model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
+        self.view = View(named, source.config.used, model_class, epoch)
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
-        self.said: dict[str, str] = {}
+        self.source_keys: dict[str, str] = {}
+        """Which key of the source gave a value, by dslpar's key."""
         self.implied: list[tuple[str, Any, str, Location]] = []
 
     def run(self) -> Import:
         for place, file in self.source.missing:
-            self.note("", needed(f"there is no {file!r}: what it says is not in the result"), place)
+            self.note("", needed(f"missing file {file!r}: what it sets is not in the result"), place)
         for leaf in self.leaves:
             self.settle(leaf, self.outcome(leaf))
         self.read_unread()
@@ -91,10 +91,10 @@ class Converter:
     # One key -------------------------------------------------------------------------------------------------
 
     def outcome(self, leaf: Leaf) -> Outcome:
-        """What becomes of a leaf."""
+        """Decide what becomes of a leaf."""
         first = leaf.name.partition(".")[0]
         if self.model is not None and first == "model":
-            return dropped("--model says it")
+            return dropped("--model replaces it")
         row, rest = self.row(leaf.name)
         if row is not None and leaf.value is UNREAD:
             if row.needs_value:
@@ -106,7 +106,7 @@ class Converter:
         return self.unknown(leaf, first) if row is None else self.table.outcome(row, leaf.value, rest, self.view)
 
     def row(self, name: str) -> tuple[Row | None, str]:
-        """The first row about a key, and what its `**` stands for."""
+        """Find the first row about a key, and what its `**` stands for."""
         for row in self.table.rows:
             rest = row.rest(name)
             if rest is not None:
@@ -114,7 +114,7 @@ class Converter:
         return None, ""
 
     def unknown(self, leaf: Leaf, first: str) -> Outcome:
-        """A key without a row."""
+        """Decide what becomes of a key without a row."""
         known = {row.pattern.partition(".")[0] for row in self.table.rows}
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
             return _not_evaluated("")
@@ -126,7 +126,7 @@ class Converter:
         return needed(f"{self.table.title} has no such key" + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str, known: set[str]) -> Outcome:
-        """A top-level name of the author's: it is said where one of the framework's is near."""
+        """Drop a top-level name of the author's own, unless it resembles one of the framework's."""
         if leaf.value is UNREAD:
             return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
         if first in self.view.used:
@@ -137,40 +137,39 @@ class Converter:
         return dropped("a variable of the file's own, which dslpar does not read")
 
     def known_names(self) -> list[str]:
-        """Keys that rows list by what `**` may stand for."""
+        """List the keys for which the `**` of rows may stand."""
         return [row.pattern.removesuffix("**") + name for row in self.table.rows for name in row.among]
 
     def settle(self, leaf: Leaf, outcome: Outcome) -> None:
-        """Note an outcome, and its value unless another key has said it."""
+        """Note an outcome, and its value unless another key has given one."""
         if outcome.fate in ("kept", "renamed", "changed") and outcome.to:
             other = self.clash(outcome.to)
             if other and self.values.get(outcome.to, outcome) == outcome.value:
-                outcome = dropped(f"{self.said[other]} says the same")
+                outcome = dropped(f"{self.source_keys[other]} says the same")
             elif other:
-                message = (
-                    f"{self.said[other]} says {other} = {self.values[other]!r} already, and this {outcome.value!r}"
-                )
+                earlier = f"{self.source_keys[other]} says {other} = {self.values[other]!r} already"
+                message = f"{earlier}, and this {outcome.value!r}"
                 outcome = needed(message, outcome.to)
             else:
-                self.values[outcome.to], self.said[outcome.to] = outcome.value, leaf.key
+                self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:
             outcome = outcome._replace(value=leaf.value)
         self.implied += [(key, value, leaf.key, leaf.location) for key, value in outcome.also.items()]
         self.note(leaf.key, outcome, leaf.location)
 
     def clash(self, to: str) -> str:
-        """The key of dslpar's that is said already and that this one would repeat."""
+        """Return the key of dslpar's that has a value already and that this one would repeat."""
         return next((key for key in self.values if _overlap(key, to)), "")
 
-    def note(self, key: str, outcome: Outcome, place: Location) -> None:
-        """One line of the report."""
-        place = _own_place(place, self.source)
-        self.entries.append(Entry(key, outcome.fate, outcome.to, outcome.value, outcome.why, place))
+    def note(self, key: str, outcome: Outcome, location: Location) -> None:
+        """Add one line to the report."""
+        location = _own_location(location, self.source)
+        self.entries.append(Entry(key, outcome.fate, outcome.to, outcome.value, outcome.why, location))
 
     # What no row could read ----------------------------------------------------------------------------------
 
     def read_unread(self) -> None:
-        """Keys that could not be evaluated, each with the finding that says why; then findings about no key."""
+        """Note keys that could not be evaluated, each with the finding that tells why; then findings about no key."""
         left = [finding for finding in self.source.config.findings if finding.severity == "error"]
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
@@ -179,8 +178,8 @@ class Converter:
                 left = [finding for finding in left if finding not in why]
                 leaf = leaf._replace(location=why[0].location)
             if why and outcome.fate == "needed":
-                said = "; ".join(dict.fromkeys(finding.message for finding in why))
-                outcome = outcome._replace(why=f"could not be read: {said}")
+                messages = "; ".join(dict.fromkeys(finding.message for finding in why))
+                outcome = outcome._replace(why=f"could not be read: {messages}")
             self.settle(leaf, outcome)
         for finding in left:
             self.note("", needed(f"could not be read: {finding.message}"), finding.location)
@@ -188,7 +187,7 @@ class Converter:
     # What the file needs besides -----------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """What values imply, ZeRO under half precision, and the model."""
+        """Add what values imply, ZeRO under half precision, and the model."""
         for key, value, because, place in self.implied:
             if not self.clash(key):
                 self.add(key, value, IMPLIED + because, place)
@@ -204,17 +203,17 @@ class Converter:
             if not asked:
                 self.note("", needed("the source names no model: write it, or give --model FILE", "model"), whole)
 
-    def add(self, key: str, value: Any, why: str, place: Location) -> None:
-        """A value that no key of the source says by itself."""
-        self.values[key], self.said[key] = value, why
-        self.note("", Outcome("added", key, value, why), place)
+    def add(self, key: str, value: Any, why: str, location: Location) -> None:
+        """Add a value that no key of the source gives by itself."""
+        self.values[key], self.source_keys[key] = value, why
+        self.note("", Outcome("added", key, value, why), location)
 
 
 # The keys of a source ---------------------------------------------------------------------------------------------
 
 
 def leaves_of(root: Node, wrapper: str = "") -> Iterator[Leaf]:
-    """Every leaf key of a source, in its order."""
+    """Yield every leaf key of a source, in its order."""
     for key, node in root.value.items():
         inside = bool(wrapper) and key == wrapper and node.is_mapping
         for path, value, place in _leaves(_name(key), node):
@@ -232,7 +231,7 @@ def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
 
 
 def _name(key: object) -> str:
-    """A key as the report has it: an empty one is quoted."""
+    """Write a key as the report has it: an empty one is quoted."""
     return str(key) or '""'
 
 
@@ -242,7 +241,7 @@ def _has_unread(source: Source, key: str) -> bool:
 
 
 def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
-    """Keys whose value could not be evaluated, and the range of the file around each."""
+    """Return the keys whose value could not be evaluated, and the range of the file around each."""
     made = []
     named = assigned(source) if source.config.unknown else {}
     for path in sorted(source.config.unknown - {"*"}):  # `import *` has a finding of its own
@@ -257,7 +256,7 @@ def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
 
 
 def _model_of(root: Node, wrapper: str) -> str:
-    """The class that the model names."""
+    """Return the class that the model names."""
     config = root.value.get(wrapper)
     node = root.get("model") or (config.get("model") if config is not None and config.is_mapping else None)
     if node is None:
@@ -283,16 +282,12 @@ def _not_evaluated(to: str) -> Outcome:
 
 
 def refused(source: Source) -> list[Finding]:
-    """Why a source that could not be read at all could not, at its own path."""
+    """Return why a source could not be read at all, at its own path."""
     hint = "write JSON: comments, trailing commas and plain keys are read; HJSON without commas or braces is not"
-    found = [_at_home(finding, source) for finding in source.config.findings]
+    found = [finding._replace(location=_own_location(finding.location, source)) for finding in source.config.findings]
     return [item._replace(help=hint) for item in found] if source.path.endswith(JSON_ENDINGS) else found
 
 
-def _at_home(finding: Finding, source: Source) -> Finding:
-    return finding._replace(location=_own_place(finding.location, source))
-
-
-def _own_place(place: Location, source: Source) -> Location:
-    """A place of the source under its own path: .hjson was read under another."""
-    return place._replace(path=source.path) if place.path == source.config.path else place
+def _own_location(location: Location, source: Source) -> Location:
+    """Return a location under the source's own path: .hjson was read under another."""
+    return location._replace(path=source.path) if location.path == source.config.path else location

@@ -1,4 +1,4 @@
-"""Reading a source: which framework it is of, JSON with comments, and configs whose imports are not there.
+"""Read a source: recognise its framework, take comments out of JSON, stand in for configs that are missing.
 
 What a config imports by position may be missing (a file of LiBai's outside of its checkout). The name then stands for
 a mapping that holds nothing, so that what this file sets on it is still read; the import is reported. Absolute imports
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
-    """Evaluate a source's text; `name` is the framework, found out where it is empty."""
+    """Evaluate a source's text; `name` is the framework, recognised if it is empty."""
     if path.endswith(JSON_ENDINGS):
         shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
         config = check.load_text(without_comments(text), shown)
@@ -91,7 +91,7 @@ Places = dict[str, tuple[Location, Location]]
 
 
 def assigned(source: Source) -> Places:
-    """Each dotted key that a Python source writes: the place of the key, and that of its value or statement."""
+    """Return the locations of each dotted key that a Python source writes, and of its value or statement."""
     config = source.config
     if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
         return {}
@@ -108,7 +108,7 @@ def assigned(source: Source) -> Places:
 
 
 def _below(key: str, value: ast.expr, text: Text) -> Places:
-    """The keys that a display of dicts and lists writes."""
+    """Return the locations of keys that are written in dicts and lists."""
     items: list[tuple[object, ast.AST, ast.expr]] = []
     if isinstance(value, ast.Call):
         items = [(word.arg, word, word.value) for word in value.keywords if word.arg]
@@ -130,7 +130,7 @@ _NOISE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/|\t', re.DOT
 
 
 def without_comments(text: str) -> str:
-    """Comments, as DeepSpeed's reader takes them, and tabs become spaces: every place stays where it is."""
+    """Replace comments, as DeepSpeed's reader takes them, and tabs by spaces: every location stays valid."""
     return _NOISE.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
 
 
@@ -145,7 +145,7 @@ class Edit(NamedTuple):
 
 
 def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str], ...]]:
-    """The text with a mapping for each name whose config is missing; places, and what was missing."""
+    """Put an empty mapping in the place of each config that is missing; also return where, and which file."""
     source = Text(path, text)
     tree = _tree(text, path)
     edits: list[Edit] = []
@@ -162,11 +162,11 @@ def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str
 
 
 def _missing(node: ast.AST, path: str) -> tuple[str, list[str]]:
-    """A file that a statement reads and that is not there, and the names it binds; or '' and the statement anew."""
+    """Return the missing file that a statement reads, and the names it binds; or '' and the statement, rewritten."""
     if isinstance(node, ast.ImportFrom):
         return _missing_import(node, path)
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        file = _asked_config(node.value)
+        file = _file_of_get_config(node.value)
         try:
             if file:
                 find_config(file, path)
@@ -201,8 +201,8 @@ def _is_config(base: str) -> bool:
     return os.path.exists(f"{base}.py") or os.path.isdir(base)
 
 
-def _asked_config(value: ast.AST) -> str:
-    """The file of `get_config("file").name...`; empty for any other expression."""
+def _file_of_get_config(value: ast.AST) -> str:
+    """Return the file of `get_config("file").name...`; empty for any other expression."""
     while isinstance(value, ast.Attribute):
         value = value.value
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "get_config":
@@ -212,7 +212,7 @@ def _asked_config(value: ast.AST) -> str:
 
 
 def _skeleton(tree: ast.Module, name: str) -> str:
-    """A mapping with all that the file reaches through, and no values."""
+    """Write a mapping with all that the file accesses, and no values."""
     trie: dict[Any, Any] = {}
     for node in ast.walk(tree):
         parts = _chain(node)
@@ -224,7 +224,7 @@ def _skeleton(tree: ast.Module, name: str) -> str:
 
 
 def _chain(node: ast.AST) -> list[Any]:
-    """`a.b[0].c` as its parts; empty for what is no such chain."""
+    """Split `a.b[0].c` into its parts; empty for anything else."""
     parts: list[Any] = []
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute):
@@ -244,7 +244,7 @@ def _display(trie: dict[Any, Any]) -> str:
 
 
 def _edited(source: Text, edits: list[Edit]) -> str:
-    """The text with each statement replaced; every other line stays where it is."""
+    """Replace statements; every other line stays where it is."""
     lines = list(source.lines)
     for place, text in sorted(edits, reverse=True):
         rest = lines[place.end_line - 1][place.end_column - 1 :]

@@ -1,4 +1,4 @@
-"""The file: sections in the README's order, a line each where it fits, and a comment at each thing to know."""
+"""Write the converted file: sections in the order of the README, a line each where it fits, comments where needed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MODEL_PLACE = (
 
 
 def file_of(made: Import) -> str:
-    """The text of the dslpar file."""
+    """Return the text of the dslpar file."""
     tree = nested(made.values)
     notes = _notes(made.entries)
     name = made.source.path.replace("\\", "/").rpartition("/")[2]
@@ -57,7 +57,7 @@ def file_of(made: Import) -> str:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested dicts."""
+    """Nest dotted keys into dicts."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         level, parts = tree, key.split(".")
@@ -68,7 +68,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ordered(value: Any) -> Any:
-    """A dict, and those in it, with the keys that come first at the head."""
+    """Put the leading keys first, in a dict and in those within it."""
     if not isinstance(value, dict):
         return value
     items = sorted(value.items(), key=lambda item: item[0] not in FIRST)
@@ -76,7 +76,7 @@ def _ordered(value: Any) -> Any:
 
 
 def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """Comments by the key of dslpar's that they stand at."""
+    """Collect comments by the key of dslpar's that they stand at."""
     notes: dict[str, list[str]] = {}
     for entry in entries:
         source = f"{entry.key}: " if entry.key else ""
@@ -113,17 +113,17 @@ def _assigned(name: str, value: Any, notes: Notes) -> str:
 
 
 def _display(value: Mapping[str, Any], path: str, notes: Notes, indent: str) -> str:
-    """A dict over several lines, with the comments of its keys; at the end those of keys without a value."""
+    """Write a dict over several lines, with the comments of its keys; at the end those of keys without a value."""
     inner = indent + "    "
     lines = [_line(f"{path}.{key}", item, notes, inner) for key, item in value.items()]
     for key, texts in notes.items():
-        if _hangs(key, path, value):
+        if _has_no_line(key, path, value):
             lines.append(_comments(inner, _with_name(key.removeprefix(f"{path}."), texts)))
     return f"dict(\n{''.join(lines)}{indent})"
 
 
 def _line(path: str, item: Any, notes: Notes, indent: str) -> str:
-    """One key and its value, the comment behind them where it fits."""
+    """Write one key and its value, with its comment behind them where it fits."""
     name, texts = path.rpartition(".")[2], notes.get(path, [])
     inside = any(note.startswith(f"{path}.") for note in notes)
     if _spreads(item) and (inside or len(show(item)) > WIDTH - 40):
@@ -139,7 +139,7 @@ def _spreads(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and _plain_names(value)
 
 
-def _hangs(key: str, path: str, value: Mapping[str, Any]) -> bool:
+def _has_no_line(key: str, path: str, value: Mapping[str, Any]) -> bool:
     """Whether a comment is about a key of this dict that has no line of its own to stand at."""
     if not key.startswith(f"{path}."):
         return False
@@ -156,12 +156,12 @@ def _comments(indent: str, texts: Sequence[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A comment must not end its line: what a source's key or value holds stays inside."""
+    """Take line breaks out of a comment, which a source's key or value may hold."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def show(value: Any) -> str:
-    """A value as a config writes it."""
+    """Write a value as a config has it."""
     import math
 
     if isinstance(value, Reference):

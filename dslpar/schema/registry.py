@@ -12,7 +12,6 @@ config is linted: `dslpar.initialize` tells the linter those of its own process;
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from importlib import import_module
@@ -20,6 +19,7 @@ from typing import Any, TypeVar, overload
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import Location
+from dslpar.core.suggest import did_you_mean
 
 Class = TypeVar("Class", bound=type)
 
@@ -33,7 +33,7 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is registered, in order; without the fallback's."""
+        """The registered names, in order; without the fallback's."""
         return tuple(self._classes)
 
     @overload
@@ -43,7 +43,7 @@ class Registry:
     def register_module(self, module: str | None = None, *, name: str | None = None) -> Callable[[Class], Class]: ...
 
     def register_module(self, module: Any = None, *, name: str | None = None) -> Any:
-        """A decorator of classes: `@R.register_module`, `@R.register_module()` or `@R.register_module("Name")`.
+        """Register a class, as `@R.register_module`, `@R.register_module()` or `@R.register_module("Name")`.
 
         Raises:
             DslparError: the name is another class's.
@@ -53,20 +53,22 @@ class Registry:
         chosen: str | None = name or module
         return lambda cls: self._add(chosen or cls.__name__, cls)
 
-    def get(self, name: str, place: Location | None = None) -> type:
-        """The class of that name. Raises DslparError, at `place`, where there is none."""
+    def get(self, name: str, location: Location | None = None) -> type:
+        """Return the class of that name. Raises DslparError, at `location`, where there is none."""
         found = self.find(name)
         if found is None:
-            close = difflib.get_close_matches(name, [*self._classes, *self._fallback_names()], n=1)
-            hint = f"register the class with dslpar.{self.name}, or give its full name, 'my_package.my_module.MyClass'"
-            hint = f"did you mean {close[0]!r}?" if close else hint
-            raise_finding("CFG221", f"{self.name} has no {name!r}", hint, place or "<program>")
+            hint = did_you_mean(name, [*self._classes, *self._fallback_names()])
+            hint = (
+                hint
+                or f"register the class with dslpar.{self.name}, or give its full name, 'my_package.my_module.MyClass'"
+            )
+            raise_finding("CFG221", f"unknown name {name!r} in {self.name}", hint, location or "<program>")
         return found
 
     get_module = get
 
     def find(self, name: str) -> type | None:
-        """The class of that name, or None."""
+        """Return the class of that name, or None."""
         if name in self._classes:
             return self._classes[name]
         found = getattr(import_module(self._fallback), name, None) if self._fallback else None
@@ -83,9 +85,9 @@ class Registry:
     def _add(self, name: str, cls: Class) -> Class:
         other = self._classes.get(name)
         if other is not None and other is not cls:
-            message = f"{self.name} has a {name!r} already: {_place(other)}"
+            message = f"{self.name} already has a {name!r}: {_location(other)}"
             hint = f"register {cls.__module__}.{cls.__qualname__} under another name: register_module(name=...)"
-            raise_finding("CFG222", message, hint, _place(cls))
+            raise_finding("CFG222", message, hint, _location(cls))
         self._classes[name] = cls
         return cls
 
@@ -94,8 +96,8 @@ class Registry:
         return [name for name, value in vars(module).items() if isinstance(value, type)] if module else []
 
 
-def _place(cls: type) -> Location:
-    """Where a class was written."""
+def _location(cls: type) -> Location:
+    """Return where a class is defined."""
     try:
         return Location(inspect.getsourcefile(cls) or cls.__module__, inspect.getsourcelines(cls)[1])
     except (OSError, TypeError):  # written at a prompt
@@ -111,5 +113,5 @@ GRADIENT_HANDLER = Registry("GRADIENT_HANDLER")
 
 
 def registered() -> dict[str, tuple[str, ...]]:
-    """All names that this process registered, for the linter."""
+    """Return all names that this process registered, for the linter."""
     return {"models": MODELS.names, "layers": LAYERS.names, "gradient_handlers": GRADIENT_HANDLER.names}

@@ -367,7 +367,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("parallel = dict(pipeline=dict(size=2, counts=[1, 1]))\n", _frozen, "PIP203.*stage 0 has no parameter"),
     (PIPE, _unequal, "HST221 weights-differ: rank 1 on .* has another set of initial weights than rank 0"),
     ("", lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), Scale()), "CFG226.*'2.by': DeepSpeed cannot broadcast"),
-    (PIPE, _entry({"type": "Linaer"}), "CFG221.*layer 1: LAYERS has no 'Linaer'\nhelp: did you mean 'Linear'"),
+    (PIPE, _entry({"type": "Linaer"}), "CFG221.*layer 1: unknown name 'Linaer' in LAYERS\nhelp: did you mean 'Linear'"),
     (PIPE, _entry({"type": "Linear", "in_featurs": 4}), "CFG223.*Linear: missing a required argument|unexpected"),
     (
         "activation_checkpoint = 1\n",

@@ -437,7 +437,9 @@ def test_a_config_of_libai(tmp_path: Path) -> None:
 def test_a_config_of_libai_alone_says_what_is_missing(tmp_path: Path) -> None:
     made = made_of(LIBAI, str(tmp_path / "gpt.py"))
     said = [entry.why for entry in made.entries if not entry.key and entry.fate == "needed"]
-    assert said == [f"there is no 'common/{name}.py': what it says is not in the result" for name in ("train", "optim")]
+    assert said == [
+        f"missing file 'common/{name}.py': what it sets is not in the result" for name in ("train", "optim")
+    ]
     told = fates(made)
     assert told["train.dist.pipeline_parallel_size"][0] == "kept"
     assert told["optim.lr"] == ("renamed", "optimizer.lr", 1e-3)
@@ -455,7 +457,7 @@ def test_absolute_imports_of_configs_are_read_by_position(tmp_path: Path) -> Non
     assert made.source.name == "libai"
     assert fates(made)["train.seed"] == ("kept", "train.seed", 9)
     assert fates(made)["train.train_iter"] == ("renamed", "train.steps", 101)
-    assert made.entries[0].why == "there is no 'projects/Other/configs/x.py': what it says is not in the result"
+    assert made.entries[0].why == "missing file 'projects/Other/configs/x.py': what it sets is not in the result"
 
 
 def test_get_config_of_what_is_missing(tmp_path: Path) -> None:
@@ -463,7 +465,7 @@ def test_get_config_of_what_is_missing(tmp_path: Path) -> None:
         "from libai.config import get_config\ntrain = get_config('common/nothing.py').train\ntrain.amp.enabled = True\n"
     )
     made = made_of(text, str(tmp_path / "mine.py"))
-    assert made.entries[0].why.startswith("there is no 'common/nothing.py'")
+    assert made.entries[0].why.startswith("missing file 'common/nothing.py'")
     assert fates(made)["train.amp.enabled"] == ("changed", "precision.dtype", "fp16")
 
 
