@@ -120,41 +120,41 @@ class Mpu:
         self._data = groups.axis("data")
 
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """All ranks of this replica."""
+        """Return the group of all ranks of this replica."""
         return self._model.group
 
     def get_model_parallel_rank(self) -> int:
-        """Index among them."""
+        """Return this rank's index in its replica."""
         return self._model.index
 
     def get_model_parallel_world_size(self) -> int:
-        """How many they are."""
+        """Return the number of ranks of a replica."""
         return self._model.size
 
     def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """The tensor group."""
+        """Return the tensor group."""
         return self._tensor.group
 
     def get_tensor_model_parallel_rank(self) -> int:
-        """Index in the tensor group."""
+        """Return this rank's index in the tensor group."""
         return self._tensor.index
 
     def get_tensor_model_parallel_world_size(self) -> int:
-        """Ranks in the tensor group."""
+        """Return the size of the tensor group."""
         return self._tensor.size
 
     def get_data_parallel_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same shard of the model, for other samples."""
+        """Return the group of ranks that hold the same shard of the model, and train on other samples."""
         return self._data.group
 
     def get_data_parallel_rank(self) -> int:
-        """Index among them."""
+        """Return this rank's index in the data group."""
         return self._data.index
 
     def get_data_parallel_world_size(self) -> int:
-        """How many they are."""
+        """Return the size of the data group."""
         return self._data.size
 
     def get_data_parallel_group_ranks(self) -> list[int]:
-        """Their global ranks."""
+        """Return the global ranks of the data group."""
         return list(self._data.peers)
