@@ -49,7 +49,7 @@ def test_launch_starts_nothing_on_hosts_that_cannot_be_reached(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("HST211") == 2, "each of them, at once"
-    assert f"{hosts}:2:1: HST211 unreachable-host: node2.invalid has a name that is not known here" in captured.err
+    assert f"{hosts}:2:1: HST211 unreachable-host: node2.invalid has a name that is unknown here" in captured.err
 
 
 def test_launch_starts_nothing_that_lint_refuses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,4 +63,4 @@ def test_launch_of_a_launcher_that_is_missing(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["launch", str(config), "--world-size", "4", "--launcher", "slurm"]) == 1
-    assert "HST204 launcher-not-installed: slurm: no srun here" in capsys.readouterr().err
+    assert "HST204 launcher-not-installed: slurm: srun is not installed" in capsys.readouterr().err
