@@ -110,7 +110,7 @@ def load_cluster(args: argparse.Namespace, parser: argparse.ArgumentParser, sour
     from dslpar.cluster import filter
 
     sources[flag] = text
-    return filter.choose(hosts, text, flag)
+    return filter.filter_hosts(hosts, text, flag)
 
 
 def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str, str]) -> Cluster:
@@ -133,7 +133,7 @@ def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str,
     sources[source] = text
     location = Location(source, 1, 1, 1, len(text.partition("\n")[0]) + 1)  # the variable, or file, that lists them
     hosts = tuple(hostfile.Host(host, count, location, location) for host, count in slots)
-    return hostfile.Cluster(source, hosts, (), a_file=False)
+    return hostfile.Cluster(source, hosts, (), from_file=False)
 
 
 def world_size(args: argparse.Namespace, cluster: Cluster | None, parser: argparse.ArgumentParser) -> int:

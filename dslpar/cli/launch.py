@@ -161,7 +161,7 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
 
 def _idle_accelerators(cluster: Cluster | None, facts: LocalFacts) -> Iterator[Finding]:
     """Warn of an allocation with fewer ranks than accelerators: schedulers default to one task a host."""
-    for host in cluster.hosts if cluster and not cluster.a_file else ():
+    for host in cluster.hosts if cluster and not cluster.from_file else ():
         if host.name in facts.local_hosts and host.devices is None and host.slots < facts.accelerators:
             message = f"{host.slots} ranks on {host.name}, which has {facts.accelerators} accelerators"
             hint = f"sbatch --ntasks-per-node={facts.accelerators}; PBS: mpiprocs={facts.accelerators}"

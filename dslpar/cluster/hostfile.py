@@ -6,7 +6,7 @@
     gpu[07-12,31] slots=4          Slurm's list of nodes, each with as many slots
 
 Empty lines and comments (`#`) may stand between. What each launcher reads of these was measured with DeepSpeed 0.19,
-OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every launcher the hosts in that launcher's own words.
+OpenMPI 5.0.11 and MPICH 5.0.2; dslpar hands every launcher the hosts in that launcher's own syntax.
 
 >>> cluster = parse("node1 slots=4\\nnode2 slots=4\\n", "hostfile")
 >>> cluster.world_size, cluster.hosts[1].name
@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from dslpar.core.errors import Location
 
 Syntax = Literal["slots", "colon", "name", "list"]
-"""How a line says its host; "slots" is the one that DeepSpeed reads."""
+"""The syntax of a line; "slots" is the one that DeepSpeed reads."""
 
 _SLOTS = re.compile(
     r"\s*([^\s=,#\[\]]+|\S*\[\S*)\s+slots=(\d{1,9})(?:\s+max[_-]slots=(\d{1,9}))?\s*(?:#.*)?$", re.ASCII
@@ -33,17 +33,17 @@ _GRAMMAR = "one host a line: NAME slots=N"
 
 
 class Host(NamedTuple):
-    """One machine and the ranks that it takes."""
+    """A machine, and the number of ranks that it takes."""
 
     name: str
     slots: int
     location: Location
     """Of its line."""
     slots_location: Location
-    """Of the number of slots."""
+    """Of its number of slots."""
     syntax: Syntax = "slots"
     devices: tuple[int, ...] | None = None
-    """Those of its accelerators that `--include` or `--exclude` left; None: nobody chose."""
+    """The accelerators that `--include` or `--exclude` left of it; None: all."""
 
     @property
     def address(self) -> str:
@@ -56,45 +56,45 @@ class BadLine(NamedTuple):
 
     location: Location
     text: str
-    why: str = "is no host"
-    help: str = _GRAMMAR
+    reason: str = "is no host"
+    hint: str = _GRAMMAR
 
 
-class WrongChoice(NamedTuple):
-    """A part of `--include` or `--exclude` that chooses nothing; the linter has a rule a kind."""
+class FilterError(NamedTuple):
+    """A part of `--include` or `--exclude` that selects nothing; the linter has a rule for each kind."""
 
     kind: Literal["host", "slot", "syntax"]
     location: Location
-    said: str
-    help: str
+    message: str
+    hint: str
 
 
 class Cluster(NamedTuple):
-    """The hosts of a hostfile, in order, and the lines that are none."""
+    """The hosts of a hostfile, or of an allocation, in order; and the lines that are no host."""
 
     path: str
     hosts: tuple[Host, ...]
     bad_lines: tuple[BadLine, ...]
-    wrong_choices: tuple[WrongChoice, ...] = ()
-    chosen: bool = False
+    filter_errors: tuple[FilterError, ...] = ()
+    filtered: bool = False
     """Whether `--include` or `--exclude` left only a part."""
-    a_file: bool = True
+    from_file: bool = True
     """False: a scheduler's allocation."""
 
     @property
     def world_size(self) -> int:
-        """Slots of all hosts."""
+        """The slots of all hosts."""
         return sum(host.slots for host in self.hosts)
 
     @property
-    def broken(self) -> bool:
-        """Whether its hosts are not to be relied on."""
-        return bool(self.bad_lines or self.wrong_choices)
+    def invalid(self) -> bool:
+        """Whether a line, or a filter, could not be read, so that hosts may be missing."""
+        return bool(self.bad_lines or self.filter_errors)
 
     @property
-    def as_deepspeed_reads_it(self) -> bool:
+    def readable_by_deepspeed(self) -> bool:
         """Whether DeepSpeed reads the same hosts from the file itself."""
-        return self.a_file and all(host.syntax == "slots" for host in self.hosts)
+        return self.from_file and all(host.syntax == "slots" for host in self.hosts)
 
 
 def parse(text: str, path: str) -> Cluster:
@@ -105,50 +105,50 @@ def parse(text: str, path: str) -> Cluster:
         if line.strip() and not line.lstrip().startswith("#"):
             for found in _hosts(line, Location(path, number, 1, number, len(line) + 1)):
                 (hosts if isinstance(found, Host) else bad).append(found)  # type: ignore[arg-type]
-    return Cluster(path, tuple(_merged(hosts)), tuple(bad))
+    return Cluster(path, tuple(_merge_names(hosts)), tuple(bad))
 
 
-def written(hosts: Sequence[Host]) -> str:
-    """The hosts as DeepSpeed and OpenMPI read them."""
+def format_hosts(hosts: Sequence[Host]) -> str:
+    """Return a hostfile in the syntax that DeepSpeed and OpenMPI read."""
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
 
 
 def _hosts(line: str, place: Location) -> Iterator[Host | BadLine]:
-    """Of one line: a host, several of a list, or what is wrong."""
+    """Parse one line: a host, the hosts of a list, or what is wrong."""
     kinds: tuple[tuple[Syntax, re.Pattern[str]], ...] = (("slots", _SLOTS), ("colon", _COLON), ("name", _NAME))
     for syntax, pattern in kinds:
         if match := pattern.match(line):
             slots = place._replace(column=match.start(2) + 1, end_column=match.end(2) + 1) if match[2] else place
             host = Host(match[1], int(match[2] or 1), place, slots, syntax)
-            yield from _checked(host, match[3] if syntax == "slots" else None, line)
+            yield from _with_max_slots(host, match[3] if syntax == "slots" else None, line)
             return
     yield BadLine(place, line.strip())
 
 
-def _checked(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine]:
+def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine]:
     if most is not None and int(most) < host.slots:
         yield BadLine(host.location, line.strip(), "has more slots than max_slots", f"max_slots={host.slots}, or none")
     elif "[" not in host.name:
         yield host
     else:
-        yield from _listed(host, line)
+        yield from _expand_list(host, line)
 
 
-def _listed(host: Host, line: str) -> Iterator[Host | BadLine]:
+def _expand_list(host: Host, line: str) -> Iterator[Host | BadLine]:
     from dslpar.cluster import nodelist  # few hostfiles hold a list
 
     try:
         names = nodelist.expand(host.name)
     except ValueError:
         yield BadLine(
-            host.location, line.strip(), "holds no list of nodes", "as Slurm writes it: gpu[07-12,31] slots=8"
+            host.location, line.strip(), "holds no valid node list", "as Slurm writes it: gpu[07-12,31] slots=8"
         )
         return
     yield from (host._replace(name=name, syntax="list") for name in names)
 
 
-def _merged(hosts: Sequence[Host]) -> Iterator[Host]:
-    """Of a name that stands alone on several lines, each line is a slot; other repetitions stay, for the linter."""
+def _merge_names(hosts: Sequence[Host]) -> Iterator[Host]:
+    """Merge the lines of a name that stands alone on several, a slot each; other repetitions stay, for the linter."""
     bare: dict[str, int] = {}
     for host in hosts:
         if host.syntax == "name":

@@ -33,20 +33,20 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 
 
 class Allocation(NamedTuple):
-    """Hosts that a scheduler has given to a job, in its order, with the ranks that each takes."""
+    """The hosts that a scheduler has given to a job, in its order, with the ranks that each takes."""
 
     source: str
-    """The variable that it is from."""
+    """The variable, or the file, that it is from."""
     text: str
-    """What that says."""
+    """What that holds."""
     hosts: tuple[tuple[str, int], ...]
 
 
 def expand(text: str) -> list[str]:
-    """The names of a list, in order.
+    """Return the names of a list, in order.
 
     Raises:
-        ValueError: it is no such list, or has more than MAX_HOSTS names.
+        ValueError: it is no node list, or has more than MAX_HOSTS names.
     """
     names: list[str] = []
     for part in _parts(text):
@@ -58,15 +58,15 @@ def expand(text: str) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Between commas that stand outside of brackets; each is made of text and brackets alone."""
+    """Split at the commas outside of brackets; each part is made of text and brackets alone."""
     for part in re.split(r",(?![^\[]*\])", text.strip()):
         if not part or "".join(match[0] for match in _PIECE.finditer(part)) != part or part.isspace():
-            raise ValueError(f"{part or text!r} is no list of nodes")
+            raise ValueError(f"{part or text!r} is no node list")
         yield part
 
 
 def _numbers(inside: str) -> list[str]:
-    """What stands in brackets: numbers and ranges, each as wide as its first bound."""
+    """Expand what stands in brackets: numbers and ranges, each as wide as its first bound."""
     found: list[str] = []
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)
@@ -80,7 +80,7 @@ def _numbers(inside: str) -> list[str]:
 
 
 def first(text: str) -> str:
-    """The first name of a list.
+    """Return the first name of a list.
 
     >>> first("rack[2-3]node[1,4]-ib")
     'rack2node1-ib'
@@ -88,7 +88,7 @@ def first(text: str) -> str:
     return expand(text)[0]
 
 
-# ---- the other way ----
+# ---- names to a list ----
 
 
 class _Run(NamedTuple):
@@ -100,13 +100,13 @@ class _Run(NamedTuple):
     high: str
 
     def next(self, before: str, number: str, after: str) -> _Run | None:
-        """With one more name, if it is the next."""
+        """Return the run with one more name, if that is the next one."""
         wanted = str(int(self.high) + 1).zfill(len(self.low))
         return self._replace(high=number) if (before, after, number) == (self.before, self.after, wanted) else None
 
 
 def compress(names: Sequence[str]) -> str:
-    """The list that expands to these names, in this order; names that count up share brackets."""
+    """Return the list that expands to these names, in this order; names that count up share brackets."""
     runs: list[_Run] = []
     for name in names:
         match = _NUMBER.fullmatch(name)
@@ -132,7 +132,7 @@ def _written(runs: Sequence[_Run]) -> Iterator[str]:
 
 
 def tasks(text: str) -> list[int]:
-    """Tasks a node, as SLURM_TASKS_PER_NODE has them.
+    """Return the tasks of each node, as SLURM_TASKS_PER_NODE lists them.
 
     Raises:
         ValueError: it is no such list.
@@ -141,18 +141,18 @@ def tasks(text: str) -> list[int]:
     for word in text.split(","):
         match = _TASKS.fullmatch(word)
         if match is None:
-            raise ValueError(f"SLURM_TASKS_PER_NODE is {text!r}, and is read as 4(x2),3 is")
+            raise ValueError(f"cannot parse SLURM_TASKS_PER_NODE: {text!r} is not of the form 4(x2),3")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
 
 def slurm_source(environ: Mapping[str, str]) -> str | None:
-    """The variable that has the nodes of this Slurm job; None: this is none."""
+    """Return the variable that holds the nodes of this Slurm job; None: this is none."""
     return next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
 
 
 def slurm(environ: Mapping[str, str]) -> Allocation:
-    """The nodes of this Slurm job. Untested on a cluster: it follows Slurm's manual.
+    """Read the nodes of this Slurm job. Untested on a cluster: it follows Slurm's manual.
 
     Raises:
         ValueError: this is no Slurm job, or its variables contradict each other.
@@ -162,13 +162,12 @@ def slurm(environ: Mapping[str, str]) -> Allocation:
         raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job (sbatch or salloc makes one)")
     names, counts = expand(environ[source]), tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
     if len(names) != len(counts):
-        message = f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}"
-        raise ValueError(message)
+        raise ValueError(f"{source} has {len(names)} nodes, and SLURM_TASKS_PER_NODE {len(counts)}")
     return Allocation(source, environ[source], tuple(zip(names, counts, strict=True)))
 
 
 def pbs(environ: Mapping[str, str]) -> Allocation:
-    """The nodes of this PBS job: its file has a line a slot. Untested on a cluster: it follows PBS's manual.
+    """Read the nodes of this PBS job, whose file has a line for each slot. Untested: it follows PBS's manual.
 
     Raises:
         ValueError: this is no PBS job.

@@ -2,8 +2,8 @@
 
 OpenMPI 5 tells a rank its number, and not where rank 0 is. The daemon on each host knows, and any process that it
 started may ask it (openpmix.org): milliseconds, and no MPI_Init, which would make an exit wait for peers. What others
-do instead, mpi4py or a part of some URI in the environment, makes ranks that fail hang (FACTS 1.5), or names the host
-of `mpirun`, which may be another.
+do instead, mpi4py or a part of some URI in the environment, makes ranks that fail hang, or names the host of `mpirun`,
+which may be another.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PMIX_STRING = 3
 
 
 def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
-    """As the PMIx server of this host has it; None where there is none. All ranks of a job ask, or none: the server
-    holds it against a rank that says nothing while others do.
+    """Ask the PMIx server of this host; None where there is none. All ranks of a job ask, or none: the server takes a
+    rank for failed that does not while others do.
     """
     library = _pmix(environ) if "PMIX_NAMESPACE" in environ else None
     me = _Proc()
@@ -48,7 +48,7 @@ def host_of_rank_0(environ: Mapping[str, str]) -> str | None:
 
 
 def _pmix(environ: Mapping[str, str]) -> ctypes.CDLL | None:
-    """The client library that belongs to the launcher, else the system's; versions understand each other."""
+    """Load the client library that belongs to the launcher, else the system's; versions understand each other."""
     of_mpi = environ.get("OMPI_LIBDIR_LOC", "")
     for folder in (f"{of_mpi}/openmpi/", f"{of_mpi}/", f"{environ.get('PMIX_PREFIX', '')}/lib/", ""):
         with contextlib.suppress(OSError):

@@ -102,7 +102,7 @@ class Context:
     def world_size(self) -> int | None:
         """The number of ranks: as given, or the slots of the hosts."""
         cluster = self.cluster
-        if self._world_size is None and cluster is not None and not cluster.broken and cluster.world_size:
+        if self._world_size is None and cluster is not None and not cluster.invalid and cluster.world_size:
             return cluster.world_size
         return self._world_size
 

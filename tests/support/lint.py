@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dslpar.cluster.filter import choose
+from dslpar.cluster.filter import filter_hosts
 from dslpar.cluster.hostfile import parse
 from dslpar.core.errors import Finding
 from dslpar.linter.check import lint, load_text
@@ -29,7 +29,7 @@ def findings(
     """What lint says of a config's text."""
     cluster = parse(hostfile, "hosts") if hostfile is not None else None
     if cluster is not None and (include or exclude):
-        cluster = choose(cluster, include or exclude, "--include" if include else "--exclude")
+        cluster = filter_hosts(cluster, include or exclude, "--include" if include else "--exclude")
     return [
         found for found in lint(load_text(text, PATH, overrides), world, cluster=cluster) if found.code not in ignored
     ]

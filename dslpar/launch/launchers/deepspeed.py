@@ -50,23 +50,23 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
     Without --master_addr DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this one.
     """
     facts, cluster = context.facts, context.request.cluster
-    if cluster is not None and (context.remote or cluster.chosen):
-        own = cluster.as_deepspeed_reads_it
+    if cluster is not None and (context.remote or cluster.filtered):
+        own = cluster.readable_by_deepspeed
         file = ("--hostfile", cluster.path if own else f"{FILES}/hostfile")
-        include = ("--include", filter.as_deepspeed(cluster.hosts)) if cluster.chosen else ()
+        include = ("--include", filter.as_deepspeed(cluster.hosts)) if cluster.filtered else ()
         # DeepSpeed takes a single host for this one, whatever its name, unless forced.
         single = ("--force_multi",) if context.remote and len(context.hosts) == 1 else ()
         local = () if context.remote else ("--no_ssh_check",)
         # --include is checked against the slots of the file: as many as the highest selected device asks for.
         enough = [host._replace(slots=max(host.devices) + 1) if host.devices else host for host in cluster.hosts]
         flags = (*file, *include, *single, *local, "--master_addr", context.master_addr)
-        return flags, ({} if own else {"hostfile": hostfile.written(enough)})
+        return flags, ({} if own else {"hostfile": hostfile.format_hosts(enough)})
     no_hostfile = ("--hostfile", os.devnull) if os.path.isfile(JOB_HOSTFILE) else ()
     if facts.accelerators and facts.visible_devices:
         # --num_gpus, and slots of a hostfile, would take the first devices of the host, whichever are visible.
         devices = ",".join(facts.visible_devices[: context.request.world_size])
         return (*no_hostfile, "--include", f"localhost:{devices}"), {}
-    if cluster is not None and cluster.as_deepspeed_reads_it:
+    if cluster is not None and cluster.readable_by_deepspeed:
         return ("--hostfile", cluster.path, "--no_ssh_check", "--master_addr", LOCALHOST), {}
     return (*no_hostfile, "--num_gpus", str(context.request.world_size)), {}
 

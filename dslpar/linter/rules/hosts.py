@@ -40,7 +40,7 @@ def bad_hostfile_line(cx: Context) -> Iterator[Problem]:
         other slots=4
     """
     for line in cx.hosts.bad_lines:
-        yield Problem(line.location, f"{line.text[:40]!r} {line.why}", line.help)
+        yield Problem(line.location, f"{line.text[:40]!r} {line.reason}", line.hint)
 
 
 @rule("HST102", "host-twice")
@@ -137,7 +137,7 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     cluster, requested = cx.hosts, cx.requested_world_size
     if requested is not None and cluster.hosts and cluster.world_size != requested:
         message = f"{cluster.world_size} slots in all, and the world size is {requested}"
-        slots = f"{requested} slots in all" if cluster.a_file else f"{requested} tasks (sbatch --ntasks-per-node)"
+        slots = f"{requested} slots in all" if cluster.from_file else f"{requested} tasks (sbatch --ntasks-per-node)"
         yield Problem(cluster.hosts[-1].slots_location, message, f"{slots}, or --world-size {cluster.world_size}")
 
 
@@ -203,7 +203,7 @@ def bad_choice_of_hosts(cx: Context) -> Iterator[Problem]:
 
 
 def _choices(cx: Context, kind: str) -> Iterator[Problem]:
-    return (Problem(one.location, one.said, one.help) for one in cx.hosts.wrong_choices if one.kind == kind)
+    return (Problem(one.location, one.message, one.hint) for one in cx.hosts.filter_errors if one.kind == kind)
 
 
 @rule("HST113", "slots-unsaid", "warning")
@@ -253,7 +253,7 @@ def not_for_deepspeed(cx: Context) -> Iterator[Problem]:
     """
     cluster = cx.hosts
     other = [host for host in cluster.hosts if host.syntax in ("colon", "list")]
-    if cluster.a_file and other:
+    if cluster.from_file and other:
         message = f"deepspeed --hostfile cannot parse line {other[0].location.line}; dslpar can"
         yield Problem(other[0].location, message, "NAME slots=N, if the file is also for DeepSpeed")
 

@@ -36,7 +36,7 @@ name, path, include, words, value = json.loads(sys.argv[1])
 for module in (request, deepspeed, torchrun):
     module.MODULE = "probe"
 cluster = hostfile.parse(Path(path).read_text(), path)
-cluster = filter.choose(cluster, include, "--include") if include else cluster
+cluster = filter.filter_hosts(cluster, include, "--include") if include else cluster
 wanted = request.Request(name, cluster.world_size, tuple(words), cluster)
 launch = commands.prepare(wanted, local_facts.find_local_facts(cluster, os.environ))
 launch = commands.with_environ(launch, {"DSLPAR_X": value})

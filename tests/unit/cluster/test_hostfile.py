@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslpar.cluster.filter import as_deepspeed, choose
-from dslpar.cluster.hostfile import parse, written
+from dslpar.cluster.filter import as_deepspeed, filter_hosts
+from dslpar.cluster.hostfile import format_hosts, parse
 from tests.support.lint import MODEL, findings
 from tests.support.paths import ROOT
 
@@ -43,10 +43,10 @@ def test_each_launchers_syntax(text: str, hosts: list[tuple[str, int]], for_deep
     cluster = parse(text, "hosts")
     assert [(host.name, host.slots) for host in cluster.hosts] == hosts
     assert cluster.bad_lines == ()
-    assert cluster.as_deepspeed_reads_it == for_deepspeed
-    again = parse(written(cluster.hosts), "hosts")
+    assert cluster.readable_by_deepspeed == for_deepspeed
+    again = parse(format_hosts(cluster.hosts), "hosts")
     assert [(host.name, host.slots) for host in again.hosts] == hosts
-    assert again.as_deepspeed_reads_it
+    assert again.readable_by_deepspeed
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_rules(text: str, world: int | None, expected: list[str]) -> None:
     ],
 )
 def test_a_choice(flag: str, text: str, left: dict[str, object], again: str) -> None:
-    chosen = choose(TWO, text, flag)  # type: ignore[arg-type]
-    assert chosen.wrong_choices == ()
+    chosen = filter_hosts(TWO, text, flag)  # type: ignore[arg-type]
+    assert chosen.filter_errors == ()
     assert {host.name: host.devices for host in chosen.hosts} == left
-    assert chosen.chosen
+    assert chosen.filtered
     assert as_deepspeed(chosen.hosts) == again
 
 
 @pytest.mark.parametrize(
     ("flag", "text", "told"),
     [
-        ("--include", "node3", ["HST110 --include:1:1 there is no host node3"]),
-        ("--include", "node1@nod2:9", ["HST110 --include:1:7 there is no host nod2"]),
+        ("--include", "node3", ["HST110 --include:1:1 unknown host node3"]),
+        ("--include", "node1@nod2:9", ["HST110 --include:1:7 unknown host nod2"]),
         (
             "--exclude",
             "node1:4@node2:1,7",
@@ -133,31 +133,33 @@ def test_a_choice(flag: str, text: str, left: dict[str, object], again: str) -> 
                 "HST111 --exclude:1:9 node2 has no slot 7: it has 4, from 0",
             ],
         ),
-        ("--include", "node1,node2", ["HST112 --include:1:1 'node1,node2' chooses nothing"]),
+        ("--include", "node1,node2", ["HST112 --include:1:1 'node1,node2' selects nothing"]),
         (
             "--include",
             "node1:x@",
-            ["HST112 --include:1:1 'node1:x' chooses nothing", "HST112 --include:1:9 '' chooses nothing"],
+            ["HST112 --include:1:1 'node1:x' selects nothing", "HST112 --include:1:9 '' selects nothing"],
         ),
-        ("--include", "node1:", ["HST112 --include:1:1 'node1:' chooses nothing"]),
+        ("--include", "node1:", ["HST112 --include:1:1 'node1:' selects nothing"]),
         ("--exclude", "node1@node2", ["HST112 --exclude:1:1 --exclude node1@node2 leaves no host"]),
     ],
 )
 def test_a_wrong_choice(flag: str, text: str, told: list[str]) -> None:
     """All that is wrong, each at its place; and nothing of the world, which is not the one that is meant."""
-    found = findings(MODEL + "parallel = dict(pipeline=3)\n", None, hostfile=written(TWO.hosts), **{flag[2:]: text})
+    found = findings(
+        MODEL + "parallel = dict(pipeline=3)\n", None, hostfile=format_hosts(TWO.hosts), **{flag[2:]: text}
+    )
     assert [f"{one.code} {one.location} {one.message}" for one in found] == told
     assert all(one.help for one in found)
 
 
 def test_a_host_that_is_meant_is_named() -> None:
-    (found,) = findings(MODEL, None, hostfile=written(TWO.hosts), include="node1@nod2")
+    (found,) = findings(MODEL, None, hostfile=format_hosts(TWO.hosts), include="node1@nod2")
     assert found.help == "node2"
 
 
 def test_what_is_left_is_what_is_linted() -> None:
     """Slots that differ after the choice are an error, as in a hostfile."""
-    found = findings(MODEL, None, hostfile=written(TWO.hosts), exclude="node1:0")
+    found = findings(MODEL, None, hostfile=format_hosts(TWO.hosts), exclude="node1:0")
     assert [(one.code, one.location.path) for one in found] == [("HST103", "hosts")]
 
 
@@ -172,8 +174,8 @@ def test_a_choice_and_its_opposite_share_the_cluster(slots: dict[str, int], data
     text = "@".join(f"{name}:{slot}" for name, slot in some)
 
     def left(flag: str) -> set[tuple[str, int]]:
-        chosen = choose(cluster, text, flag)  # type: ignore[arg-type]
-        if chosen.wrong_choices:
+        chosen = filter_hosts(cluster, text, flag)  # type: ignore[arg-type]
+        if chosen.filter_errors:
             return set()
         return {(host.name, slot) for host in chosen.hosts for slot in host.devices or range(host.slots)}
 
@@ -193,8 +195,8 @@ def test_deepspeed_chooses_the_same(slots: dict[str, int], data: st.DataObject) 
     text = "@".join(name if whole[name] else f"{name}:0" for name in names)
     for flag in ("--include", "--exclude"):
         theirs = parse_inclusion_exclusion(slots, *((text, "") if flag == "--include" else ("", text)))
-        chosen = choose(cluster, text, flag)  # type: ignore[arg-type]
-        ours = {} if chosen.wrong_choices else {h.name: list(h.devices or range(h.slots)) for h in chosen.hosts}
+        chosen = filter_hosts(cluster, text, flag)  # type: ignore[arg-type]
+        ours = {} if chosen.filter_errors else {h.name: list(h.devices or range(h.slots)) for h in chosen.hosts}
         assert ours == dict(theirs)
         assert list(ours) == list(theirs), "the same order: ranks follow it"
 

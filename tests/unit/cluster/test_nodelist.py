@@ -55,7 +55,7 @@ def test_expand(text: str, names: str) -> None:
     ],
 )
 def test_what_is_no_list(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no list|no range|more than"):
+    with pytest.raises(ValueError, match=r"no node list|no list|no range|more than"):
         expand(text)
 
 
@@ -208,7 +208,7 @@ def test_srun_takes_its_job_s_hosts_by_itself(
     monkeypatch.delenv("SLURM_TASKS_PER_NODE")
     with pytest.raises(SystemExit):
         main(["launch", config, "--launcher", "slurm", "--print"])
-    assert "SLURM_TASKS_PER_NODE is ''" in capsys.readouterr().err
+    assert "cannot parse SLURM_TASKS_PER_NODE: ''" in capsys.readouterr().err
 
 
 def test_an_allocation_that_leaves_accelerators_idle(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.cluster.filter import choose
+from dslpar.cluster.filter import filter_hosts
 from dslpar.cluster.hostfile import Cluster, parse
 from dslpar.core.errors import DslparError
 from dslpar.launch import supervise
@@ -293,7 +293,7 @@ def test_pdsh_keeps_the_users_own_flags() -> None:
 
 
 def part(launcher: str, include: str, text: str = TWO, facts: LocalFacts = HERE) -> Launch:
-    hosts = choose(cluster(text), include, "--include")
+    hosts = filter_hosts(cluster(text), include, "--include")
     return prepare(Request(launcher, hosts.world_size, WORDS, hosts), facts)
 
 
