@@ -418,7 +418,8 @@ def test_what_does_not_stop_in_time_is_ended(tmp_path: Path, busy: str) -> None:
 def test_a_rank_that_has_stopped_in_order_may_take_its_time_to_leave(tmp_path: Path) -> None:
     """A launcher that sees another rank leave sends SIGTERM again, and monitors may have much to close."""
     then = "monitor.stop_on_signal(6.0, 75); pathlib.Path(meeting.parent, 'promised').touch()\n"
-    then += "while not monitor.stop_requested: time.sleep(0.01)\nmonitor.mark_stopped(7, 'there'); time.sleep(4); sys.exit(75)"
+    then += "while not monitor.stop_requested: time.sleep(0.01)\n"
+    then += "monitor.mark_stopped(7, 'there'); time.sleep(4); sys.exit(75)"
     with Ranks(tmp_path, then) as ranks:
         promised(tmp_path)
         ranks.processes[0].send_signal(signal.SIGTERM)
