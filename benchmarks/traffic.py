@@ -45,7 +45,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
-from dslpar.forecast.traffic import Passes, Traffic
+from dslpar.forecast.traffic import LayerTraffic, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.gpt import costs, section
@@ -84,7 +84,7 @@ class Layer(NamedTuple):
     """What is measured, and what is said of it."""
 
     build: Callable[[Groups], nn.Module]
-    formula: Callable[[mesh.Tensor], Passes]
+    formula: Callable[[mesh.Tensor], LayerTraffic]
     linears: tuple[tuple[int, int], ...]
     """(in, out) features of the products, inward and outward in turn."""
 

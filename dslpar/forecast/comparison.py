@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.family import costs_of
-from dslpar.forecast.traffic import Passes
+from dslpar.forecast.traffic import LayerTraffic
 from dslpar.layout.resolve import Job
 from dslpar.schema.sections import Model
 
@@ -85,5 +85,5 @@ def summary(job: Job) -> Summary | None:
     )
 
 
-def _rounded(passes: Passes) -> dict[str, int]:
+def _rounded(passes: LayerTraffic) -> dict[str, int]:
     return {axis: math.ceil(elements) for axis, elements in passes.both.by_axis().items()}

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.traffic import Number, Passes
+from dslpar.forecast.traffic import LayerTraffic, Number
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 
@@ -15,11 +15,11 @@ from dslpar.schema.sections import Model
 class FamilyCosts(Protocol):
     """Costs of one family; `model` is its section, `tokens` those of a micro-batch."""
 
-    def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> Passes:
+    def layer_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
         """What a rank sends for one layer of a pipeline's cut."""
         ...
 
-    def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> Passes:
+    def model_traffic(self, model: Any, cuboid: Tensor, tokens: Number) -> LayerTraffic:
         """What a rank sends for the whole model and its loss, all on one stage."""
         ...
 

@@ -36,7 +36,7 @@ def per_token(multiplied_weights: int, score_products: int) -> Flops:
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float | None:
-    """The most that a device computes in dense products of that type; None where it is not known, never a guess.
+    """Return the most that a device computes in dense products of that type; None where it is not known.
 
     `device` is the name by which the driver knows it; fp32 is without TF32, which torch leaves off by default.
 
@@ -45,7 +45,7 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
         >>> peak_flops_per_s("NVIDIA GeForce RTX 4090", "bf16") is None
         True
     """
-    if re.search(_A_SHARE, device):
+    if re.search(_PARTIAL_DEVICE, device):
         return None
     for pattern, peaks in PEAKS.items():
         if re.search(pattern, device):
@@ -53,8 +53,8 @@ def peak_flops_per_s(device: str, dtype: str) -> float | None:
     return None
 
 
-_A_SHARE = r"\bMIG\b|\bGRID\b|-\d+C$"
-"""In names of parts of a device: NVIDIA's MIG and virtual GPUs. What such a part can do at most is not the device's."""
+_PARTIAL_DEVICE = r"\bMIG\b|\bGRID\b|-\d+C$"
+"""Names of parts of a device, NVIDIA's MIG and virtual GPUs, whose peak is not the device's."""
 
 
 def _both(half: float, fp32: float) -> Mapping[str, float]:

@@ -1,13 +1,13 @@
-"""What a rank holds of each layer: elements of its weights, and of what is saved for the backward; no torch.
+"""Memory of each layer: elements that a rank stores of its weights, and saves for the backward, as closed forms.
 
     >>> from dslpar.core.mesh import Tensor
-    >>> held = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward")
-    >>> int(held.weights), int(held.saved.elements)
+    >>> layer = linear(Tensor(q=2, y=2, residual="hidden"), 64, 16, 48, role="inward")
+    >>> int(layer.weights), int(layer.saved.elements)
     (216, 512)
 
-Letters: M tokens of a micro-batch, h hidden size, F inner features; x = d q. A linear saves its input and its weight:
-the panels that `keep` names as panels, the others as they are stored; a weight that is not gathered is the parameter
-itself, and costs nothing. So in a micro-batch, where a panel of X is x z (inward) or x y (outward) of M K,
+Letters: M tokens of a micro-batch, K and N features in and out; x = d q. A linear saves its input and its weight: as
+gathered panels where `keep` says so, else as they are stored; a weight that is not gathered is the parameter itself,
+and costs nothing. A panel of the input is M K / (x z) elements (inward) or M K / (x y) (outward). Saved:
 
 =======  ============================  =====================================
 keep     input                         weight
@@ -18,9 +18,9 @@ both     its panel                     its panel
 none     as stored                     -
 =======  ============================  =====================================
 
-What two layers save of one tensor counts once. What is not of the model's type stands apart: `Saved.wide`, numbers of
-float32 or wider for each token, or for each token and head. That such a count is a sum over the block's activations,
-each of them once, and what tensor and sequence parallelism make of it, is Korthikanti et al.'s (2205.05198).
+A tensor that two layers save counts once. Elements of another type than the model's are counted apart, in `Saved.wide`:
+float32 or wider, for each token, or for each token and head. That the count is a sum over the block's activations, each
+of them once, and what tensor and sequence parallelism make of it, is Korthikanti et al.'s (arXiv 2205.05198).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dslpar.layout.divisors import ranks
 
 @frozen
 class Saved:
-    """What lives until the backward."""
+    """Elements that live until the backward."""
 
     elements: Number = 0
     """Of the model's type: activations, and panels of weights."""
@@ -49,12 +49,12 @@ class Saved:
 
 @frozen
 class LayerMemory:
-    """What a rank holds of a layer."""
+    """What a rank stores of a layer, in elements."""
 
     weights: Number
-    """Elements of its parameters."""
+    """Its parameters."""
     saved: Saved
-    """By one micro-batch."""
+    """What one micro-batch saves."""
 
     def __add__(self, other: LayerMemory) -> LayerMemory:
         return LayerMemory(weights=self.weights + other.weights, saved=self.saved + other.saved)
@@ -63,7 +63,7 @@ class LayerMemory:
 def linear(
     tensor: Tensor, tokens: Number, in_features: int, out_features: int, *, role: Role, bias: bool = True
 ) -> LayerMemory:
-    """A linear layer with its input; of several blocks of features `out_features` is the sum."""
+    """Count a linear layer with its input; of several blocks of features `out_features` is their sum."""
     matrix = Fraction(in_features * out_features, tensor.y * tensor.z)
     panel = matrix if tensor.keep in ("w", "both") and tensor.q > 1 else 0
     cuts = inner_cuts(tensor) if role == "inward" else residual_cuts(tensor)
@@ -75,13 +75,11 @@ def linear(
 def norm(
     tensor: Tensor, tokens: Number, hidden_size: int, *, kind: str = "layernorm", bias: bool = True
 ) -> LayerMemory:
-    """A norm with its input, and one or two statistics a token.
-
-    Torch's own RMSNorm, for features that are whole, saves what it normalised as well where no kernel fuses it (CPU).
-    """
+    """Count a norm with its input, and one or two statistics a token."""
     vectors, statistics = (1, 1) if kind == "rmsnorm" else (1 + bias, 2)
     rows = Fraction(tokens, ranks(tensor, residual_cuts(tensor).tokens))
     pieces = ranks(tensor, residual_cuts(tensor).features)
+    # torch's RMSNorm, used where features are whole, saves its result too where no kernel fuses it (CPU).
     times = 2 if kind == "rmsnorm" and pieces == 1 else 1
     saved = Saved(elements=times * _residual(tensor, tokens, hidden_size), wide=statistics * rows)
     return LayerMemory(weights=Fraction(vectors * hidden_size, pieces), saved=saved)
@@ -90,17 +88,15 @@ def norm(
 def attention(
     tensor: Tensor, tokens: Number, hidden_size: int, num_heads: int, *, kv_heads: int | None = None, bias: bool = True
 ) -> LayerMemory:
-    """Fused attention without dropout and mask: q, k, v and its result once, its log-sum-exp, the result's panel.
-
-    Over a split sequence the result crosses ranks (ulysses) or is laid out anew (ring; grouped queries too), before the
-    projection back takes it: once more.
-    """
+    """Count fused attention without dropout and mask: q, k, v, its result, its log-sum-exp, the result's panel."""
     kv_size = hidden_size // num_heads * (kv_heads or num_heads)
     inward = linear(tensor, tokens, hidden_size, hidden_size + 2 * kv_size, role="inward", bias=bias)
     outward = linear(tensor, tokens, hidden_size, hidden_size, role="outward", bias=bias)
     result = _inner(tensor, tokens, hidden_size)
     core = _inner(tensor, tokens, hidden_size + 2 * kv_size)
     split = tensor.split == "sequence" and tensor.x > 1
+    # Over a split sequence the result crosses ranks (ulysses), or gets another memory layout (ring; grouped queries
+    # once more), before the projection back takes it: a second copy lives.
     if split or (tensor.z > 1 and tensor.keep in ("x", "both")):
         core += result
     if split and tensor.impl == "ring" and kv_size < hidden_size:
@@ -112,7 +108,7 @@ def attention(
 def mlp(
     tensor: Tensor, tokens: Number, hidden_size: int, ffn_size: int, *, activation: str = "gelu", bias: bool = True
 ) -> LayerMemory:
-    """Up, what the activation needs (its input, of two blocks with 'swiglu'), and down."""
+    """Count an MLP: up, what the activation saves (its input, of two blocks with 'swiglu'), and down."""
     inner = (2 if activation == "swiglu" else 1) * ffn_size
     up = linear(tensor, tokens, hidden_size, inner, role="inward", bias=bias)
     activated = LayerMemory(weights=0, saved=Saved(elements=_inner(tensor, tokens, inner)))
@@ -120,7 +116,7 @@ def mlp(
 
 
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fraction:
-    """Of a linear: its panel, or as it is stored."""
+    """Return the elements that a linear saves of its input: its panel, or as it is stored."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)
     if tensor.keep not in ("x", "both"):
         return stored
@@ -129,10 +125,10 @@ def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fractio
 
 
 def _residual(tensor: Tensor, tokens: Number, features: int) -> Fraction:
-    """Elements that a rank stores of the residual."""
+    """Return the elements that a rank stores of the residual."""
     return Fraction(tokens * features, ranks(tensor, residual_cuts(tensor).tokens + residual_cuts(tensor).features))
 
 
 def _inner(tensor: Tensor, tokens: Number, features: int) -> Fraction:
-    """Elements that a rank stores of an inner activation."""
+    """Return the elements that a rank stores of an inner activation."""
     return Fraction(tokens * features, ranks(tensor, inner_cuts(tensor).tokens + inner_cuts(tensor).features))

@@ -13,12 +13,12 @@ from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.traffic import Number, Passes
+from dslpar.forecast.traffic import LayerTraffic, Number
 from dslpar.models.gpt.layout import block_weights
 from dslpar.models.gpt.section import GPT
 
 
-def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
+def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     """Return what a rank sends for a transformer block: two norms, attention, MLP."""
     hidden, bias = model.hidden_size, model.bias
     return (
@@ -28,13 +28,13 @@ def layer_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
     )
 
 
-def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> Passes:
+def model_traffic(model: GPT, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     """Return what a rank sends for the whole model and its loss: one micro-batch of `tokens`, all on one stage."""
     hidden, vocab = model.hidden_size, model.vocab_size
     learned = model.positions == "learned"
     return (
         traffic.embedding(cuboid, tokens, vocab, hidden)
-        + (traffic.position_embedding(cuboid, model.max_seq_len, hidden) if learned else Passes())
+        + (traffic.position_embedding(cuboid, model.max_seq_len, hidden) if learned else LayerTraffic())
         + layer_traffic(model, cuboid, tokens) * model.num_layers
         + traffic.norm(cuboid, tokens, hidden, kind=model.norm, bias=model.bias)
         + traffic.head(cuboid, tokens, hidden, vocab)

@@ -18,7 +18,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
-from dslpar.forecast.traffic import Passes, Traffic
+from dslpar.forecast.traffic import LayerTraffic, Traffic
 from dslpar.layers import (
     MLP,
     Attention,
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     layer: Callable[[Groups], Callable[..., torch.Tensor]]
     x: Callable[[mesh.Tensor], torch.Tensor]
-    said: Callable[[mesh.Tensor], Passes]
+    said: Callable[[mesh.Tensor], LayerTraffic]
 
 
 def residual(tensor: mesh.Tensor) -> torch.Tensor:

@@ -6,15 +6,15 @@ from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.traffic import Number, Passes
+from dslpar.forecast.traffic import LayerTraffic, Number
 from tests.support.mlp_family.section import ResidualMLP
 
 
-def layer_traffic(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> Passes:
+def layer_traffic(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     return traffic.mlp(cuboid, tokens, model.width, model.width, activation=model.activation)
 
 
-def model_traffic(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> Passes:
+def model_traffic(model: ResidualMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
     return (
         traffic.embedding(cuboid, tokens, model.vocab_size, model.width)
         + layer_traffic(model, cuboid, tokens) * model.num_layers
