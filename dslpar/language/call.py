@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslpar.core.errors import Location
-from dslpar.language.errors import UnknownError
 from dslpar.language.limits import Budget
-from dslpar.language.values import Dict, Origin, Unknown, Value
+from dslpar.language.values import Dict, Origin, Value, require_known
 
 
 class Call:
@@ -49,8 +48,7 @@ class Call:
 
     def require_known(self) -> None:
         """Raise UnknownError if an argument is unknown: so is what depends on it."""
-        if any(isinstance(value, Unknown) for value in (*self.args, *self.kwargs.values())):
-            raise UnknownError
+        require_known(*self.args, *self.kwargs.values())
 
     def put_keywords_into(self, target: Dict) -> None:
         """Put the keyword arguments into a dict."""

@@ -8,13 +8,24 @@ from dslpar.core.errors import Location
 from dslpar.language.call import Call
 from dslpar.language.containers import elements
 from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError, finding
-from dslpar.language.evaluator import Evaluator, Handlers, check_known, type_name
+from dslpar.language.evaluator import Evaluator, Handlers, type_name
 from dslpar.language.expressions import attribute_of
 from dslpar.language.functions import call_function, call_lazy
 from dslpar.language.methods import call_method, find_method
 from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import NO_ORIGINS, UNKNOWN, Dict, LazyTarget, List, Located, Unknown, Value
+from dslpar.language.values import (
+    NO_ORIGINS,
+    UNKNOWN,
+    Dict,
+    LazyTarget,
+    List,
+    Located,
+    Unknown,
+    Value,
+    require_known,
+    require_readable,
+)
 
 
 def call(ev: Evaluator, node: ast.Call) -> Located:
@@ -47,8 +58,7 @@ def _callee(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute
 
 def _call_method(ev: Evaluator, owner: Value, name: str, call: Call) -> Value:
     try:
-        if isinstance(owner, Unknown):
-            raise UnknownError
+        require_known(owner)
         if name == "update" and isinstance(owner, Dict):
             _warn_of_replaced_sections(ev, owner, call)
         return call_method(owner, name, call)
@@ -75,8 +85,7 @@ def _warn_of_replaced_sections(ev: Evaluator, owner: Dict, call: Call) -> None:
 
 
 def _call_value(target: Value, call: Call) -> Value:
-    if isinstance(target, Unknown):
-        raise UnknownError
+    require_known(target)
     if isinstance(target, LazyTarget):
         return call_lazy(target, call)
     if isinstance(target, Reference):
@@ -103,11 +112,10 @@ def _arguments(ev: Evaluator, node: ast.Call) -> Call:
 
 def _add_keywords(ev: Evaluator, value: Value, location: Location, call: Call) -> None:
     """Take up `**value` of a call."""
-    if isinstance(value, Unknown):
-        raise UnknownError
+    require_known(value)
     if not isinstance(value, dict):
         raise TypeError(f"argument after ** must be a mapping, not {type_name(value)}")
-    check_known(value)
+    require_readable(value)
     ev.budget.spend(len(value))
     for name, item in value.items():
         origin, key_origin = value.origins.get(name, NO_ORIGINS) if isinstance(value, Dict) else NO_ORIGINS

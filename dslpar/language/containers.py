@@ -12,10 +12,21 @@ from typing import TypeAlias
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import finding
-from dslpar.language.evaluator import Evaluator, Handlers, Scope, check_known, type_name
+from dslpar.language.evaluator import Evaluator, Handlers, Scope, type_name
 from dslpar.language.limits import check_items, check_size, in_fixed_order
 from dslpar.language.targets import assign
-from dslpar.language.values import NO_ORIGINS, Dict, List, Located, Tuple, Unknown, Value, adopt, make_tuple
+from dslpar.language.values import (
+    NO_ORIGINS,
+    Dict,
+    List,
+    Located,
+    Tuple,
+    Unknown,
+    Value,
+    adopt,
+    make_tuple,
+    require_readable,
+)
 
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
@@ -158,7 +169,7 @@ def _clauses(
 def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
     """Evaluate what a `for` loops over, and yield its items with their origins, as it is at each moment."""
     value, location = ev.eval(node)
-    check_known(value)
+    require_readable(value)
     iterator = iter(in_fixed_order(value))
     if isinstance(value, VIEWS) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         owner = ev.peek(node.func.value)

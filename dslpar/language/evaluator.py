@@ -16,7 +16,7 @@ from dslpar.language.errors import CODES, PYTHON_ERRORS, ConfigError, UnknownErr
 from dslpar.language.session import Session
 from dslpar.language.source import Source
 from dslpar.language.syntax import changed_targets
-from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Unknown, Value, origins_of
+from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Value, origins_of, require_readable
 
 Handlers: TypeAlias = "Mapping[type[ast.AST], Callable[[Evaluator, Value], Located]]"
 
@@ -82,7 +82,7 @@ class Evaluator:
 
     def items_of(self, value: Value, location: Location) -> tuple[list[Value], list[Value]]:
         """Read an iterable to its end: the items and their origins."""
-        check_known(value)
+        require_readable(value)
         items = self.budget.take_all(value)
         known = isinstance(value, (List, tuple))
         return items, [origin or location for origin in origins_of(value)] if known else [location] * len(items)
@@ -108,13 +108,6 @@ class Evaluator:
             owner = self.peek(target.value)
             if isinstance(owner, (List, Dict)):
                 owner.tainted = True
-
-
-def check_known(*values: object) -> None:
-    """Raise UnknownError for what is unknown, or was changed in an unknown way: so is all that depends on it."""
-    for value in values:
-        if isinstance(value, Unknown) or getattr(value, "tainted", False):
-            raise UnknownError
 
 
 def type_name(value: object) -> str:

@@ -12,13 +12,22 @@ from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language import operators
 from dslpar.language.errors import ConfigError, UnknownError
-from dslpar.language.evaluator import Evaluator, Handlers, check_known, type_name
+from dslpar.language.evaluator import Evaluator, Handlers, type_name
 from dslpar.language.formatting import CONVERSIONS, formatted, to_text
 from dslpar.language.functions import BUILTINS, VALUES
 from dslpar.language.limits import MAX_SUGGESTED, check_length, check_size
 from dslpar.language.methods import find_method
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Located, Unknown, Value, make_tuple, origins_of
+from dslpar.language.values import (
+    Dict,
+    List,
+    Located,
+    Value,
+    make_tuple,
+    origins_of,
+    require_known,
+    require_readable,
+)
 
 
 def constant(ev: Evaluator, node: ast.Constant) -> Located:
@@ -54,8 +63,7 @@ def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
 def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute) -> Located:
     """Read an attribute: the key of a dict, or a longer name of a reference."""
     name = node.attr
-    if isinstance(owner, Unknown):
-        raise UnknownError
+    require_known(owner)
     if isinstance(owner, Dict) and name in owner:
         return owner[name], owner.origin_of(name) or location
     if isinstance(owner, Dict) and owner.tainted:
@@ -84,17 +92,16 @@ def subscript(ev: Evaluator, node: ast.Subscript) -> Located:
     if isinstance(node.slice, ast.Slice):
         return slice_of(ev, owner, slice_bounds(ev, node.slice), node)
     key, _ = ev.eval(node.slice)
-    if isinstance(owner, Unknown) or isinstance(key, Unknown):
-        raise UnknownError
+    require_known(owner, key)
     if isinstance(owner, Reference):
         raise ConfigError("CFG003", f"{owner.name}[...] is not read in a config", "write the value itself")
     if isinstance(owner, dict):
         ev.budget.weigh(key)
         if key not in owner:
-            check_known(owner)
+            require_readable(owner)
             raise missing_key(key, owner, ev.location(node.slice))
         return owner[key], (owner.origin_of(key) if isinstance(owner, Dict) else None) or location
-    check_known(owner)
+    require_readable(owner)
     value = owner[key]
     origin = origins_of(owner)[key] if isinstance(owner, (list, tuple)) else ev.location(node)
     return check_size(value), origin or location
@@ -103,14 +110,13 @@ def subscript(ev: Evaluator, node: ast.Subscript) -> Located:
 def slice_bounds(ev: Evaluator, node: ast.Slice) -> slice:
     """Evaluate `start:stop:step`."""
     parts = [None if part is None else ev.eval(part)[0] for part in (node.lower, node.upper, node.step)]
-    if any(isinstance(part, Unknown) for part in parts):
-        raise UnknownError
+    require_known(*parts)
     return slice(*parts)
 
 
 def slice_of(ev: Evaluator, owner: Value, bounds: slice, node: ast.AST) -> Located:
     """Read a slice, with the origins of its items."""
-    check_known(owner)
+    require_readable(owner)
     part = owner[bounds]
     if isinstance(part, (str, list, tuple)):
         ev.budget.spend(len(part) // 8)
@@ -123,8 +129,7 @@ def slice_of(ev: Evaluator, owner: Value, bounds: slice, node: ast.AST) -> Locat
 
 def unary(ev: Evaluator, node: ast.UnaryOp) -> Located:
     value, _ = ev.eval(node.operand)
-    if isinstance(value, Unknown):
-        raise UnknownError
+    require_known(value)
     return operators.unary(node.op, value), ev.location(node)
 
 
@@ -164,8 +169,7 @@ def f_string(ev: Evaluator, node: ast.JoinedStr) -> Located:
     parts: list[Value] = []
     for part in node.values:
         parts.append(part.value if isinstance(part, ast.Constant) else ev.eval(part)[0])
-        if isinstance(parts[-1], Unknown):
-            raise UnknownError
+        require_known(parts[-1])
     check_length(sum(map(len, parts)))
     return check_size("".join(parts)), ev.location(node)
 
@@ -173,8 +177,7 @@ def f_string(ev: Evaluator, node: ast.JoinedStr) -> Located:
 def f_string_field(ev: Evaluator, node: ast.FormattedValue) -> Located:
     value, _ = ev.eval(node.value)
     spec = ev.eval(node.format_spec)[0] if node.format_spec else ""
-    if isinstance(value, Unknown) or isinstance(spec, Unknown):
-        raise UnknownError
+    require_known(value, spec)
     convert = CONVERSIONS[node.conversion]
     if convert is not None:
         value = to_text(value, ev.budget, convert)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.errors import ConfigError
 from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, limit_error
 from dslpar.language.tree import Reference
-from dslpar.language.values import Unknown, Value
+from dslpar.language.values import Value, require_known
 
 MAX_WIDTH = 1_000
 SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range, Reference)
@@ -122,8 +122,7 @@ def _formatter(budget: Budget) -> Value:
 
 
 def _check_shown(value: Value, budget: Budget) -> None:
-    if isinstance(value, Unknown):
-        raise UnknownError
+    require_known(value)
     if not isinstance(value, SHOWN):
         raise ConfigError("CFG004", f"a {type(value).__name__} has no fixed text", "write list(...) around it")
     budget.weigh(value)

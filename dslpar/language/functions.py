@@ -25,7 +25,19 @@ from dslpar.language.limits import (
     limit_error,
 )
 from dslpar.language.tree import TARGET, Reference
-from dslpar.language.values import Dict, LazyTarget, List, Unknown, Value, adopt, deep_copy, make_tuple, origins_of
+from dslpar.language.values import (
+    Dict,
+    LazyTarget,
+    List,
+    Unknown,
+    Value,
+    adopt,
+    deep_copy,
+    make_tuple,
+    origins_of,
+    require_known,
+    require_readable,
+)
 
 Function = Callable[[Call], Value]
 
@@ -43,8 +55,7 @@ def key_function(call: Call) -> Callable[[Value], Value] | None:
     key = call.kwargs.pop("key", None)
     if key is None:
         return None
-    if isinstance(key, Unknown):
-        raise UnknownError
+    require_known(key)
     if not isinstance(key, Reference):
         raise TypeError(f"{type(key).__name__!r} object is not callable")
     return lambda item: call_function(key, call.with_args([item]))
@@ -93,8 +104,7 @@ def _copying_dict(call: Call) -> Value:
     (content,) = call.positional(0, 1, keywords=True)
     content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
     call.budget.weigh(content)
-    if isinstance(content, Unknown):
-        raise UnknownError
+    require_known(content)
     if content is None:
         return Dict()
     if not isinstance(content, (dict, list)):
@@ -156,8 +166,7 @@ def _set(call: Call) -> set[Value]:
 
 def readable(value: Value, call: Call, any_order: bool = False) -> Value:
     """Return an iterable that Python's own functions may read to its end: paid for, as a whole or item by item."""
-    if isinstance(value, Unknown) or getattr(value, "tainted", False):
-        raise UnknownError
+    require_readable(value)
     if not any_order:
         in_fixed_order(value)
     if isinstance(value, (str, *CONTAINERS)):
@@ -203,8 +212,7 @@ def _lazy_iterator(function: Callable[..., Value]) -> Function:
     def run(call: Call) -> Value:
         call.require_known()
         for value in call.args:
-            if getattr(value, "tainted", False):
-                raise UnknownError
+            require_readable(value)
             in_fixed_order(value)
         return function(*call.args, **call.kwargs)
 
@@ -248,9 +256,8 @@ def _types(kinds: Value) -> tuple[type, ...]:
         return tuple(kind for item in kinds for kind in _types(item))
     kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
     if kind is None:
-        raise ConfigError(
-            "CFG004", "isinstance() needs one of the language's types", f"use one of: {', '.join(SHORT_TYPES)}"
-        )
+        help = f"use one of: {', '.join(SHORT_TYPES)}"
+        raise ConfigError("CFG004", "isinstance() needs one of the language's types", help)
     return (kind,)
 
 

@@ -80,36 +80,27 @@ def instantiate(description: Any, **extra: Any) -> Any:
     Lists, tuples and dicts are walked; every other value is itself. `_recursive_=False` leaves the arguments alone.
     Raises DslparError, with the location in the config where there is one, if a target cannot be imported.
     """
+    value, location = description, PROGRAM
+    target = description.get(TARGET) if isinstance(description, Mapping) else None
     if isinstance(description, Node):
-        return _instantiate_node(description, extra)
-    if isinstance(description, Mapping) and TARGET in description:
-        return _call(description, description[TARGET], PROGRAM, instantiate, extra)
+        value, target = description.value, description.target
+        location = description.target_location or description.location
+    if target is not None:
+        return _call(target, value, location, extra)
     assert not extra, "extra arguments for what is no call"
-    if isinstance(description, Mapping):
-        return Settings({key: instantiate(item) for key, item in description.items()})
-    if type(description) in (list, tuple):
-        return type(description)(instantiate(item) for item in description)
-    return description
+    if isinstance(value, Mapping):
+        return Settings({key: instantiate(item) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(instantiate(item) for item in value)
+    return value
 
 
-def _instantiate_node(node: Node, extra: Mapping[str, Any]) -> Any:
-    if node.target is not None:
-        return _call(node.value, node.target, node.target_location or node.location, instantiate, extra)
-    assert not extra, "extra arguments for what is no call"
-    if node.is_mapping:
-        return Settings({key: instantiate(item) for key, item in node.value.items()})
-    if isinstance(node.value, (list, tuple)):
-        return type(node.value)(instantiate(item) for item in node.value)
-    return node.value
-
-
-def _call(arguments: Any, target: Any, location: Location, make: Callable[[Any], Any], extra: Mapping[str, Any]) -> Any:
+def _call(target: Any, arguments: Mapping[str, Any], location: Location, extra: Mapping[str, Any]) -> Any:
     function = target if callable(target) else locate(as_reference(target), location)
     given = {name: value for name, value in arguments.items() if name not in (TARGET, "_recursive_")}
     recursive = arguments.get("_recursive_", True)
-    recursive = recursive.value if isinstance(recursive, Node) else recursive
-    if recursive:
-        made = {name: make(value) for name, value in given.items()}
+    if recursive.value if isinstance(recursive, Node) else recursive:
+        made = {name: instantiate(value) for name, value in given.items()}
     else:
         made = {name: value.plain() if isinstance(value, Node) else value for name, value in given.items()}
     return function(**(made | dict(extra)))

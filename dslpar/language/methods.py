@@ -14,7 +14,7 @@ from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import format_method
 from dslpar.language.functions import key_function
 from dslpar.language.limits import check_items, check_length, check_size
-from dslpar.language.values import UNKNOWN, Dict, List, Unknown, Value, adopt, origins_of
+from dslpar.language.values import UNKNOWN, Dict, List, Value, adopt, origins_of, require_known
 
 Method = Callable[[Value, Call], Value]
 
@@ -89,8 +89,7 @@ def _join(owner: str, call: Call) -> str:
     call.require_known()
     (items,) = call.args
     parts = call.budget.take_all(items)
-    if any(isinstance(part, Unknown) for part in parts):
-        raise UnknownError
+    require_known(*parts)
     check_length(sum(len(part) for part in parts if isinstance(part, str)) + len(owner) * len(parts))
     return owner.join(parts, **call.kwargs)
 

@@ -6,11 +6,11 @@ import ast
 import operator
 from collections.abc import Callable
 
-from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.errors import ConfigError
 from dslpar.language.formatting import percent
 from dslpar.language.limits import CONTAINERS, MAX_BITS, Budget, check_bits, check_items, check_length, check_size
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Unknown, Value, make_tuple, origins_of
+from dslpar.language.values import Dict, List, Value, make_tuple, origins_of, require_known, require_readable
 
 BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add,
@@ -55,8 +55,7 @@ def unary(op: ast.unaryop, value: Value) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value:
     """Evaluate `left op right`; the result's items keep their origins."""
-    if isinstance(left, Unknown) or isinstance(right, Unknown):
-        raise UnknownError
+    require_known(left, right)
     if isinstance(op, ast.Mod) and isinstance(left, str):
         return check_size(percent(left, right, budget))
     if isinstance(left, VIEWS) or isinstance(right, VIEWS):
@@ -128,8 +127,7 @@ def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Val
 
 def compare(op: ast.cmpop, left: Value, right: Value, budget: Budget) -> Value:
     """Evaluate one link of a comparison."""
-    if isinstance(left, Unknown) or isinstance(right, Unknown):
-        raise UnknownError
+    require_known(left, right)
     if isinstance(op, (ast.In, ast.NotIn)):
         right = _searched(left, right, budget)
     elif not isinstance(op, (ast.Is, ast.IsNot)):
@@ -145,8 +143,7 @@ def _searched(item: Value, container: Value, budget: Budget) -> Value:
         budget.spend(0 if hashed else len(container) // 8)
         if not hashed:
             budget.weigh(container)
-        if getattr(container, "tainted", False):
-            raise UnknownError
+        require_readable(container)
         return container
     if isinstance(container, range) and isinstance(item, int):
         return container

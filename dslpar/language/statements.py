@@ -15,7 +15,7 @@ from dslpar.language.evaluator import Evaluator, Handlers
 from dslpar.language.imports import import_modules, import_names
 from dslpar.language.session import Parsed, Session
 from dslpar.language.targets import assign, augment, delete
-from dslpar.language.values import Binding, Unknown
+from dslpar.language.values import Binding, require_known
 
 LoopExit: TypeAlias = Literal["break", "continue"] | None
 """How a body was left; None: at its end."""
@@ -113,8 +113,7 @@ def assertion(ev: Evaluator, node: ast.Assert) -> None:
     if test:
         return
     message = "" if node.msg is None else ev.eval(node.msg)[0]
-    if isinstance(message, Unknown):
-        raise UnknownError
+    require_known(message)
     reason = f": {message[:300]}" if isinstance(message, str) and message else ""
     help = "change the values so that the condition holds"
     raise ConfigError("CFG004", f"AssertionError{reason}", help, ev.location(node.test))

@@ -7,11 +7,11 @@ import ast
 from dslpar.core.errors import Location
 from dslpar.language import operators
 from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError
-from dslpar.language.evaluator import Evaluator, check_known, type_name
+from dslpar.language.evaluator import Evaluator, type_name
 from dslpar.language.expressions import attribute_location, name, slice_bounds, slice_of, undefined
 from dslpar.language.limits import check_items
 from dslpar.language.tree import Reference
-from dslpar.language.values import Dict, List, Unknown, Value
+from dslpar.language.values import Dict, List, Value, require_known, require_readable
 
 
 def assign(ev: Evaluator, target: ast.expr, value: Value, location: Location) -> None:
@@ -37,8 +37,7 @@ def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) ->
             _store_slice(ev, owner, slice_bounds(ev, target.slice), value, location)
             return
         key, _ = ev.eval(target.slice)
-        if isinstance(owner, Unknown) or isinstance(key, Unknown):
-            raise UnknownError
+        require_known(owner, key)
         _set_item(ev, owner, key, value, location, ev.location(target.slice))
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(ev, target, value, location)
@@ -48,8 +47,7 @@ def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) ->
 
 def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
     """Check that attributes of `owner` can be changed: that it is a dict."""
-    if isinstance(owner, Unknown):
-        raise UnknownError
+    require_known(owner)
     if isinstance(owner, Reference):
         help = "import a config file by position, as in `from .common.train import train`"
         raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", help)
@@ -74,8 +72,7 @@ def _set_item(
 
 
 def _store_slice(ev: Evaluator, owner: Value, bounds: slice, value: Value, location: Location) -> None:
-    if isinstance(owner, Unknown):
-        raise UnknownError
+    require_known(owner)
     if not isinstance(owner, List):
         raise TypeError(f"{type_name(owner)!r} object does not support item assignment")
     values, origins = ev.items_of(value, location)
@@ -120,9 +117,8 @@ def augment(ev: Evaluator, node: ast.AugAssign) -> None:
         return
     else:
         key, key_location = ev.eval(target.slice)[0], ev.location(target.slice)
-    check_known(owner)
-    if isinstance(key, Unknown):
-        raise UnknownError
+    require_readable(owner)
+    require_known(key)
     ev.budget.weigh(key)
     _set_item(ev, owner, key, _changed(ev, node, owner[key]), ev.location(node.value), key_location)
 
@@ -130,8 +126,7 @@ def augment(ev: Evaluator, node: ast.AugAssign) -> None:
 def _changed(ev: Evaluator, node: ast.AugAssign, old: Value) -> Value:
     right, _ = ev.eval(node.value)
     try:
-        if isinstance(old, Unknown) or isinstance(right, Unknown):
-            raise UnknownError
+        require_known(old, right)
         return operators.in_place(node.op, old, right, ev.budget)
     except (UnknownError, ConfigError, *PYTHON_ERRORS):
         # Other names may stand for the same container, which was to change: none of them knows it any more.
@@ -161,8 +156,7 @@ def _delete_item(ev: Evaluator, target: ast.Attribute | ast.Subscript) -> None:
         _attribute_owner(owner, target)
     else:
         key = slice_bounds(ev, target.slice) if isinstance(target.slice, ast.Slice) else ev.eval(target.slice)[0]
-    if isinstance(owner, Unknown) or isinstance(key, Unknown):
-        raise UnknownError
+    require_known(owner, key)
     if isinstance(owner, Dict):
         ev.budget.weigh(key)
         owner.drop(key)

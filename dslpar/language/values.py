@@ -50,6 +50,18 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
+def require_known(*values: object) -> None:
+    """Raise UnknownError if one of the values is unknown: so is what depends on it."""
+    if any(isinstance(value, Unknown) for value in values):
+        raise UnknownError
+
+
+def require_readable(value: object) -> None:
+    """Raise UnknownError if a value is unknown, or was changed in a way that is."""
+    if isinstance(value, Unknown) or getattr(value, "tainted", False):
+        raise UnknownError
+
+
 class List(list[Any]):
     """A list with the origin of each item."""
 
