@@ -1,13 +1,16 @@
-"""The sources that `dslpar import` knows: each has a table in data/, and a module of the conversions that it names."""
+"""The sources that `dslpar import` knows: each table in data/ is one.
+
+A table may name conversions of its own: functions of the module of the same name beside this one, if there is one.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from importlib import resources
-from types import ModuleType
+from importlib import import_module, resources
+from importlib.util import find_spec
 
-from dslpar.migrate import colossalai, conversions, deepspeed, libai
+from dslpar.migrate import conversions
 from dslpar.migrate.table import Row, Table
 from dslpar.schema import deepspeed_policy
 
@@ -28,9 +31,8 @@ Lists = Mapping[str, Collection[str]]
 _ROW = re.compile(r"(?P<fate>\w+) +(?P<pattern>(?:\{[^}]*\}|\S)+)(?: -> (?P<to>\S+))?(?: \| (?P<why>.*))?")
 
 
-def read_table(module: ModuleType, lists: Lists) -> Table:
-    """Read the table of the source whose conversions are in `module`; `lists` are names that rows refer to by `@`."""
-    name = module.__name__.rpartition(".")[2]
+def read_table(name: str, lists: Lists) -> Table:
+    """Read the table of the source `name`; `lists` are names that rows refer to by `@`."""
     text = resources.files("dslpar.migrate").joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
     head, _, body = text.partition("\n\n")
     facts: dict[str, str] = {}
@@ -39,7 +41,8 @@ def read_table(module: ModuleType, lists: Lists) -> Table:
             key, _, value = line.partition(": ")
             facts[key] = f"{facts[key]} {value}" if key in facts else value
     rows = tuple(_rows(body, lists))
-    functions = {**vars(conversions), **vars(module)}
+    module = f"dslpar.migrate.{name}"
+    functions = {**vars(conversions), **(vars(import_module(module)) if find_spec(module) else {})}
     return Table(
         name,
         facts["title"],
@@ -91,8 +94,10 @@ def _names(text: str, lists: Lists) -> tuple[str, ...]:
     return tuple(lists[text[1:]]) if text.startswith("@") else tuple(text.split())
 
 
-TABLES: Mapping[str, Table] = {
-    "colossalai": read_table(colossalai, _LISTS),
-    "libai": read_table(libai, _LISTS),
-    "deepspeed": read_table(deepspeed, _LISTS),
-}
+def _sources() -> Iterator[str]:
+    for file in resources.files("dslpar.migrate").joinpath("data").iterdir():
+        if file.name.endswith(".txt"):
+            yield file.name.removesuffix(".txt")
+
+
+TABLES: Mapping[str, Table] = {name: read_table(name, _LISTS) for name in sorted(_sources())}
