@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 
 
-def test_the_pages_are_not_stale() -> None:
+def test_the_generated_pages_are_up_to_date() -> None:
     ran = subprocess.run([sys.executable, "tools/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -30,7 +30,7 @@ def test_a_stale_page_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert docs.stale(tmp_path) == ["config.md", "rules/GONE.md", "rules/PAR.md"]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_are_valid() -> None:
     """Of the pages that are generated, and of the index: files that are there, headings that are in them."""
     pages = [ROOT / "docs" / "README.md", *(ROOT / "docs" / "rules").glob("*.md")]
     checked = 0

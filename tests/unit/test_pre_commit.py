@@ -23,25 +23,25 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
         assert {"name", "description", "entry", "language", "types_or", "files"} <= set(hook)
         assert re.search(hook["files"], "configs/gpt_3d.py")
         assert not re.search(hook["files"], "tests/test_x.py")
-        program, *words = hook["entry"].split()
+        program, *argv = hook["entry"].split()
         assert program == "tools/pre_commit.py"
         good, bad, part = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "part.py"
         good.write_text(MODEL)
         bad.write_text(MODEL.replace("num_heads", "num_head"))
         part.write_text("train = dict(steps=1)\n")
-        assert main([*words, str(good), str(part)]) == 0
-        assert main([*words, str(good), str(bad), str(part)]) == (hook["id"] == "dslpar-lint")
+        assert main([*argv, str(good), str(part)]) == 0
+        assert main([*argv, str(good), str(bad), str(part)]) == (hook["id"] == "dslpar-lint")
         assert (bad.read_text() == MODEL) is (hook["id"] == "dslpar-fix")
     capsys.readouterr()
 
 
-def hook(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def hook(*argv: str | Path) -> subprocess.CompletedProcess[str]:
     """`tools/pre_commit.py` in a Python without any package, started elsewhere."""
     program = [sys.executable, "-S", str(ROOT / "tools/pre_commit.py")]
-    return subprocess.run([*program, *map(str, words)], capture_output=True, text=True, cwd="/", timeout=60)
+    return subprocess.run([*program, *map(str, argv)], capture_output=True, text=True, cwd="/", timeout=60)
 
 
-def test_the_hooks_program_needs_no_package(tmp_path: Path) -> None:
+def test_the_hook_program_needs_no_package(tmp_path: Path) -> None:
     assert os.access(ROOT / "tools/pre_commit.py", os.X_OK)
     good, bad, in_yaml = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "a.yaml"
     good.write_text(MODEL)

@@ -33,11 +33,11 @@ def test_explain_of_codes_names_and_families(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("query", "message"),
     [("TEN999", "the families are BAT, CFG"), ("not-a-cub", "did you mean 'not-a-cube'?"), ("", "unknown rule ''")],
 )
-def test_explain_of_no_rule(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_of_an_unknown_rule(query: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["explain", word])
+        main(["explain", query])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

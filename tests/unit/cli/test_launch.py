@@ -10,37 +10,35 @@ from dslpar.cli.main import main
 
 
 def test_launch_prints_the_command_line_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["launch", str(config), "--print", "--world-size", "4", "--launcher", "torchrun", "--resume", "--dry-run"]
-    assert main([*words, "train.steps=2"]) == 0
+    argv = ["launch", str(config), "--print", "--world-size", "4", "--launcher", "torchrun", "--resume", "--dry-run"]
+    assert main([*argv, "train.steps=2"]) == 0
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
     assert line.endswith(f"--standalone -m dslpar.training --config {config} --resume --dry-run train.steps=2")
     assert captured.err == ""
 
 
-def test_launch_prints_one_line_a_host_where_it_needs_them(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launch_prints_a_line_for_each_host(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("node1 slots=4\nnode2 slots=4\n")
-    words = ["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]
-    assert main(words) == 0
+    argv = ["launch", str(config), "--print", "--hostfile", str(hosts), "--launcher", "torchrun"]
+    assert main(argv) == 0
     first, over_ssh, second, also_over_ssh, wait = capsys.readouterr().out.splitlines()
     assert (first, second, wait) == ("# for node1", "# for node2", "wait")
     assert over_ssh.startswith("ssh ")
     assert over_ssh.endswith(" &")
     assert "--node_rank 1" in also_over_ssh
-    assert main([*words, "--no-ssh"]) == 0
+    assert main([*argv, "--no-ssh"]) == 0
     first, of_first, second, of_second = capsys.readouterr().out.splitlines()
     assert (first, second) == ("# on node1", "# on node2")
     assert "--node_rank 0" in of_first
     assert "--node_rank 1" in of_second
     assert "ssh " not in of_first + of_second
-    assert main([*words, "--no-ssh", "--node-rank", "1"]) == 0
+    assert main([*argv, "--no-ssh", "--node-rank", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == [second, of_second]
 
 
-def test_launch_starts_nothing_on_hosts_that_cannot_be_reached(
+def test_launch_starts_nothing_if_hosts_are_unreachable(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -58,7 +56,7 @@ def test_launch_starts_nothing_that_lint_refuses(config: Path, capsys: pytest.Ca
     assert (captured.out, "PAR101" in captured.err, "help:" in captured.err) == ("", True, True)
 
 
-def test_launch_of_a_launcher_that_is_missing(
+def test_launch_with_a_launcher_that_is_not_installed(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

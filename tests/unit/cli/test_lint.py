@@ -17,7 +17,7 @@ from tests.support.lint import MODEL
 FIELDS = ["code", "name", "severity", "message", "help", "path", "line", "column", "end_line", "end_column", "key"]
 
 
-def test_lint_of_a_right_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_of_a_valid_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(config), "--world-size", "8"]) == 0
     assert capsys.readouterr().out == "no findings\n"
 
@@ -71,7 +71,7 @@ def test_a_hostfile_gives_the_world(config: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "left"),
+    ("argv", "reported"),
     [
         ("", ["CFG101", "CFG106", "TEN102", "CFG112"]),
         ("--select TEN", ["TEN102", "CFG112"]),
@@ -84,22 +84,22 @@ def test_a_hostfile_gives_the_world(config: Path, tmp_path: Path, capsys: pytest
         ("--ignore CFG101,TEN102 --ignore unused-dict", ["CFG112"]),
     ],
 )
-def test_select_and_ignore(config: Path, capsys: pytest.CaptureFixture[str], words: str, left: list[str]) -> None:
+def test_select_and_ignore(config: Path, capsys: pytest.CaptureFixture[str], argv: str, reported: list[str]) -> None:
     config.write_text(MODEL + "idle = dict(a=1)\nparallel = dict(pipline=1, tensor=dict(size=2, mode='1D'))\n")
-    status = main(["lint", str(config), "--format", "json", *words.split()])
+    status = main(["lint", str(config), "--format", "json", *argv.split()])
     records = json.loads(capsys.readouterr().out)
-    assert sorted(record["code"] for record in records) == sorted(left)
+    assert sorted(record["code"] for record in records) == sorted(reported)
     assert status == any(record["severity"] == "error" for record in records)
 
 
-def test_what_cannot_be_read_is_told_whatever_is_selected(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported_whatever_is_selected(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("model = dict(\n")
     assert main(["lint", str(config), "no/such.py", "--select", "PERF", "--format", "json"]) == 1
     assert {record["code"] for record in json.loads(capsys.readouterr().out)} == {"CFG001", "CFG009", "CFG112"}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         ("--select PERG", "did you mean 'PERF'?"),
         ("--ignore CFG106,unused-dct", "did you mean 'unused-dict'?"),
@@ -111,11 +111,11 @@ def test_what_cannot_be_read_is_told_whatever_is_selected(config: Path, capsys: 
         ("-", "`-` cannot be combined with other configs"),
     ],
 )
-def test_wrong_words_of_lint(config: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
+def test_usage_errors_of_lint(config: Path, capsys: pytest.CaptureFixture[str], argv: str, message: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["lint", str(config), *words.split()])
+        main(["lint", str(config), *argv.split()])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_shipped_configs_as_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_which_files_of_a_folder_are_configs(tmp_path: Path, capsys: pytest.Capt
     assert over["part.py"].startswith("a part of")
 
 
-def test_a_named_file_is_a_config_whatever_it_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_file_is_always_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = tmp_path / "part.py"
     part.write_text("train = dict(steps=2)\n")
     assert main(["lint", str(part), "--format", "concise"]) == 1
@@ -186,7 +186,7 @@ def test_stdin(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith(f"{name}:1:")
 
 
-def test_stdin_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdin_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
     with pytest.raises(SystemExit) as ended:
         main(["lint", "-"])
@@ -194,7 +194,7 @@ def test_stdin_that_is_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "stdin is not UTF-8" in capsys.readouterr().err
 
 
-def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
+def test_plain_lint_imports_no_other_format_or_fix(config: Path) -> None:
     """A start of the plain command is short: no format, fix or folder of others is loaded."""
     program = "import sys; from dslpar.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
     ran = subprocess.run(
@@ -210,14 +210,14 @@ def test_what_one_flag_needs_is_imported_for_it_alone(config: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
 @pytest.mark.parametrize("format_", ["text", "concise", "json", "github", "sarif"])
-def test_what_stdout_cannot_encode_is_no_reason_to_stop(tmp_path: Path, encoding: str, format_: str) -> None:
+def test_names_that_stdout_cannot_encode_are_escaped(tmp_path: Path, encoding: str, format_: str) -> None:
     wrong = (MODEL + "parallel = dict(pipelin=1)  # \u65e5\n").encode()
     for name in (b"\xff.py", "\u65e5.py".encode()):
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(wrong)
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
-    words = [sys.executable, "-m", "dslpar.cli", "lint", str(tmp_path), "--world-size", "8", "--format", format_]
-    ran = subprocess.run(words, capture_output=True, env=environ, timeout=60)
+    argv = [sys.executable, "-m", "dslpar.cli", "lint", str(tmp_path), "--world-size", "8", "--format", format_]
+    ran = subprocess.run(argv, capture_output=True, env=environ, timeout=60)
     assert (ran.returncode, ran.stderr) == (1, b"")
     assert ran.stdout.count(b"unknown key 'pipelin'") == 2
-    diff = subprocess.run([*words, "--diff"], capture_output=True, env=environ, timeout=60)
+    diff = subprocess.run([*argv, "--diff"], capture_output=True, env=environ, timeout=60)
     assert diff.stdout.count("+parallel = dict(pipeline=1)  # \u65e5\n".encode()) == 2

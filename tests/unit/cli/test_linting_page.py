@@ -40,11 +40,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit status; `< FILE` and `> FILE` are the shell's."""
-    words = shlex.split(command.partition(" > ")[0].partition(" < ")[0])
+    argv = shlex.split(command.partition(" > ")[0].partition(" < ")[0])
     if " < " in command:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(RIGHT.encode()), encoding="utf-8"))
     try:
-        return main(words)
+        return main(argv)
     except SystemExit as ended:
         return int(ended.code or 0)
 

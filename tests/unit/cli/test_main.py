@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.cli.main import main
+from dslpar.cli.main import COMMANDS, main
 
 
-def test_flags_and_overrides_stand_anywhere(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_and_overrides_in_any_order(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "parallel.pipeline=3", "--world-size", "6", str(config), "train.steps=0"]) == 1
     out = capsys.readouterr().out
     assert "<command line>:1:33: CFG103 out-of-range: train.steps is 0" in out
@@ -19,7 +19,7 @@ def test_flags_and_overrides_stand_anywhere(config: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         [],
         ["lint"],
@@ -46,9 +46,9 @@ def test_flags_and_overrides_stand_anywhere(config: Path, capsys: pytest.Capture
     ],
     ids=" ".join,
 )
-def test_a_wrong_command_line_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        status = main(words)
+        status = main(argv)
     except SystemExit as stopped:
         status = int(stopped.code or 0)
     assert status == 2
@@ -56,22 +56,25 @@ def test_a_wrong_command_line_is_2(words: list[str], capsys: pytest.CaptureFixtu
     assert "usage" in captured.err + captured.out
 
 
-def test_did_you_mean_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["lnit"])
     assert "did you mean 'lint'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["lint", "explain", "show", "launch"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], [command]):
+    """That of the program names each command; that of a command fits a terminal, commands to copy apart."""
+    for argv in (["--help"], [command, "--help"]):
         with pytest.raises(SystemExit) as stopped:
-            main([*words, "--help"])
+            main(argv)
         assert stopped.value.code == 0
-        assert command in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert command in out
+        assert all(len(line) <= 100 or line.startswith("dslpar ") for line in out.splitlines())
 
 
-def test_flags_are_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_cannot_be_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     """--res, which would be taken for --resume, may mean something else one day."""
     with pytest.raises(SystemExit) as ended:
         main(["launch", "configs/gpt_3d.py", "--world-size", "8", "--print", "--res"])
@@ -79,7 +82,7 @@ def test_flags_are_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--res" in capsys.readouterr().err
 
 
-def test_who_reads_no_further_gets_no_traceback() -> None:
+def test_a_closed_pipe_gives_no_traceback() -> None:
     """As in `dslpar explain TEN101 | head -1`."""
     command = f"{sys.executable} -m dslpar.cli explain TEN101"
     with subprocess.Popen(command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -32,10 +32,10 @@ def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[
     assert (stages["auto_pipeline_stage_id"], stages["actual_pipeline_stage_id"]) == (None, None)
 
 
-def test_show_says_what_must_divide_and_what_is_sent(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["parallel={'tensor': {'size': 4, 'mode': '2d'}}", "model.num_kv_heads=6", "model.positions='rotary'"]
-    words += ["model.vocab_size=257", "batch={'micro_size': 4}"]
-    assert main(["show", str(config), "--world-size", "8", *words]) == 0
+def test_show_lists_divisors_and_traffic(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["parallel={'tensor': {'size': 4, 'mode': '2d'}}", "model.num_kv_heads=6", "model.positions='rotary'"]
+    argv += ["model.vocab_size=257", "batch={'micro_size': 4}"]
+    assert main(["show", str(config), "--world-size", "8", *argv]) == 0
     out = capsys.readouterr().out
     for line in (
         "divides",
@@ -50,7 +50,7 @@ def test_show_says_what_must_divide_and_what_is_sent(config: Path, capsys: pytes
         "sends, elements a rank for a micro-batch of 384 tokens, forward and backward",
     ):
         assert line in out.splitlines(), line
-    assert main(["show", str(config), "--world-size", "8", "--format", "json", *words]) == 0
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", *argv]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {"key": "model.num_kv_heads", "value": 6, "by": 2, "why": "y = 2"} in shown["divisors"]
     assert all(each["value"] % each["by"] == 0 < each["by"] for each in shown["divisors"])
@@ -60,12 +60,12 @@ def test_show_says_what_must_divide_and_what_is_sent(config: Path, capsys: pytes
     assert f"  less than 1d on 4 ranks: from {shown['traffic']['break_even_tokens']:,} tokens on" in out
 
 
-def test_show_says_that_no_rank_sends_what_all_stages_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_sums_the_traffic_of_all_stages(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(config), "--world-size", "8"]) == 0
     assert "  all 2 stages " in capsys.readouterr().out
 
 
-def test_show_of_one_rank_has_nothing_to_send(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_one_rank_has_no_traffic(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(config), "--world-size", "1", "--format", "json", "parallel=None"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["traffic"] is None
