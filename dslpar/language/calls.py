@@ -31,6 +31,7 @@ from dslpar.language.values import (
 def call(ev: Evaluator, node: ast.Call) -> Located:
     target: Value
     method = ""
+    # The owner and its method before the arguments, as Python has it: what the arguments change comes too late.
     if isinstance(node.func, ast.Attribute):
         target, location = ev.eval(node.func.value)
         method = node.func.attr

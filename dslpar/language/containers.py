@@ -170,6 +170,7 @@ def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
     """Evaluate what a `for` loops over, and yield its items with their origins, as it is at each moment."""
     value, location = ev.eval(node)
     require_readable(value)
+    # A view does not tell whose it is: the dict that has the origins is looked up by the name that the call was made on.
     iterator = iter(in_fixed_order(value))
     if isinstance(value, VIEWS) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         owner = ev.peek(node.func.value)
@@ -181,6 +182,7 @@ def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
 def _located_items(ev: Evaluator, iterator: Iterator[Value], origins: Value, location: Location) -> Iterator[Located]:
     for index, item in enumerate(iterator):
         ev.budget.spend(1)
+        # The body of the loop may shorten the list, as in Python.
         origin = origins[index] if origins is not None and index < len(origins) else None
         yield adopt(item), origin or location
 

@@ -67,7 +67,7 @@ class Evaluator:
                 raise ConfigError("CFG002", "this expression has no value", "write a value")
             return handler(self, node)
         except UnknownError:
-            pass
+            pass  # what it depends on has a finding already
         except (ConfigError, *PYTHON_ERRORS) as error:
             self.report(error, node)
         return UNKNOWN, self.location(node)
@@ -102,9 +102,11 @@ class Evaluator:
         for target in changed_targets(node):
             self.budget.spend(1)
             if isinstance(target, ast.Name):
+                # The names that `def`, `class` and imports bind are no nodes of the tree, and have no location.
                 location = self.location(target if hasattr(target, "lineno") else node)
                 self.bind(target.id, UNKNOWN, location, location)
                 continue
+            # Which item would have changed is unknown as well: from here on, a missing one is no mistake.
             owner = self.peek(target.value)
             if isinstance(owner, (List, Dict)):
                 owner.tainted = True

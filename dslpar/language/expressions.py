@@ -72,6 +72,7 @@ def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attr
         raise ConfigError("CFG004", f"attribute {name!r} is not part of the config language", "name a value")
     if isinstance(owner, Reference):
         full = f"{owner.name}.{name}"
+        # `x = x.a` in a loop makes ever longer names, whose sum grows with the square of the steps.
         check_length(len(full) * 100)
         return VALUES.get(full, Reference(full)), ev.location(node)
     if find_method(owner, name):

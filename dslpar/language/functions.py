@@ -283,7 +283,7 @@ def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Functi
 
 def _product(call: Call) -> Value:
     call.require_known()
-    items = list(readable(call.args[0], call)) if len(call.args) == 1 else []
+    items = list(readable(call.args[0], call)) if len(call.args) == 1 else []  # else math.prod says what is wrong
     start = call.kwargs.get("start", 1)
     check_bits(sum(item.bit_length() for item in (*items, start) if isinstance(item, int)))
     if any(isinstance(item, (*CONTAINERS, str)) for item in (*items, start)):
@@ -308,6 +308,7 @@ TYPES: dict[str, type] = {
 FLOAT_MATH = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
     floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lgamma log log10 log1p log2 modf nextafter pow
     radians remainder sin sinh sqrt tan tanh trunc ulp"""
+# `any_order`: of these, no result depends on the order in which a set yields its items.
 FUNCTIONS: dict[str, Function] = {
     **{f"builtins.{f.__name__}": _reader(f, any_order=True) for f in (all, any, max, min, sorted)},
     **{f"builtins.{f.__name__}": _simple(f) for f in (abs, bool, divmod, float, int, len, range)},

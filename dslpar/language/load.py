@@ -38,7 +38,7 @@ class Config(NamedTuple):
     """Problems of the language, in the order of the files read, then of their lines."""
     sources: dict[str, str]
     """The text of each file read, and of the command line."""
-    used: frozenset[str] = frozenset()
+    names_read: frozenset[str] = frozenset()
     """Top-level names that some expression of the file reads."""
     imported: frozenset[str] = frozenset()
     """Top-level names whose value came from another config."""

@@ -103,6 +103,7 @@ def _with_origins(op: ast.operator, left: Value, right: Value, made: Value) -> V
 
 def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value:
     """Evaluate `left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
+    # As in Python, `list +=` and `dict |=` take any iterable, which `+` and `|` do not.
     if isinstance(op, ast.Add) and isinstance(left, List):
         items = budget.take_all(right)
         check_items(len(left) + len(items))

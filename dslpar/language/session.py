@@ -99,7 +99,7 @@ class Session:
 
     def names_of(self, path: str, location: Location) -> dict[str, Binding] | None:
         """Evaluate a config file afresh, for its names; returns None, with findings, if that failed."""
-        key = os.path.realpath(path)
+        key = os.path.realpath(path)  # a cycle may go through links
         if key in self._open:
             chain = " -> ".join(os.path.basename(item) for item in [*self._open[self._open.index(key) :], key])
             raise ConfigError("CFG007", f"this import closes a cycle: {chain}")

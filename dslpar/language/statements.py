@@ -33,7 +33,7 @@ def evaluate(parsed: Parsed, session: Session) -> dict[str, Binding]:
 def run(ev: Evaluator, body: list[ast.stmt]) -> LoopExit:
     """Evaluate statements in order; one that fails makes unknown what it would have bound."""
     for node in body:
-        ev.session.statement = (ev.source, node)
+        ev.session.statement = (ev.source, node)  # where the budget ends, if it ends here
         ev.budget.spend(1)
         handler = HANDLERS.get(type(node))
         try:

@@ -72,7 +72,7 @@ class Converter:
         self.unread = _unread(source, self.table.wrapper)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
-        self.view = View(named, source.config.used, model_class, epoch)
+        self.view = View(named, source.config.names_read, model_class, epoch)
         self.entries: list[Entry] = []
         self.values: dict[str, Any] = {}
         self.source_keys: dict[str, str] = {}

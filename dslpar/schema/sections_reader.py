@@ -135,7 +135,7 @@ def _report_other_names(reader: Reader) -> None:
         location = config.key_at(name)
         if location.path == COMMAND_LINE or not location.path.endswith(".py"):
             reader.unknown_key(name, name, SECTIONS)
-        elif not (name.startswith("_") or name.isupper() or name in config.used):
+        elif not (name.startswith("_") or name.isupper() or name in config.names_read):
             _report_unused(reader, name, node, location)
 
 

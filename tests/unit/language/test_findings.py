@@ -1,4 +1,4 @@
-"""Every message of the language, with its code and its place; mistakes do not hide or multiply each other."""
+"""Every message of the language, with its code and its location; mistakes do not hide or multiply each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dslpar.language import errors
 from dslpar.language.load import load_text
 
-# The place is marked in the text: <<here>>.
+# The location is marked in the text: <<here>>.
 CASES = {
     "unclosed": ("CFG001", "x = <<(>>1, 2", "never closed"),
     "break outside": ("CFG001", "<<break>>", "outside of a loop"),
@@ -114,7 +114,7 @@ CASES = {
 
 
 def unmarked(text: str) -> tuple[str, tuple[int, int, int, int]]:
-    """The text without its marks, and the place between them."""
+    """The text without its marks, and the location between them."""
     start, end = text.index("<<"), text.index(">>") - 2
     plain = text.replace("<<", "").replace(">>", "", 1)
 
@@ -127,12 +127,12 @@ def unmarked(text: str) -> tuple[str, tuple[int, int, int, int]]:
 @pytest.mark.parametrize("case", CASES)
 def test_message(case: str) -> None:
     code, marked, words = CASES[case]
-    text, place = unmarked(marked)
+    text, location = unmarked(marked)
     config = load_text(text, "cfg.py")
     assert [item.code for item in config.findings] == [code], config.findings
     (item,) = config.findings
     assert words in item.message
-    assert item.location[1:] == place
+    assert item.location[1:] == location
     assert item.help
     assert item.name == errors.CODES[code].name
 

@@ -1,4 +1,4 @@
-"""LazyCall for programs: describe, change, build; what cannot be imported says so at its place."""
+"""LazyCall for programs: describe, change, build; what cannot be imported says so at its location."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ MISSING = {
 @pytest.mark.parametrize("case", MISSING)
 def test_missing(case: str) -> None:
     name, words = MISSING[case]
-    place = Location("cfg.py", 3, 5, 3, 9)
+    location = Location("cfg.py", 3, 5, 3, 9)
     with pytest.raises(DslparError) as caught:
-        locate(Reference(name), place)
+        locate(Reference(name), location)
     (item,) = caught.value.findings
     assert item.code == "CFG006"
     assert words in item.message
-    assert item.location == place
+    assert item.location == location
     assert item.help
 
 

@@ -8,12 +8,12 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config, load, load_text
 
 
-def marked(config: Config, place: Location) -> str:
-    """The text at a place, with the file's own name before it where it is not the config's."""
-    line = config.sources[place.path].split("\n")[place.line - 1]
-    assert place.line == place.end_line
-    text = line[place.column - 1 : place.end_column - 1]
-    return text if place.path == config.path else f"{place.path.rpartition('/')[2]}: {text}"
+def marked(config: Config, location: Location) -> str:
+    """The text at a location, with the file's own name before it where it is not the config's."""
+    line = config.sources[location.path].split("\n")[location.line - 1]
+    assert location.line == location.end_line
+    text = line[location.column - 1 : location.end_column - 1]
+    return text if location.path == config.path else f"{location.path.rpartition('/')[2]}: {text}"
 
 
 def value_of(text: str, path: str, overrides: tuple[str, ...] = (), shorthands: dict[str, str] | None = None) -> str:
@@ -158,7 +158,7 @@ def test_shorthand_keeps_origins() -> None:
 
 def test_used_names() -> None:
     text = "a = 1\nb = dict(x=a)\nc = dict()\nc.x = 1\nc['y'] = [v for v in b]\nd = c.x\ne = {}\ne.f = 1\n"
-    used = load_text(text, "cfg.py").used
+    used = load_text(text, "cfg.py").names_read
     assert {"a", "b", "c"} <= used
     assert not {"d", "e"} & used
 

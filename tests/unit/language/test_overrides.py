@@ -1,4 +1,4 @@
-"""Overrides: every form, and every mistake at its place."""
+"""Overrides: every form, and every mistake at its location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.yaml out and in: exact values, with places, and nothing constructed from tags."""
+"""config.yaml out and in: exact values, with locations, and nothing constructed from tags."""
 
 from __future__ import annotations
 
