@@ -170,8 +170,8 @@ def iterate(ev: Evaluator, node: ast.expr) -> Iterator[Located]:
     """Evaluate what a `for` loops over, and yield its items with their origins, as it is at each moment."""
     value, location = ev.eval(node)
     require_readable(value)
-    # A view does not tell whose it is: the dict that has the origins is looked up by the name that the call was made on.
     iterator = iter(in_fixed_order(value))
+    # A view does not tell whose it is: the dict, which has the origins, is what the method was called on.
     if isinstance(value, VIEWS) and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         owner = ev.peek(node.func.value)
         if isinstance(owner, Dict):
