@@ -161,12 +161,12 @@ def _is_optional(key: str, bare: Mapping[str, Any]) -> bool:
 
 
 def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    kept = {}
+    remaining = {}
     for key, value in config.items():
-        left = _without(value, defaults, f"{above}{key}.") if isinstance(value, Mapping) else value
-        if left != {} and defaults.get(f"{above}{key}", _REQUIRED) != left:
-            kept[key] = left
-    return kept
+        rest = _without(value, defaults, f"{above}{key}.") if isinstance(value, Mapping) else value
+        if rest != {} and defaults.get(f"{above}{key}", _REQUIRED) != rest:
+            remaining[key] = rest
+    return remaining
 
 
 def _defaults(spec: sections.Spec) -> dict[str, Any]:

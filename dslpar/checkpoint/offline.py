@@ -197,11 +197,11 @@ def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
 def _check_fits(checkpoint: Checkpoint, stages: Sequence[Stage], index: Index) -> None:
     """Check that the model of the config has the stored tensors, and no others."""
     wanted = {name: target.shape for stage in stages for name, target in stage.items()}
-    there = {name: entry.shape for name, entry in index.parameters.items()}
-    problems = [f"it has no {name!r}{did_you_mean(name, there, '; ')}" for name in wanted.keys() - there.keys()]
-    problems += [f"the model has no {name!r}" for name in there.keys() - wanted.keys()]
-    differ = [name for name in wanted if name in there and wanted[name] != there[name]]
-    problems += [f"{name!r} has shape {there[name]}, the model's {wanted[name]}" for name in differ]
+    stored = {name: entry.shape for name, entry in index.parameters.items()}
+    problems = [f"it has no {name!r}{did_you_mean(name, stored, '; ')}" for name in wanted.keys() - stored.keys()]
+    problems += [f"the model has no {name!r}" for name in stored.keys() - wanted.keys()]
+    differ = [name for name in wanted if name in stored and wanted[name] != stored[name]]
+    problems += [f"{name!r} has shape {stored[name]}, the model's {wanted[name]}" for name in differ]
     if problems:
         hint = "give the config of the run that saved: `dslpar checkpoint show` prints it"
         message = f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:8])}"

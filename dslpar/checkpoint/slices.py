@@ -164,11 +164,11 @@ def _row_cuboids(shape: Sequence[int], index: int, start: int, stop: int) -> Ite
 
 def sub_box(box: Box, indices: Sequence[range]) -> Box:
     """Return the box of some indices of a local piece, for each dim a range."""
-    return tuple(_narrow_dim(segments, wanted) for segments, wanted in zip(box, indices, strict=True))
+    return tuple(_narrow_dim(segments, dim) for segments, dim in zip(box, indices, strict=True))
 
 
-def _narrow_dim(segments: Sequence[Segment], wanted: range) -> tuple[Segment, ...]:
-    local = (Segment(wanted.start, len(wanted)),)
+def _narrow_dim(segments: Sequence[Segment], indices: range) -> tuple[Segment, ...]:
+    local = (Segment(indices.start, len(indices)),)
     found = []
     for at, segment in _with_local_starts(segments):
         for common, _ in _intersect_dim((Segment(at, segment.length),), local, None):
@@ -178,9 +178,9 @@ def _narrow_dim(segments: Sequence[Segment], wanted: range) -> tuple[Segment, ..
 
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
     """Whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
-    whole = full_box(shape)
+    full = full_box(shape)
     cuboids = sorted(
-        (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, whole)),
+        (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, full)),
         key=lambda found: found[0],
     )
     if sum(math.prod(map(len, cuboid)) for _, cuboid in cuboids) != math.prod(shape):
@@ -202,10 +202,10 @@ def _coalesce_fragments(pieces: Iterable[Piece]) -> list[Piece]:
 Cuboid = tuple[range, ...]
 
 
-def _cuboids(piece: Piece, whole: Box) -> Iterator[tuple[int, Cuboid]]:
+def _cuboids(piece: Piece, full: Box) -> Iterator[tuple[int, Cuboid]]:
     """Yield the cuboids of the full tensor in a piece, each with its first index, by which they are sorted."""
     for indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
-        for copy in overlaps(whole, sub_box(piece.box, indices)):
+        for copy in overlaps(full, sub_box(piece.box, indices)):
             cuboid = tuple(range(into.start, into.stop) for into, _ in copy)
             yield (cuboid[0].start if cuboid else 0), cuboid
 

@@ -154,42 +154,31 @@ class TensorSpan(NamedTuple):
     numel: int
 
 
-class TensorFile:
-    """The tensors of a mapped file, as views: nothing is read before it is used, and nothing is written back."""
+class TensorFile(NamedTuple):
+    """A mapped file, whose tensors are views: nothing is read before it is used, and nothing is written back."""
 
-    def __init__(
-        self, path: Path, memory: mmap.mmap, spans: Mapping[str, TensorSpan], metadata: Mapping[str, str]
-    ) -> None:
-        self.path, self.metadata = path, metadata
-        self._memory, self._spans = memory, spans
+    path: Path
+    memory: mmap.mmap
+    spans: Mapping[str, TensorSpan]
+    """By the tensors' keys, in the order of the file."""
+    metadata: Mapping[str, str]
 
-    def keys(self) -> list[str]:
-        """Return the keys in the order of the file."""
-        return list(self._spans)
-
-    def dtype(self, key: str) -> torch.dtype:
-        """Return the dtype of a tensor. Raises: DslparError: CKP216: there is none of that key."""
-        return self._span(key).dtype
-
-    def numel(self, key: str) -> int:
-        """Return the number of elements of a tensor. Raises: DslparError: CKP216."""
-        return self._span(key).numel
+    def span(self, key: str) -> TensorSpan:
+        """Return where a tensor lies. Raises: DslparError: CKP216: there is none of that key."""
+        if key not in self.spans:
+            raise unreadable(self.path, f"it holds no {key!r}")
+        return self.spans[key]
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Return elements [start, stop) of a tensor, a view of the map. Raises: DslparError: CKP216: out of range."""
-        span = self._span(key)
+        span = self.span(key)
         stop = span.numel if stop is None else stop
         if not 0 <= start <= stop <= span.numel:
             raise unreadable(self.path, f"{key!r} has {span.numel} elements, and {start} to {stop} were requested")
         if start == stop:
             return torch.empty(0, dtype=span.dtype)
         first = span.start + start * span.dtype.itemsize
-        return torch.frombuffer(self._memory, dtype=span.dtype, count=stop - start, offset=first)
-
-    def _span(self, key: str) -> TensorSpan:
-        if key not in self._spans:
-            raise unreadable(self.path, f"it holds no {key!r}")
-        return self._spans[key]
+        return torch.frombuffer(self.memory, dtype=span.dtype, count=stop - start, offset=first)
 
 
 def open_file(path: Path) -> TensorFile:
@@ -260,16 +249,15 @@ class TensorReader:
         entry = self.index.entry(name)
         same = [piece for piece in self._pieces(name).get(box, []) if piece.start < stop and start < piece.stop]
         if len(same) == 1 and same[0].start <= start and stop <= same[0].stop:
-            return self._read(name, key, same[0], start, stop)
+            return self._read(name, key, same[0], start, stop)  # no copy
         out = torch.zeros(stop - start, dtype=DTYPES[entry.dtype_of(key)])
-        if _covers(same, start, stop):
+        integers = _as_integers(out)
+        if _covers(same, start, stop):  # the same box in other ZeRO shards: ranges are copied, without any geometry
             for piece in same:
                 first, last = max(start, piece.start), min(stop, piece.stop)
-                _as_integers(out)[first - start : last - start] = _as_integers(
-                    self._read(name, key, piece, first, last)
-                )
+                integers[first - start : last - start] = _as_integers(self._read(name, key, piece, first, last))
         else:
-            self._assemble(_as_integers(out), name, key, box, start, stop)
+            self._assemble(integers, name, key, box, start, stop)
         return out
 
     def local(self, name: str, key: str, box: Box) -> Tensor:
@@ -323,9 +311,10 @@ class TensorReader:
         """Read the range [start, stop) of a piece from the stored fragment `piece`."""
         opened, at = self._file(piece.file), file_key(name, key)
         recorded = DTYPES[self.index.entry(name).dtype_of(key)]
-        if opened.dtype(at) != recorded or opened.numel(at) != piece.stop - piece.start:
-            found = f"{opened.numel(at)} of {opened.dtype(at)}"
-            raise unreadable(opened.path, f"{at!r} is {found}, by the index {piece.stop - piece.start} of {recorded}")
+        span, numel = opened.span(at), piece.stop - piece.start
+        if span.dtype != recorded or span.numel != numel:
+            problem = f"{at!r} is {span.numel} of {span.dtype}, by the index {numel} of {recorded}"
+            raise unreadable(opened.path, problem)
         return opened.get(at, start - piece.start, stop - piece.start)
 
     def _file(self, file: int) -> TensorFile:
@@ -340,10 +329,10 @@ class TensorReader:
 def _raise_open_file_limit() -> int:
     """Raise the process's limit of open files, usually 1,024, as far as it may be; return half of it for maps."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    indices = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < indices:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (indices, hard))
-    return max(1, indices // 2)
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(1, limit // 2)
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

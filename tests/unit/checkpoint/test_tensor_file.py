@@ -52,11 +52,11 @@ def test_the_safetensors_library_reads_what_was_written(tmp_path: Path) -> None:
 def test_what_the_safetensors_library_wrote_is_read(tmp_path: Path) -> None:
     save_file(one_each(), tmp_path / "a.safetensors", {"rank": "3"})
     opened = open_file(tmp_path / "a.safetensors")
-    keys = list(opened.keys())
+    keys = list(opened.spans)
     assert opened.metadata == {"rank": "3"}
     assert {key: bits(opened.get(key)) for key in keys} == {key: bits(tensor) for key, tensor in one_each().items()}
-    assert {key: opened.numel(key) for key in keys} == LENGTHS
-    assert [dtype_name(opened.dtype(key)) for key in keys] == keys
+    assert {key: opened.span(key).numel for key in keys} == LENGTHS
+    assert [dtype_name(opened.span(key).dtype) for key in keys] == keys
 
 
 def test_views_never_reach_the_file(tmp_path: Path) -> None:
