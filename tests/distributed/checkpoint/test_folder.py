@@ -72,7 +72,7 @@ def test_what_was_not_finished_goes_at_the_next_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, None])
-def test_a_file_cut_short_or_lost_makes_it_damaged(tmp_path: Path, length: int | None) -> None:
+def test_a_file_cut_short_or_lost_makes_it_incomplete(tmp_path: Path, length: int | None) -> None:
     weights = put(tmp_path, 5) / "weights"
     if length is None:
         weights.unlink()
@@ -93,7 +93,7 @@ def test_the_newest_are_kept_by_their_step(tmp_path: Path, keep: int | None, lef
     assert steps(tmp_path) == left
 
 
-def test_a_damaged_one_is_never_kept_in_the_place_of_a_whole_one(tmp_path: Path) -> None:
+def test_an_incomplete_one_is_never_kept_in_place_of_a_complete_one(tmp_path: Path) -> None:
     """Step 10 was cut short, so the run went on from step 5, and has saved step 6."""
     for step in (4, 5, 10):
         put(tmp_path, step)
@@ -145,7 +145,7 @@ def test_a_link_to_an_archive_goes_and_the_archive_stays(tmp_path: Path) -> None
     assert (archive / "weights").exists()
 
 
-def test_what_cannot_be_removed_is_told_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_removed_is_logged_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     """Another user's, or one that a process reads from a network file system. It is invisible, and tried again."""
     with shared_folder() as root:
         old = put(root, 1)
@@ -294,17 +294,17 @@ def test_the_oldest_go_when_a_new_one_is_there(tmp_path: Path) -> None:
     weights = tmp_path / "checkpoints" / "step_000003" / "tensors" / "00001.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    for said in on_ranks(2, _refused, job):
-        assert "CKP215 damaged-checkpoint" in said, "never to an earlier one, without being asked"
-        assert "step_000003 is corrupted: tensors/00001.safetensors: altered; step_000002 is intact" in said
-        assert "checkpoint.resume_from=step_000002" in said
-    for asked in ("step_000002", "newest_whole", str(tmp_path / "checkpoints" / "step_000002")):
-        assert on_ranks(2, _newest, _from(job, asked)) == [2, 2], "on every rank"
+    for message in on_ranks(2, _refused, job):
+        assert "CKP215 damaged-checkpoint" in message, "never to an earlier one, without being asked"
+        assert "step_000003 is corrupted: tensors/00001.safetensors: altered; step_000002 is intact" in message
+        assert "checkpoint.resume_from=step_000002" in message
+    for requested in ("step_000002", "newest_whole", str(tmp_path / "checkpoints" / "step_000002")):
+        assert on_ranks(2, _newest, _from(job, requested)) == [2, 2], "on every rank"
     next((tmp_path / "checkpoints" / "step_000002" / "ranks").iterdir()).unlink()
-    for said in on_ranks(2, _refused, _from(job, "newest_whole")):
-        assert "CKP205 no-checkpoint" in said, "never from the beginning, without a word"
-        assert "step_000003 is corrupted: tensors/00001.safetensors: altered" in said
-        assert re.search(r"step_000002 is corrupted: ranks/0000\d.pt: missing", said)
+    for message in on_ranks(2, _refused, _from(job, "newest_whole")):
+        assert "CKP205 no-checkpoint" in message, "never from the beginning, without a word"
+        assert "step_000003 is corrupted: tensors/00001.safetensors: altered" in message
+        assert re.search(r"step_000002 is corrupted: ranks/0000\d.pt: missing", message)
 
 
 def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_path: Path) -> None:
@@ -320,43 +320,43 @@ def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_pat
     assert (tmp_path / "checkpoints" / "step_000003.1.aside" / "weights").exists(), "nothing is written over"
 
 
-def test_a_run_s_folder_is_told_from_a_checkpoint_and_a_damaged_one_is_not_to_be_removed(tmp_path: Path) -> None:
+def test_a_run_s_folder_is_no_checkpoint_and_a_corrupted_one_is_not_to_be_removed(tmp_path: Path) -> None:
     run = tmp_path / "123456"
     for step in (5, 10):
         put(run / "checkpoints", step)
     (run / "checkpoints" / "step_000010" / "weights").write_bytes(b"124")
-    (said,) = on_ranks(1, _refused, _from(job_of(tmp_path / "other"), str(run)))
-    assert f"CKP209 no-such-checkpoint: there is no checkpoint '{run}'" in said
-    assert f"name one that is there: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in said
-    (said,) = on_ranks(1, _refused, _from(job_of(run), "step_000010"))
-    assert "CKP215 damaged-checkpoint: " in said
-    assert "step_000010 is corrupted: weights: 3 bytes of 4" in said
-    assert "bring the files back; or name one that is there: step_000005, step_000010" in said
+    (message,) = on_ranks(1, _refused, _from(job_of(tmp_path / "other"), str(run)))
+    assert f"CKP209 no-such-checkpoint: there is no checkpoint '{run}'" in message
+    assert f"name one that is there: {run}/checkpoints/step_000005, {run}/checkpoints/step_000010" in message
+    (message,) = on_ranks(1, _refused, _from(job_of(run), "step_000010"))
+    assert "CKP215 damaged-checkpoint: " in message
+    assert "step_000010 is corrupted: weights: 3 bytes of 4" in message
+    assert "bring the files back; or name one that is there: step_000005, step_000010" in message
 
 
-def _from(job: Job, asked: str) -> Job:
-    section = dataclasses.replace(job.spec.checkpoint, resume_from=asked)
+def _from(job: Job, requested: str) -> Job:
+    section = dataclasses.replace(job.spec.checkpoint, resume_from=requested)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, checkpoint=section))
 
 
-@pytest.mark.parametrize("asked", ["step_000009", "elsewhere/step_000001"])
-def test_a_name_that_is_not_there_is_a_finding(tmp_path: Path, asked: str) -> None:
+@pytest.mark.parametrize("requested", ["step_000009", "elsewhere/step_000001"])
+def test_a_name_that_is_not_there_is_a_finding(tmp_path: Path, requested: str) -> None:
     put(tmp_path / "checkpoints", 5)
-    for said in on_ranks(2, _refused, _from(job_of(tmp_path, 2), asked)):
-        assert f"CKP209 no-such-checkpoint: there is no checkpoint '{asked}'" in said
-        assert "name one that is there: step_000005" in said
+    for message in on_ranks(2, _refused, _from(job_of(tmp_path, 2), requested)):
+        assert f"CKP209 no-such-checkpoint: there is no checkpoint '{requested}'" in message
+        assert "name one that is there: step_000005" in message
 
 
-def test_a_manifest_that_is_gone_or_altered_is_damage(tmp_path: Path) -> None:
+def test_a_manifest_that_is_gone_or_altered_is_corruption(tmp_path: Path) -> None:
     """A crash leaves no folder without one: someone has removed it, and with it the newest steps."""
     for step in (5, 6, 7):
         put(tmp_path / "checkpoints", step)
     (tmp_path / "checkpoints" / "step_000007" / folder.MANIFEST).unlink()
     path = tmp_path / "checkpoints" / "step_000006" / folder.MANIFEST
     path.write_text(path.read_text().replace('"step": 6', '"step": 8'))
-    for said in on_ranks(1, _refused, job_of(tmp_path, 1)):
-        assert "step_000007 is corrupted: checkpoint.json: missing" in said
-        assert "step_000006 is corrupted: checkpoint.json: altered; step_000005 is intact" in said
+    for message in on_ranks(1, _refused, job_of(tmp_path, 1)):
+        assert "step_000007 is corrupted: checkpoint.json: missing" in message
+        assert "step_000006 is corrupted: checkpoint.json: altered; step_000005 is intact" in message
 
 
 def _newest(job: Job) -> int:
@@ -380,11 +380,11 @@ def _on_a_host_of_its_own(job: Job) -> str:
     return _refused(job)
 
 
-def test_of_several_hosts_the_one_that_sees_the_damage_is_named(tmp_path: Path) -> None:
+def test_of_several_hosts_the_one_that_sees_the_corruption_is_named(tmp_path: Path) -> None:
     """It may be a bad mount there, or its memory, and no damage of the file."""
     (put(tmp_path / "checkpoints", 5) / "weights").write_bytes(b"1235")
-    for said in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
-        assert "step_000005 is corrupted: weights: altered (as host0 sees it)" in said
+    for message in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
+        assert "step_000005 is corrupted: weights: altered (as host0 sees it)" in message
 
 
 def _blind(job: Job) -> str:
@@ -404,22 +404,22 @@ def _elsewhere(job: Job) -> Job:
 
 def test_a_host_that_does_not_see_it_is_named_on_all_ranks(tmp_path: Path) -> None:
     put(tmp_path / "checkpoints", 5)
-    for said in on_ranks(2, _blind, job_of(tmp_path, 2)):
-        assert "CKP203" in said
-        assert "put train.output_dir on a file system that all hosts share" in said
+    for message in on_ranks(2, _blind, job_of(tmp_path, 2)):
+        assert "CKP203" in message
+        assert "put train.output_dir on a file system that all hosts share" in message
 
 
 def test_hosts_that_share_no_folder_learn_it_before_anything_is_written(tmp_path: Path) -> None:
-    for said in on_ranks(2, _no_room, job_of(tmp_path, 2), True, init="deepspeed"):
-        assert "CKP203" in said
-        assert f"rank 0 has {tmp_path}/checkpoints/step_000001.part, which " in said
+    for message in on_ranks(2, _no_room, job_of(tmp_path, 2), True, init="deepspeed"):
+        assert "CKP203" in message
+        assert f"rank 0 has {tmp_path}/checkpoints/step_000001.part, which " in message
 
 
 def test_a_folder_that_cannot_be_made_is_a_finding_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    for said in on_ranks(2, _no_room, job_of(tmp_path, 2), init="deepspeed"):
-        assert "CKP205" in said
-        assert "cannot write checkpoints to" in said
+    for message in on_ranks(2, _no_room, job_of(tmp_path, 2), init="deepspeed"):
+        assert "CKP205" in message
+        assert "cannot write checkpoints to" in message
 
 
 def _no_room(job: Job, elsewhere: bool = False) -> str:
@@ -451,11 +451,11 @@ def _fails_on_rank_1(job: Job) -> tuple[str, list[int]]:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_one_full_disk_is_one_finding_on_all_ranks_and_nothing_new_is_visible(tmp_path: Path, stage: int) -> None:
-    for said, visible in on_ranks(
+    for message, visible in on_ranks(
         2, _fails_on_rank_1, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=stage)), init="deepspeed"
     ):
-        assert "CKP205 no-checkpoint: cannot write checkpoints to" in said
-        assert re.search(r"rank 1 of 2 on \S+, stage 0 \(.*\), step \d+: \[Errno 27\] File too large", said)
+        assert "CKP205 no-checkpoint: cannot write checkpoints to" in message
+        assert re.search(r"rank 1 of 2 on \S+, stage 0 \(.*\), step \d+: \[Errno 27\] File too large", message)
         assert visible == [0], "what was there before, and nothing else"
 
 
@@ -474,8 +474,8 @@ def _holds_less(job: Job) -> str:
 
 def test_a_checkpoint_that_lacks_an_element_is_never_visible(tmp_path: Path) -> None:
     """As if DeepSpeed held its weights otherwise one day: better no checkpoint than one that loads zeros."""
-    (said,) = on_ranks(1, _holds_less, job_of(tmp_path), init="deepspeed")
-    assert "not held once by the ranks, so nobody could load it: ['embedding.tokens.weight'" in said
+    (message,) = on_ranks(1, _holds_less, job_of(tmp_path), init="deepspeed")
+    assert "not held once by the ranks, so nobody could load it: ['embedding.tokens.weight'" in message
     assert steps(tmp_path / "checkpoints") == []
 
 
@@ -510,9 +510,11 @@ def _loses_a_file(job: Job) -> str:
 
 def test_a_file_that_goes_while_it_is_loaded_is_one_finding_on_all_ranks(tmp_path: Path) -> None:
     """ZeRO 3 has each rank read its own shard: one finds what it needs, and must not go on alone."""
-    for said in on_ranks(2, _loses_a_file, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=3)), init="deepspeed"):
-        assert "CKP208 checkpoint-does-not-fit" in said
-        assert "00001.safetensors is no file of a checkpoint, or is corrupted: FileNotFoundError" in said
+    for message in on_ranks(
+        2, _loses_a_file, job_of(tmp_path, 2, zero=schema_sections.Zero(stage=3)), init="deepspeed"
+    ):
+        assert "CKP208 checkpoint-does-not-fit" in message
+        assert "00001.safetensors is no file of a checkpoint, or is corrupted: FileNotFoundError" in message
 
 
 # ---- what is in it ----

@@ -170,7 +170,7 @@ def test_a_model_of_one_process_goes_on_in_any_layout(name: str) -> None:
 
 @pytest.mark.filterwarnings("default")  # DeepSpeed's own
 @pytest.mark.parametrize("zero", [1, 3])
-def test_masters_of_half_precision_are_what_is_given_and_taken(zero: int) -> None:
+def test_masters_of_half_precision_are_returned_and_loaded(zero: int) -> None:
     given = {key: value + 0.01 for key, value in drawn(5).items()}
     made = job(2, zero, dtype="bf16")
     loaded, _, after = together(on_ranks(2, trained, made, given, init="deepspeed", timeout=120))
@@ -196,18 +196,18 @@ def refused(tensor: mesh.Tensor, given: State, strict: bool) -> str:
     return f"loaded {full_state(module, groups)['norm.bias'].sum():.1f}"
 
 
-def test_what_does_not_fit_is_said_all_at_once() -> None:
+def test_all_mismatches_are_reported_at_once() -> None:
     given = drawn(4)
     given["norm.gain"] = given.pop("norm.weight")
     given["norm.bias"] = given["norm.bias"][1:]
     del given["blocks.1.mlp.up.bias"]
-    for said in on_ranks(2, refused, LAYOUTS["1d-2"], given, True):
-        assert said.count("weights.pt:1:1: CKP207 other-weights: ") == 4
-        assert "'norm.bias' has shape (23,), and the model's (24,)" in said
-        assert "no tensor for 'norm.weight' (24,)" in said
-        assert "did you mean 'norm.gain'?" in said
-        assert "the model has no 'norm.gain' (24,)" in said
-        assert "no tensor for 'blocks.1.mlp.up.bias' (96,)" in said
+    for message in on_ranks(2, refused, LAYOUTS["1d-2"], given, True):
+        assert message.count("weights.pt:1:1: CKP207 other-weights: ") == 4
+        assert "'norm.bias' has shape (23,), and the model's (24,)" in message
+        assert "no tensor for 'norm.weight' (24,)" in message
+        assert "did you mean 'norm.gain'?" in message
+        assert "the model has no 'norm.gain' (24,)" in message
+        assert "no tensor for 'blocks.1.mlp.up.bias' (96,)" in message
 
 
 def test_a_part_may_be_loaded() -> None:

@@ -151,7 +151,7 @@ def test_a_model_with_other_parameters_is_refused(source: folder.Checkpoint, tmp
         offline._check_fits(source, stages, index.Index(parameters))
 
 
-def test_nothing_is_written_over_and_nothing_half_written_is_left(source: folder.Checkpoint, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_and_nothing_half_written_is_left(source: folder.Checkpoint, tmp_path: Path) -> None:
     job = job_of(tmp_path, 1)
     taken = tmp_path / "taken" / "checkpoints"
     taken.mkdir(parents=True)
@@ -213,11 +213,11 @@ def test_exported_weights_load_into_any_layout(source: folder.Checkpoint, tmp_pa
 
 def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: folder.Checkpoint, tmp_path: Path) -> None:
     offline.export(source, tmp_path / "w", "BF16", 9_000)
-    told = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
+    weight_index = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
     shards = {path.name: load_file(path) for path in (tmp_path / "w").glob("*.safetensors")}
-    assert told["weight_map"] == {name: file for file, shard in shards.items() for name in shard}
+    assert weight_index["weight_map"] == {name: file for file, shard in shards.items() for name in shard}
     sizes = {file: sum(2 * tensor.numel() for tensor in shard.values()) for file, shard in shards.items()}
-    assert told["metadata"]["total_size"] == sum(sizes.values())
+    assert weight_index["metadata"]["total_size"] == sum(sizes.values())
     assert all(size <= 9_000 for size in sizes.values())
     assert len(shards) == int(re.findall(r"of-(\d+)", min(shards))[0]) > 2
     assert {tensor.dtype for shard in shards.values() for tensor in shard.values()} == {torch.bfloat16}
@@ -227,10 +227,10 @@ def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
     weights = torch.tensor([1.0, -7e4, float("inf"), 65_504.0])
     with pytest.raises(DslparError) as caught:
         offline._convert("head.weight", weights, torch.float16)
-    said = (
+    message = (
         "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
     )
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert offline._convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
 
 
@@ -324,13 +324,13 @@ def test_show(copy: Path, say: Say) -> None:
     assert shown["config"]["model"]["hidden_size"] == 16
 
 
-def test_verify_names_each_damaged_file(copy: Path, say: Say) -> None:
+def test_verify_names_each_corrupted_file(copy: Path, say: Say) -> None:
     place = copy / "checkpoints" / "step_000002"
     assert say("verify", copy) == (0, f"{place}: intact\n", "")
-    spoilt = place / "tensors" / "00001.safetensors"
-    data = bytearray(spoilt.read_bytes())
+    corrupted = place / "tensors" / "00001.safetensors"
+    data = bytearray(corrupted.read_bytes())
     data[-3] ^= 1
-    spoilt.write_bytes(data)
+    corrupted.write_bytes(data)
     (place / "ranks" / "00002.pt").unlink()
     status, out, _ = say("verify", place)
     assert status == 1
@@ -367,7 +367,7 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("lst",), "unknown command 'lst'; did you mean 'list'?"),
         (("verify", "nowhere"), "nowhere is not a folder"),
@@ -377,12 +377,12 @@ def test_reshard_and_export(copy: Path, say: Say) -> None:
         (("reshard", ".", "--config", "c.py", "--output", "x"), "--world-size N or --hostfile FILE"),
     ],
 )
-def test_a_wrong_command_line_is_told(
-    words: tuple[str, ...], said: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_usage_error_is_reported(
+    words: tuple[str, ...], message: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, _, err = say(*words)
-    assert (status, said in err) == (2, True), err
+    assert (status, message in err) == (2, True), err
 
 
 def test_each_action_has_its_help(say: Say) -> None:
@@ -396,7 +396,7 @@ def test_each_action_has_its_help(say: Say) -> None:
     assert "  reshard " in out
 
 
-def test_a_checkpoint_of_an_earlier_dslpar_is_told(tmp_path: Path, say: Say) -> None:
+def test_a_checkpoint_of_an_earlier_dslpar_is_refused(tmp_path: Path, say: Say) -> None:
     place = tmp_path / "checkpoints" / "step_000002"
     place.mkdir(parents=True)
     (place / "checkpoint.json").write_text('{"format": 1, "step": 2, "fixed": {}, "files": {}}')
@@ -411,8 +411,8 @@ def test_a_checkpoint_of_an_earlier_dslpar_is_told(tmp_path: Path, say: Say) -> 
 def test_the_page_says_what_is_printed(source: folder.Checkpoint, tmp_path: Path) -> None:
     page = checkpoint_page.PAGE.read_text()
     made = checkpoint_page.printed(page, Path(source.path).parents[1], tmp_path)
-    said = [text for _, _, text in checkpoint_page.blocks(page)]
-    assert list(map(checkpoint_page.without_bytes, said)) == list(map(checkpoint_page.without_bytes, made)), (
+    written = [text for _, _, text in checkpoint_page.blocks(page)]
+    assert list(map(checkpoint_page.without_bytes, written)) == list(map(checkpoint_page.without_bytes, made)), (
         f"{checkpoint_page.PAGE} is out of date: python -m tests.support.checkpoint_page {Path(source.path).parents[1]}"
     )
-    assert len(said) == 7
+    assert len(written) == 7

@@ -52,10 +52,10 @@ class Samples:
 Outcome = tuple[list[tuple[int, float, float, float, bool]], dict[str, torch.Tensor]]
 
 
-def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
+def run(job: Job, until: int, corrupt: int | None = None) -> Outcome:
     """Goes on from the newest checkpoint to step `until`, and saves. Lines, and all that this rank holds.
 
-    At step `spoil` the loss is infinite.
+    At step `corrupt` the loss is infinite.
     """
     from dslpar.data.order import micro_batches
     from dslpar.distributed.groups import Groups
@@ -68,7 +68,7 @@ def run(job: Job, until: int, spoil: int | None = None) -> Outcome:
         checkpoint.load(engine, stored)
     lines = []
     while engine.steps_done < until:
-        if engine.steps_done + 1 == spoil:
+        if engine.steps_done + 1 == corrupt:
             _spoil(engine)
         at, seed = engine.consumed_samples, job.spec.train.seed
         fed = micro_batches(Samples(), job.batch, seed, at, job.mesh.data, engine.groups.coord["data"])
@@ -190,7 +190,7 @@ EACH_TIME = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in EACH_TIME else [pytest.mark.prove]) for name in LAYOUTS]
 )
-def test_it_goes_on_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_a_resume_continues_to_the_bit(tmp_path: Path, name: str) -> None:
     world, sections = LAYOUTS[name]
     whole, halves = (job_of(tmp_path / part, world, **sections) for part in ("whole", "halves"))
     undisturbed = on_ranks(world, run, whole, 10, init="deepspeed", timeout=120)
@@ -281,19 +281,19 @@ def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
     at = checkpoint.save(engine)
     engine.job = before
     collectives.barrier(engine.groups.axis("pipe", "data", "tensor"))
-    told = index.load_index(at)
-    reader = tensor_file.TensorReader(at, told)
+    found_index = index.load_index(at)
+    reader = tensor_file.TensorReader(at, found_index)
     whole = {
         f"{name}::{key}": reader.full(name, key).clone()
-        for name, entry in told.parameters.items()
+        for name, entry in found_index.parameters.items()
         for key in ("", *entry.states)
     }
     odd = {
         f"{name}::{key}": reader.irregular(name, key).clone()
-        for name, entry in told.parameters.items()
+        for name, entry in found_index.parameters.items()
         for key in entry.irregular
     }
-    return whole | odd | {f"{name}::numbers": dict(entry.scalars) for name, entry in told.parameters.items()}
+    return whole | odd | {f"{name}::numbers": dict(entry.scalars) for name, entry in found_index.parameters.items()}
 
 
 def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -369,7 +369,7 @@ def test_masters_of_half_precision_go_through_every_stage_to_the_bit(tmp_path: P
     on_ranks(world, _through, tmp_path, world, rows, 6, init="deepspeed", timeout=240)
 
 
-def test_the_config_of_now_decides_and_what_moves_is_restored(tmp_path: Path) -> None:
+def test_the_present_config_decides_and_training_state_is_restored(tmp_path: Path) -> None:
     """DeepSpeed restores an optimizer's settings with its state: a changed one would have no effect."""
     on_ranks(1, _with_other_settings, tmp_path, init="deepspeed")
 
@@ -439,10 +439,10 @@ def test_another_model_is_refused_by_its_names_and_shapes_on_all_ranks(tmp_path:
     gpt = job_of(tmp_path, 2).spec.model
     smaller = dataclasses.replace(gpt, num_layers=1, ffn_hidden_size=48)
     deeper = dataclasses.replace(gpt, num_layers=3)
-    for said in on_ranks(2, _other_model, job_of(tmp_path, 2, model=smaller), init="deepspeed"):
-        assert "CKP208 checkpoint-does-not-fit" in said
-        assert "'blocks.0.mlp.up.weight' has shape (64, 16) there, and (48, 16) here" in said
-    for said in on_ranks(
+    for message in on_ranks(2, _other_model, job_of(tmp_path, 2, model=smaller), init="deepspeed"):
+        assert "CKP208 checkpoint-does-not-fit" in message
+        assert "'blocks.0.mlp.up.weight' has shape (64, 16) there, and (48, 16) here" in message
+    for message in on_ranks(
         2, _other_model, job_of(tmp_path, 2, model=deeper, parallel=PIPE, batch=PIPED), init="deepspeed"
     ):
-        assert "'blocks.2.mlp.up.bias' (64,) is not in it" in said
+        assert "'blocks.2.mlp.up.bias' (64,) is not in it" in message

@@ -169,7 +169,7 @@ TENSOR = schema_sections.TensorParallel(size=4, mode="2d")
         ),
     ],
 )
-def test_another_layout_is_told_in_one_line(world: int, sections: dict[str, Any], words: str) -> None:
+def test_another_layout_is_reported_in_one_line(world: int, sections: dict[str, Any], words: str) -> None:
     stored = stored_of(job_of())
     job = job_of(world, **sections)
     check(stored, job, "text")
@@ -178,7 +178,7 @@ def test_another_layout_is_told_in_one_line(world: int, sections: dict[str, Any]
     assert manifest.same_layout(stored_of(job), job)
 
 
-def test_other_versions_are_told() -> None:
+def test_other_versions_are_reported() -> None:
     stored = stored_of(job_of())
     now = stored.manifest["versions"]
     older = stored._replace(manifest={**stored.manifest, "versions": now | {"torch": "2.0.1"}})
@@ -230,7 +230,7 @@ def test_speed_and_output_change_without_a_word() -> None:
         ({"deepspeed": {"prescale_gradients": True}}, "deepspeed.prescale_gradients: nothing -> True, from step 6 on"),
     ],
 )
-def test_what_takes_effect_is_told_with_both_values(sections: dict[str, Any], line: str) -> None:
+def test_what_takes_effect_is_reported_with_both_values(sections: dict[str, Any], line: str) -> None:
     stored, job = stored_of(job_of()), job_of(**sections)
     check(stored, job, "text")
     assert changes(stored, job) == [line]

@@ -83,9 +83,9 @@ def test_a_mask_is_of_the_whole_micro_batch() -> None:
     """A piece of it, or Hugging Face's mask of integers, would be taken for another mask."""
     piece_of_it, as_integers = padding()[:6], padding().long()
     for mask in (piece_of_it, as_integers, padding().unsqueeze(1)):
-        for said in on_ranks(2, refused, HALVES, mask):
-            assert "TEN223" in said
-            assert "bool (12, 12)" in said
+        for message in on_ranks(2, refused, HALVES, mask):
+            assert "TEN223" in message
+            assert "bool (12, 12)" in message
     assert on_ranks(2, refused, HALVES, padding()) == ["", ""]
 
 

@@ -162,11 +162,11 @@ def _parameters() -> Any:
 
 
 def test_a_layer_s_parameter_as_a_dtensor() -> None:
-    for equal, has_grad, plain, said in on_ranks(8, _parameters):
+    for equal, has_grad, plain, message in on_ranks(8, _parameters):
         assert equal == [True] * 4
         assert has_grad
         assert plain == (3,)
-        assert "TEN233 blocks-are-no-shards: the parameter is blocks of 16, 8, 8 rows" in said
+        assert "TEN233 blocks-are-no-shards: the parameter is blocks of 16, 8, 8 rows" in message
 
 
 README = ROOT / "layers" / "README.md"
@@ -189,7 +189,7 @@ def test_the_code_of_the_readme_runs() -> None:
 
 
 def _refused() -> list[str]:
-    groups, said = Groups(FOUR), []
+    groups, messages = Groups(FOUR), []
     mesh = dtensor.device_mesh(groups, "data", "tensor")
     for wrong in (
         lambda: dtensor.device_mesh(groups, "data", "tensors"),
@@ -205,14 +205,14 @@ def _refused() -> list[str]:
     ):
         with pytest.raises(DslparError) as error:
             wrong()
-        said.append(str(error.value))
+        messages.append(str(error.value))
     with pytest.raises(RuntimeError, match="leaf"):
         dtensor.distribute(NOISE.clone().requires_grad_() * 2, [broadcast, broadcast], mesh)
-    return said
+    return messages
 
 
-def test_what_does_not_fit_is_told() -> None:
-    for said in on_ranks(4, _refused):
+def test_placements_that_do_not_fit_are_refused() -> None:
+    for messages in on_ranks(4, _refused):
         expected = [
             "TEN231 no-such-mesh: there is no mesh over 'data', 'tensors'",
             "TEN231 no-such-mesh: there is no mesh over 'tensor', 'y'",
@@ -225,4 +225,4 @@ def test_what_does_not_fit_is_told() -> None:
             "TEN232 placements-do-not-fit: 0 is no placement",
             "TEN232 placements-do-not-fit: split(0) of a tensor of shape ()\nhelp: broadcast or partial_sum",
         ]
-        assert all(words in text for words, text in zip(expected, said, strict=True)), said
+        assert all(words in text for words, text in zip(expected, messages, strict=True)), messages

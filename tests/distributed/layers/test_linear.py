@@ -136,7 +136,7 @@ def scrambled(tensor: mesh.Tensor) -> float:
     return max(differences(tensor).values())
 
 
-def test_blocks_that_are_cut_as_one_are_seen() -> None:
+def test_blocks_that_are_cut_as_one_are_detected() -> None:
     assert max(on_ranks(4, scrambled, LAYOUTS["2d-4"])) > 1e-2
 
 

@@ -1,6 +1,6 @@
 """The loss and the accuracy are torch's, over any shape, and never see the padding of the vocabulary.
 
-The reference is torch's own function over the whole row in one process. Float64 throughout but where said: sums of at
+The reference is torch's own function over the whole row in one process. Float64 throughout but where stated: sums of at
 most some hundred terms, so right results differ by some 1e-15 of the largest; a term that is missing or counted twice
 changes them by 1e-3 and more.
 """
@@ -128,7 +128,7 @@ def _off(a: Tensor, b: Tensor) -> float:
     return (a - b).detach().abs().max().item() / (largest or 1.0)
 
 
-def test_a_loss_that_counts_the_padding_is_seen() -> None:
+def test_a_loss_that_counts_the_padding_is_detected() -> None:
     case = Case(False, 17, 1.0, 0.3, IGNORE_INDEX, 0.1, "mean", 1)
     (wrong, *_), *_ = on_ranks(2, padding_counted, LAYOUTS["1d-2"], [case])
     assert min(wrong) > 1e-3
@@ -159,7 +159,7 @@ def half_precision() -> tuple[torch.dtype, float]:
     return loss.dtype, _off(loss.double(), expected)
 
 
-def test_half_precision_is_widened() -> None:
+def test_half_precision_is_upcast() -> None:
     for dtype, off in on_ranks(2, half_precision):
         assert dtype == torch.float32
         assert off < 1e-6  # float32's 6e-8, some terms; bfloat16's is 4e-3
@@ -227,17 +227,17 @@ def test_labels_may_be_of_any_whole_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (dict(reduction="avg"), "reduction='avg'\nhelp: one of 'mean', 'sum', 'none'"),
         (dict(label_smoothing=1.5), "label_smoothing=1.5\nhelp: a share"),
         (dict(label_smoothing=float("nan")), "label_smoothing=nan"),
     ],
 )
-def test_a_loss_that_does_not_exist_is_refused(options: dict[str, Any], said: str) -> None:
+def test_a_loss_that_does_not_exist_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DslparError, match="TEN225 no-such-loss") as raised:
         cross_entropy(Groups(Mesh()), torch.zeros(2, 3), torch.tensor([0, 1]), 3, **options)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def given_denominator() -> list[float]:
@@ -276,5 +276,5 @@ def test_what_is_sent(name: str) -> None:
     vocab = tensor.y * tensor.z
     own, f_vocab, f_tokens = whole // tokens, (vocab - 1) / vocab, (tokens - 1) / tokens
     mean = 6 * own * f_vocab + 2 * f_tokens
-    said = [mean, mean, 6 * own * f_vocab + whole * f_tokens, 4 * own * f_vocab + 2 * f_tokens]
-    assert on_ranks(tensor.size, sent, tensor) == [[round(number) for number in said]] * tensor.size
+    expected = [mean, mean, 6 * own * f_vocab + whole * f_tokens, 4 * own * f_vocab + 2 * f_tokens]
+    assert on_ranks(tensor.size, sent, tensor) == [[round(number) for number in expected]] * tensor.size

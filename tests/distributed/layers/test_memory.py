@@ -31,10 +31,10 @@ LLAMA = replace(GPT2, norm="rmsnorm", activation="swiglu", bias=False)
 
 
 class Case(NamedTuple):
-    """A layer, and what it is said to hold."""
+    """A layer, and what it is forecast to hold."""
 
     layer: Callable[[Groups], torch.nn.Module]
-    said: Callable[[mesh.Tensor], LayerMemory]
+    forecast: Callable[[mesh.Tensor], LayerMemory]
     features: int = 0
     """Of an inner input; 0: the residual goes in."""
 
@@ -149,17 +149,17 @@ def held() -> Found:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layers_hold_what_is_said(name: str, held: Found) -> None:
+def test_layers_keep_the_memory_that_is_forecast(name: str, held: Found) -> None:
     wrong = []
     for tensor, found in zip(kept(LAYOUTS[name]), held[name], strict=True):
         for case, (weights, saved) in found.items():
-            said = CASES[case].said(tensor)
-            if (weights, saved) != (said.weights, said.saved.elements + said.saved.wide):
-                wrong.append(f"{case}, keep {tensor.keep}: {weights}, {saved} is not {said}")
+            forecast = CASES[case].forecast(tensor)
+            if (weights, saved) != (forecast.weights, forecast.saved.elements + forecast.saved.wide):
+                wrong.append(f"{case}, keep {tensor.keep}: {weights}, {saved} is not {forecast}")
     assert wrong == []
 
 
-def test_another_formula_is_seen_to_be_wrong(held: Found) -> None:
+def test_a_wrong_memory_formula_is_detected(held: Found) -> None:
     """The comparison can fail: `both` and `none` differ in the square by panels of X and of W."""
     found = dict(zip(KEEPS, held["2d-4"], strict=True))
     (_, both), (_, none) = found["both"]["inward"], found["none"]["inward"]
@@ -178,7 +178,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_block_by_what_is_kept(name: str) -> None:
+def test_memory_of_a_block_by_keep(name: str) -> None:
     model = replace(GPT2, hidden_size=48, ffn_hidden_size=192)
     for keep, times in zip(("both", "x", "w", "none"), TABLE[name], strict=True):
         tensor = replace(LAYOUTS[name], keep=keep)  # type: ignore[arg-type]

@@ -254,7 +254,7 @@ def mutated(mutate: Mutation, tensor: mesh.Tensor, case: str) -> dict[str, float
 
 
 @pytest.mark.parametrize(("mutate", "layout", "case"), MUTATIONS)
-def test_a_mutation_is_seen(mutate: Mutation, layout: str, case: str) -> None:
+def test_a_mutation_is_detected(mutate: Mutation, layout: str, case: str) -> None:
     tensor = LAID_OUT[layout]
     worst = max(max(found.values()) for found in on_ranks(tensor.size, mutated, mutate, tensor, case))
     assert worst > 1e-2

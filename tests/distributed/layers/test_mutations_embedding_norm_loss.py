@@ -83,5 +83,5 @@ def mutated(mutate: Any, tensor: Tensor, case: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("mutate", "tensor", "case"), MUTATIONS)
-def test_a_mutation_is_seen(mutate: Any, tensor: Tensor, case: str) -> None:
+def test_a_mutation_is_detected(mutate: Any, tensor: Tensor, case: str) -> None:
     assert max(max(found.values()) for found in on_ranks(tensor.size, mutated, mutate, tensor, case)) > 1e-3

@@ -87,7 +87,7 @@ def test_an_input_without_a_gradient_costs_no_collective() -> None:
     assert on_ranks(2, sent)[0] == [once, once, {}, {}]
 
 
-def test_whole_rms_norm_is_torchs() -> None:
+def test_rms_norm_without_sharding_is_torchs() -> None:
     groups = Groups(Mesh())
     layer, theirs = RMSNorm(groups, 8, eps=1e-3), torch.nn.RMSNorm(8, eps=1e-3)
     initialize(layer, groups, seed=1)

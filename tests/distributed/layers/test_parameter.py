@@ -1,4 +1,4 @@
-"""What a layer is made of: its parameters keep their placements, and a wrong size or word is said at once."""
+"""What a layer is made of: its parameters keep their placements, and a wrong size or option is refused at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_gradients_of_a_copy_are_whole() -> None:
     assert on_ranks(2, gradient_of_a_copy) == [(6.0,) * 8] * 2
 
 
-def said(tensor: str, case: str) -> str:
+def refusal(tensor: str, case: str) -> str:
     groups = Groups(Mesh(tensor=LAYOUTS[tensor]))
     cases = {
         "role": lambda: Linear(groups, 8, 8, role="col"),  # type: ignore[arg-type]
@@ -94,6 +94,6 @@ def said(tensor: str, case: str) -> str:
         ("tokens", ["TEN226", "(4, 16)", "[batch, sequence, hidden]"]),
     ],
 )
-def test_a_wrong_size_or_word_is_said_on_every_rank(case: str, words: list[str]) -> None:
-    for text in on_ranks(2, said, "1d-2", case):
+def test_a_wrong_size_or_option_is_refused_on_every_rank(case: str, words: list[str]) -> None:
+    for text in on_ranks(2, refusal, "1d-2", case):
         assert all(word in text for word in words), text

@@ -96,27 +96,27 @@ def test_the_code_runs_and_the_mesh_changes_nothing() -> None:
 
 
 def test_the_modes_are_those_of_the_language() -> None:
-    said = {}
+    documented = {}
     for name, _, split, residual, inner, keep, _ in [row for row in rows("Modes") if len(row) == 7]:
         if "sequence=True" not in name:
-            said[spans(name)[0]] = (split, residual, inner, keep)
-    assert said.keys() == MODES.keys()
+            documented[spans(name)[0]] = (split, residual, inner, keep)
+    assert documented.keys() == MODES.keys()
     for mode, row in MODES.items():
-        split, residual, inner, keep = said[mode]
+        split, residual, inner, keep = documented[mode]
         assert residual in (row.residual, "-")
         assert inner in (row.inner, "-")
         assert keep == row.keep
         assert (split == "sequence") == (mode == "sequence")
 
 
-def test_every_public_name_is_told_of() -> None:
+def test_the_readme_lists_every_public_name() -> None:
     prose = re.sub(r"```.*?```", "", TEXT.split("## Coming from")[0], flags=re.DOTALL)
     known = set(re.findall(r"\w+", " ".join(spans(prose))))
     assert not set(layers.__all__) - known
 
 
 @pytest.mark.parametrize(("title", "names"), [("Coming from ColossalAI", COLOSSALAI), ("Coming from LiBai", LIBAI)])
-def test_every_name_of_theirs_is_mapped(title: str, names: list[str]) -> None:
+def test_every_colossalai_and_libai_name_is_mapped(title: str, names: list[str]) -> None:
     mapped = {span for there, *_ in rows(title) for span in spans(there)}
     assert not set(names) - mapped
 
@@ -164,7 +164,7 @@ def checked(span: str, node: ast.expr) -> None:
         found(span, node)
 
 
-def test_what_is_said_to_be_written_exists() -> None:
+def test_what_the_tables_name_exists() -> None:
     assert len([checked(span, node) for span, node in calls()]) > 60
 
 
@@ -177,10 +177,10 @@ WRONG = (
 
 
 @pytest.mark.parametrize("span", WRONG)
-def test_what_does_not_exist_is_seen(span: str) -> None:
+def test_a_name_that_does_not_exist_is_detected(span: str) -> None:
     with pytest.raises(AssertionError):
         checked(span, ast.parse(span, mode="eval").body)
 
 
-def test_torch_is_what_the_table_thinks() -> None:
+def test_torch_has_what_the_tables_name() -> None:
     assert found("torch.nn.Conv2d", ast.parse("torch.nn.Conv2d", mode="eval").body) is torch.nn.Conv2d

@@ -45,7 +45,7 @@ def test_a_piece_is_rotated_as_within_the_whole() -> None:
     assert torch.equal(torch.cat(pieces, 1), rotary(x, 0))
 
 
-def test_values_stand_beside_what_is_rotated() -> None:
+def test_values_are_copied_beside_rotated_heads() -> None:
     x, rotary = heads(2, 5, 6, 8), Rotary()
     y = rotary(x, 1, num_heads=4)
     assert torch.equal(y[:, :, :4], rotary(x[:, :, :4], 1))

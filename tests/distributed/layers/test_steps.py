@@ -94,7 +94,7 @@ def lazy(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return _Lazy(sgd(groups).param_groups, momentum=0.9)
 
 
-def test_a_step_too_few_is_seen() -> None:
+def test_a_step_too_few_is_detected() -> None:
     (found,) = on_ranks(1, errors_after_steps, Tensor(), lazy, "mlp")
     assert min(error for what, error in found.items() if ": weight" in what) > 1e-2
 
@@ -109,6 +109,6 @@ def unequal(tensor: Tensor) -> dict[str, float]:
     return errors_after_steps(tensor, scaling, "outward")
 
 
-def test_copies_that_part_are_seen() -> None:
+def test_copies_that_diverge_are_detected() -> None:
     with pytest.raises(RankError, match="copies on different ranks"):
         on_ranks(2, unequal, LAYOUTS["1d-2"])

@@ -45,11 +45,11 @@ TOKENS = BATCH * SEQUENCE
 
 
 class Case(NamedTuple):
-    """A layer, what goes in, and what it is said to send."""
+    """A layer, what goes in, and what it is forecast to send."""
 
     layer: Callable[[Groups], Callable[..., torch.Tensor]]
     x: Callable[[mesh.Tensor], torch.Tensor]
-    said: Callable[[mesh.Tensor], LayerTraffic]
+    forecast: Callable[[mesh.Tensor], LayerTraffic]
 
 
 def residual(tensor: mesh.Tensor) -> torch.Tensor:
@@ -206,11 +206,11 @@ def sent_by(tensor: mesh.Tensor) -> dict[str, tuple[Traffic, Traffic]]:
 
 
 def differences(tensor: mesh.Tensor, counts: Mapping[str, tuple[Traffic, Traffic]]) -> list[str]:
-    """Where what a rank sent is not what is said."""
-    said = {name: case.said(tensor) for name, case in CASES.items()}
+    """Where what a rank sent is not what is forecast."""
+    forecast = {name: case.forecast(tensor) for name, case in CASES.items()}
     return [
-        f"{name} in {tensor}: sent {counts[name]}, said {passes}"
-        for name, passes in said.items()
+        f"{name} in {tensor}: sent {counts[name]}, forecast {passes}"
+        for name, passes in forecast.items()
         if counts[name] != (passes.forward, passes.backward)
     ]
 
@@ -234,13 +234,13 @@ def kept(tensor: mesh.Tensor) -> list[mesh.Tensor]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layers_send_what_is_said(name: str, counted: Counts) -> None:
+def test_layers_send_what_is_forecast(name: str, counted: Counts) -> None:
     pairs = zip(kept(LAYOUTS[name]), counted[name], strict=True)
     assert [line for tensor, counts in pairs for line in differences(tensor, counts)] == []
 
 
 @pytest.mark.prove
-def test_every_cuboid_sends_what_is_said() -> None:
+def test_every_cuboid_sends_what_is_forecast() -> None:
     tensors = list(everything().values())
     pairs = zip(tensors, on_last_ranks(sent_by, tensors), strict=True)
     assert [line for tensor, counts in pairs for line in differences(tensor, counts)] == []
@@ -252,7 +252,7 @@ def test_real_ranks_send_the_same(name: str) -> None:
     assert [line for counts in on_ranks(tensor.size, sent_by, tensor) for line in differences(tensor, counts)] == []
 
 
-def test_a_term_left_out_is_seen(counted: Counts) -> None:
+def test_a_term_left_out_is_detected(counted: Counts) -> None:
     """The comparison can fail: by another formula, and by another layer."""
     keep_x, counts = LAYOUTS["2d-4"], counted["2d-4"][KEEPS.index("x")]
     assert keep_x.keep == "x"

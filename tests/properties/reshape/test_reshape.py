@@ -32,7 +32,7 @@ def saved(name: str, root: Path) -> tuple[Path, Run]:
     "pair",
     [pytest.param(pair, marks=[] if pair in SAMPLE else [pytest.mark.prove], id=" -> ".join(pair)) for pair in PAIRS],
 )
-def test_what_one_layout_saves_another_goes_on_from(pair: Pair, root: Path) -> None:
+def test_what_one_layout_saves_another_resumes(pair: Pair, root: Path) -> None:
     folder, before = saved(pair[0], root)
     after = resumed_under(LAYOUTS[pair[1]], folder)
     assert_one_curve(LAYOUTS[pair[1]], before, after)
@@ -55,22 +55,24 @@ def jobs(pairs: list[Pair]) -> list[tuple[Job, Job]]:
 
 @pytest.mark.parametrize("pairs", [SAMPLE, PAIRS], ids=["sample", "all"])
 def test_the_pairs_cover_modes_stages_and_what_changes(pairs: list[Pair]) -> None:
-    told = jobs(pairs)
+    pairs_of_jobs = jobs(pairs)
     for at in (0, 1):  # as a source, and as a target
-        cubes = {mode_of(both[at].mesh.tensor) for both in told}
+        cubes = {mode_of(pair[at].mesh.tensor) for pair in pairs_of_jobs}
         assert cubes == {"None", *(mode_of(Layout(8, section).job().mesh.tensor) for section in TENSOR.values())}
-        assert {both[at].spec.zero.stage for both in told} == {0, 1, 2, 3}
-        assert len({both[at].mesh.order for both in told}) == 2
-        assert {both[at].batch.accumulation for both in told} == {1, 2, 4}
-        assert {both[at].mesh.world_size for both in told} >= {1, 2, 4, 8}
-        assert any(both[at].stages.counts not in (None, (4,), (2, 2), (1, 1, 1, 1)) for both in told), "uneven stages"
+        assert {pair[at].spec.zero.stage for pair in pairs_of_jobs} == {0, 1, 2, 3}
+        assert len({pair[at].mesh.order for pair in pairs_of_jobs}) == 2
+        assert {pair[at].batch.accumulation for pair in pairs_of_jobs} == {1, 2, 4}
+        assert {pair[at].mesh.world_size for pair in pairs_of_jobs} >= {1, 2, 4, 8}
+        assert any(pair[at].stages.counts not in (None, (4,), (2, 2), (1, 1, 1, 1)) for pair in pairs_of_jobs), (
+            "uneven stages"
+        )
     for axis in ("pipe", "data", "world_size"):
         signs = {
             (getattr(b.mesh, axis) > getattr(a.mesh, axis)) - (getattr(b.mesh, axis) < getattr(a.mesh, axis))
-            for a, b in told
+            for a, b in pairs_of_jobs
         }
         assert signs >= {1, -1}, f"{axis} both grows and shrinks"
-    assert all(a.mesh != b.mesh or a.spec.zero.stage != b.spec.zero.stage for a, b in told)
+    assert all(a.mesh != b.mesh or a.spec.zero.stage != b.spec.zero.stage for a, b in pairs_of_jobs)
 
 
 def test_there_are_enough_of_them() -> None:

@@ -27,10 +27,10 @@ KINDS = ("checkpoint.json", "index.json", "state.pt", "tensors", "ranks")
 """Of files; the last two are folders with one file of each rank."""
 
 
-class Spoiled(NamedTuple):
+class Corrupted(NamedTuple):
     """A damage that was done, and how to undo it."""
 
-    said: str
+    description: str
     paths: tuple[str, ...]
     """The damaged files, in the checkpoint's folder."""
     before: dict[str, bytes | None]
@@ -80,7 +80,7 @@ def newest_of(root: Path) -> Path:
     return root / "step_000002"
 
 
-# ---- damages ----
+# ---- corruptions ----
 
 
 def files_of(at: Path, kind: str) -> list[str]:
@@ -120,7 +120,7 @@ PLAN += [(way, kind) for _ in range(2) for way in OTHERS for kind in KINDS]
 """Every way meets every kind of file."""
 
 
-def spoil(at: Path, rng: random.Random, way: str, kind: str) -> Spoiled:
+def corrupt(at: Path, rng: random.Random, way: str, kind: str) -> Corrupted:
     name = rng.choice(files_of(at, kind))
     data = (at / name).read_bytes()
     if way in BYTES:
@@ -133,11 +133,11 @@ def spoil(at: Path, rng: random.Random, way: str, kind: str) -> Spoiled:
     return put(at, way, {name: (at / other).read_bytes(), other: data})
 
 
-def put(at: Path, way: str, files: dict[str, bytes | None]) -> Spoiled:
+def put(at: Path, way: str, files: dict[str, bytes | None]) -> Corrupted:
     before = {name: (at / name).read_bytes() if (at / name).exists() else None for name in files}
     assert before != files
     _write(at, files)
-    return Spoiled(f"{way}: {' and '.join(files)}", tuple(files), before)
+    return Corrupted(f"{way}: {' and '.join(files)}", tuple(files), before)
 
 
 def _write(at: Path, files: dict[str, bytes | None]) -> None:
@@ -148,13 +148,13 @@ def _write(at: Path, files: dict[str, bytes | None]) -> None:
             (at / name).write_bytes(data)
 
 
-def damages(at: Path) -> Iterator[Spoiled]:
+def corruptions(at: Path) -> Iterator[Corrupted]:
     """Done one by one; undone when the next is asked for."""
     rng = random.Random(6)
     for way, kind in PLAN:
-        spoiled = spoil(at, rng, way, kind)
-        yield spoiled
-        _write(at, spoiled.before)
+        corrupted = corrupt(at, rng, way, kind)
+        yield corrupted
+        _write(at, corrupted.before)
 
 
 # ---- found ----
@@ -176,15 +176,15 @@ def test_a_real_checkpoint_has_files_of_every_kind_and_nothing_is_found_in_it(ro
     assert found(root) == []
 
 
-def test_each_damage_is_found_and_its_file_named(root: Path) -> None:
+def test_each_corruption_is_found_and_its_file_named(root: Path) -> None:
     at = newest_of(root)
-    for number, spoiled in enumerate(damages(at)):
-        said = found(root)
-        named = sorted(path for path in spoiled.paths if any(one.startswith(f"{path}: ") for one in said))
+    for number, corrupted in enumerate(corruptions(at)):
+        messages = found(root)
+        named = sorted(path for path in corrupted.paths if any(one.startswith(f"{path}: ") for one in messages))
         # Of a damaged manifest nothing is believed, so it alone is named.
-        expected = [folder.MANIFEST] if folder.MANIFEST in spoiled.paths else sorted(spoiled.paths)
-        assert named == expected, f"{number}: {spoiled.said}; found: {said}"
-        assert len(said) == len(expected), f"nothing else is: {said}"
+        expected = [folder.MANIFEST] if folder.MANIFEST in corrupted.paths else sorted(corrupted.paths)
+        assert named == expected, f"{number}: {corrupted.description}; found: {messages}"
+        assert len(messages) == len(expected), f"nothing else is: {messages}"
     assert found(root) == [], "all is as it was"
 
 
@@ -196,30 +196,30 @@ def refusals(job: Job) -> list[tuple[str, tuple[str, ...], str]]:
     from dslpar.distributed.groups import Groups
 
     world = Groups(job.mesh).axis("pipe", "data", "tensor")
-    at, said = newest_of(Path(job.output_dir, "checkpoints")), []
-    todo = damages(at) if world.index == 0 else iter([None] * (len(PLAN) + 1))
-    for spoiled in todo:
-        done = collectives.broadcast_object(spoiled and (spoiled.said, spoiled.paths), world)
+    at, messages = newest_of(Path(job.output_dir, "checkpoints")), []
+    todo = corruptions(at) if world.index == 0 else iter([None] * (len(PLAN) + 1))
+    for corrupted in todo:
+        done = collectives.broadcast_object(corrupted and (corrupted.description, corrupted.paths), world)
         if done is None:
             break
         try:
-            said.append((*done, str(checkpoint.find_checkpoint(job, world))))
+            messages.append((*done, str(checkpoint.find_checkpoint(job, world))))
         except DslparError as error:
-            said.append((*done, str(error)))
+            messages.append((*done, str(error)))
         collectives.barrier(world)
     else:
         collectives.broadcast_object(None, world)
-    return said
+    return messages
 
 
 def test_resuming_refuses_each_of_them_on_every_rank_and_offers_the_one_before(job: Job, root: Path) -> None:
     ranks: list[list[Any]] = on_ranks(WORLD, refusals, job)
     assert all(rank == ranks[0] for rank in ranks)
     assert len(ranks[0]) == len(PLAN) == 250
-    for done, paths, said in ranks[0]:
-        assert "CKP215" in said, f"{done}: {said}"
-        assert any(path in said for path in paths), f"{done}: {said}"
-        assert "checkpoint.resume_from=step_000001" in said
+    for done, paths, messages in ranks[0]:
+        assert "CKP215" in messages, f"{done}: {messages}"
+        assert any(path in messages for path in paths), f"{done}: {messages}"
+        assert "checkpoint.resume_from=step_000001" in messages
     assert found(root) == [], "all is as it was"
 
 
@@ -232,20 +232,20 @@ def train(at: Path, *words: str) -> runs.Finished:
 
 
 @pytest.mark.prove
-def test_train_py_takes_no_step_from_a_damaged_one_and_goes_on_from_the_one_that_it_offers(tmp_path: Path) -> None:
+def test_train_py_takes_no_step_from_a_corrupted_one_and_resumes_from_the_one_that_it_offers(tmp_path: Path) -> None:
     runs.write_config(tmp_path)
     first = train(tmp_path, "train.steps=2", "train.save_interval=1")
     assert first.status == 0, first.output
     at, rng = newest_of(tmp_path / "out" / "checkpoints"), random.Random(7)
     before = (tmp_path / "out" / "metrics.jsonl").read_bytes()
     for way, kind in (("a byte changed", "checkpoint.json"), ("cut short", "tensors"), ("deleted", "state.pt")):
-        spoiled = spoil(at, rng, way, kind)
+        corrupted = corrupt(at, rng, way, kind)
         refused = train(tmp_path, "--resume")
-        assert refused.status == 1, spoiled.said
-        assert "CKP215" in refused.output, spoiled.said
-        assert any(path in refused.output for path in spoiled.paths), f"{spoiled.said}: {refused.output}"
+        assert refused.status == 1, corrupted.description
+        assert "CKP215" in refused.output, corrupted.description
+        assert any(path in refused.output for path in corrupted.paths), f"{corrupted.description}: {refused.output}"
         assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == before, "no step was taken"
-        _write(at, spoiled.before)
+        _write(at, corrupted.before)
     _write(at, {"index.json": b"{}"})
     offered = train(tmp_path, "--resume", "checkpoint.resume_from=step_000001")
     assert offered.status == 0, offered.output

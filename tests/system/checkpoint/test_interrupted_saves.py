@@ -46,11 +46,11 @@ def whole_steps(root: Path) -> list[int]:
 # ---- killed at the k-th operation ----
 
 
-def in_child(act: Callable[[], object], at: int | None, told: Path) -> bool:
-    """Whether it came to its end; `told` has the operations that were done, a line each."""
+def in_child(act: Callable[[], object], at: int | None, operations: Path) -> bool:
+    """Whether it came to its end; `operations` has the operations that were done, a line each."""
     if (pid := os.fork()) == 0:
         try:
-            watch(at, told)
+            watch(at, operations)
             act()
             os._exit(0)
         finally:  # nothing of pytest may run in the child
@@ -61,9 +61,9 @@ def in_child(act: Callable[[], object], at: int | None, told: Path) -> bool:
     return status == 0
 
 
-def watch(at: int | None, told: Path) -> None:
+def watch(at: int | None, operations: Path) -> None:
     """From here on, this process is killed before its operation number `at`."""
-    log, done = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), [0]
+    log, done = os.open(operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), [0]
     write, fsync = os.write, os.fsync
 
     def count(line: str) -> bool:
@@ -146,19 +146,19 @@ PREPARED = [nothing_before, two_before, one_of_the_same_step, left_by_kills, one
 
 
 @pytest.mark.parametrize("prepare", PREPARED)
-def test_a_kill_before_any_operation_leaves_what_is_whole(
+def test_a_kill_before_any_operation_leaves_intact_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)  # still counted; the system lives on, so nothing waits for it
-    prepared, told, at, ended = tmp_path / "prepared", tmp_path / "told", 0, False
+    prepared, operations, at, ended = tmp_path / "prepared", tmp_path / "operations", 0, False
     prepared.mkdir()
     stay, before = prepare(prepared), set(whole_steps(prepared))
     while not ended:
         at += 1
         root = tmp_path / str(at) / "checkpoints"
         shutil.copytree(prepared, root)
-        ended = in_child(lambda root=root: save(root, 6), at, told)
-        last = told.read_text().splitlines()[-1]
+        ended = in_child(lambda root=root: save(root, 6), at, operations)
+        last = operations.read_text().splitlines()[-1]
         steps = whole_steps(root)
         damaged = {stored.step for stored in folder.scan(root).checkpoints} - set(steps)
         assert set(stay) <= set(steps) <= before | {6}, f"killed at {last}"
@@ -176,9 +176,9 @@ def test_a_kill_before_any_operation_leaves_what_is_whole(
 
 
 def test_every_file_and_folder_is_on_disk_before_the_rename_and_the_rename_after_it(tmp_path: Path) -> None:
-    root, told = tmp_path / "run" / "checkpoints", tmp_path / "told"
-    assert in_child(lambda: save(root, 6), None, told)
-    lines = told.read_text().splitlines()
+    root, operations = tmp_path / "run" / "checkpoints", tmp_path / "operations"
+    assert in_child(lambda: save(root, 6), None, operations)
+    lines = operations.read_text().splitlines()
     part, final = folder.part_path(root, 6), folder.final_path(root, 6)
     rename = lines.index(f"rename {part} {final}")
     files = {path.relative_to(final).as_posix() for path in final.rglob("*")}
@@ -199,12 +199,12 @@ def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_pat
     save(tmp_path, 5)
     written = folder.write_file(folder.begin_save(tmp_path, 6) / "a", [b"1234"])
     manifest = {"format": folder.FORMAT, "step": 6, "fixed": {}}
-    for files, said in (
+    for files, message in (
         ({"a": FileDigest(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
         ({"a": written, "b": written}, "no bytes are there, and 4 were"),
         ({}, "4 bytes are there, and no were"),
     ):
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=message):
             folder.publish(tmp_path, manifest, files)
     assert whole_steps(tmp_path) == [5]
     folder.publish(tmp_path, manifest, {"a": written})

@@ -123,7 +123,7 @@ def test_overlaps_are_the_elements_that_both_hold(drawn: Two, data: st.DataObjec
 
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.data())
-def test_runs_are_the_flat_range(shape: list[int], data: st.DataObject) -> None:
+def test_cuboids_are_the_flat_range(shape: list[int], data: st.DataObject) -> None:
     total = math.prod(shape)
     start = data.draw(st.integers(0, total))
     stop = data.draw(st.integers(start, total))

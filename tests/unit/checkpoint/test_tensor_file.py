@@ -214,21 +214,21 @@ def test_a_tensor_in_many_files_opens_each_of_them_once(tmp_path: Path, monkeypa
 
 
 def test_what_padding_holds_is_zero_on_another_layout(tmp_path: Path) -> None:
-    """Checkpoint with 4 rows, of which one is padding; asked for with 6."""
+    """Checkpoint with 4 rows, of which one is padding; requested for with 6."""
     put(tmp_path, {"w": torch.arange(1.0, 5.0)})
-    stored_box, asked = full_box((4,)), full_box((6,))
+    stored_box, requested = full_box((4,)), full_box((6,))
     reader = TensorReader(tmp_path, Index({"w": Entry(shape=(3,), dtype="F32", pieces=[Piece(0, stored_box, 0, 4)])}))
-    assert reader.local("w", "", asked).tolist() == [1, 2, 3, 0, 0, 0]
+    assert reader.local("w", "", requested).tolist() == [1, 2, 3, 0, 0, 0]
     assert reader.local("w", "", stored_box).tolist() == [1, 2, 3, 4], "on the same layout, to the bit"
 
 
-def test_a_file_that_holds_another_length_or_dtype_than_the_index_tells_is_a_finding(tmp_path: Path) -> None:
+def test_a_file_that_holds_another_length_or_dtype_than_the_index_is_a_finding(tmp_path: Path) -> None:
     put(tmp_path, {"w": torch.zeros(3)}, {"w": torch.zeros(3).double()})
     for file, length in ((0, 4), (1, 3)):
         box = full_box((length,))
         index = Index({"w": Entry(shape=(length,), dtype="F32", pieces=[Piece(file, box, 0, length)])})
-        said = refused(lambda: TensorReader(tmp_path, index).full("w"), tensor_path(tmp_path, file))  # noqa: B023
-        assert "by the index" in said
+        message = refused(lambda: TensorReader(tmp_path, index).full("w"), tensor_path(tmp_path, file))  # noqa: B023
+        assert "by the index" in message
 
 
 # ---- the index ----
