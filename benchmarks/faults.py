@@ -1,4 +1,4 @@
-"""How jobs die: launcher by fault, seconds from the fault to the end of the last process, status, last words.
+"""How jobs fail: for each launcher and fault, seconds from the fault to the end of the last process, status, last line.
 
     python -m benchmarks.faults                  # the table, as markdown
 
@@ -81,8 +81,8 @@ class Outcome(NamedTuple):
     lines: list[str]
     """All that was printed."""
 
-    def said_by_ranks(self) -> list[str]:
-        """The last that a rank said: its own line, and the traceback that follows. Empty: none said anything."""
+    def rank_output(self) -> list[str]:
+        """Return the last message of a rank: its own line, and the traceback that follows; empty: there is none."""
         at = max((number for number, line in enumerate(self.lines) if line.startswith("[rank ")), default=None)
         if at is None:
             return []
@@ -91,14 +91,14 @@ class Outcome(NamedTuple):
             ends += 1
         return self.lines[at : ends + (ends > at + 1)]  # the exception's own line
 
-    def last_words(self) -> str:
-        """The last line that means something: of a rank, else of a launcher."""
-        words = self.lines if self.launcher.startswith("dslpar") else self.said_by_ranks() or self.lines
-        return next(line.strip() for line in reversed(words) if re.search(r"\w", line))
+    def last_line(self) -> str:
+        """Return the last line that means something: of a rank, else of a launcher."""
+        lines = self.lines if self.launcher.startswith("dslpar") else self.rank_output() or self.lines
+        return next(line.strip() for line in reversed(lines) if re.search(r"\w", line))
 
 
-def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
-    """Runs a job under a launcher, into a fault, to its end; `deadline_s` before the fault, and after it."""
+def run_with_fault(launcher: str, fault: str, timeout_s: float = 120) -> Outcome:
+    """Run a job under a launcher, into a fault, to its end; at most `timeout_s` before the fault, and after it."""
     mark = f"FAULT_MARK={uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
         folder = Path(name)
@@ -107,8 +107,8 @@ def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
         injected.write(folder, fault, RANK, STEP)
         process = _start(launcher, folder, mark)
         try:
-            at = _fault_at(fault, process, folder, deadline_s)
-            while (left := processes_with(mark)) and time.time() < at + deadline_s:
+            at = _wait_for_fault(fault, process, folder, timeout_s)
+            while (left := processes_with(mark)) and time.time() < at + timeout_s:
                 process.poll()
                 time.sleep(0.05)
             seconds = time.time() - at
@@ -121,8 +121,8 @@ def befall(launcher: str, fault: str, deadline_s: float = 120) -> Outcome:
 
 
 def _start(launcher: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
-    words = [word.format(n=WORLD, port=_free_port()) for word in LAUNCHERS[launcher]]
-    words += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
+    argv = [word.format(n=WORLD, port=_free_port()) for word in LAUNCHERS[launcher]]
+    argv += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
     environ = os.environ | {
         "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
@@ -132,17 +132,17 @@ def _start(launcher: str, folder: Path, mark: str) -> subprocess.Popen[bytes]:
     }
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(
-            words, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            argv, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
-def _fault_at(fault: str, process: subprocess.Popen[bytes], folder: Path, deadline_s: float) -> float:
-    """When the fault came, in seconds since the epoch; it is sent where rank 1 does not do so itself."""
-    at, deadline = folder / "at", time.time() + deadline_s
+def _wait_for_fault(fault: str, process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> float:
+    """Return when the fault came, in seconds since the epoch; send it where rank 1 does not meet it by itself."""
+    at, deadline = folder / "at", time.time() + timeout_s
     while not (at.exists() and at.read_text()):
         said = (folder / "output").read_text(errors="replace")[-3000:]
         assert process.poll() is None, f"ended before the fault:\n{said}"
-        assert time.time() < deadline, f"no step {STEP} within {deadline_s} s:\n{said}"
+        assert time.time() < deadline, f"no step {STEP} within {timeout_s} s:\n{said}"
         time.sleep(0.02)
     if fault in SENT:
         process.send_signal(SENT[fault])
@@ -151,7 +151,7 @@ def _fault_at(fault: str, process: subprocess.Popen[bytes], folder: Path, deadli
 
 
 def processes_with(mark: str) -> list[int]:
-    """The living processes that have a NAME=value in their environment."""
+    """Return the living processes that have a NAME=value in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -169,16 +169,16 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Prints the table; exit status 1 if a job did not end in time, or ended with 0."""
+    """Print the table; return 1 if a job did not end in time, or ended with 0."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and would be below
-    print("| launcher | fault | seconds | status | left over | last words |")
+    print("| launcher | fault | seconds | status | left over | last line |")
     print("|---|---|---|---|---|---|", flush=True)
     failed = False
     for launcher in TABLE[0]:
         for fault in TABLE[1]:
-            one = befall(launcher, fault)
+            one = run_with_fault(launcher, fault)
             failed |= one.seconds > LIMIT_S or one.status == 0 or one.survivors > 0
-            cells = (launcher, fault, f"{one.seconds:.1f}", one.status, one.survivors, one.last_words()[:150])
+            cells = (launcher, fault, f"{one.seconds:.1f}", one.status, one.survivors, one.last_line()[:150])
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
     return int(failed)
 

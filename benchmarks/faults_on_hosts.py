@@ -1,14 +1,13 @@
-"""How jobs die on two hosts: by fault and launcher, seconds from the fault until no process is left on either host, the
-exit status, and how much the job itself has said of who (rank), where (host, stage) and when (step).
+"""How jobs fail on two hosts: for each fault and launcher, seconds from the fault until no process is left on either
+host, the exit status, and whether the job has said who failed (rank), where (host, stage) and when (step).
 
     python -m benchmarks.faults_on_hosts                       # the table, as markdown; about half a minute a row
     python -m benchmarks.faults_on_hosts hang "host gone"      # some rows
 
 Four ranks, two on each of two hosts that are namespaces of this machine (tests/system/two_hosts/hosts.py), a pipeline
-of two
-stages with data parallelism 2. The fault befalls rank 2: the first on host1, of stage 1. It comes from outside of
+of two stages with data parallelism 2. Rank 2 meets the fault: the first on host1, of stage 1. It comes from outside of
 dslpar: a `sitecustomize` in PYTHONPATH wraps `Engine.train_batch` as its module is imported, the same under every
-launcher; links are cut, disks are small, signals are sent. Exit status 1 if a job misses what is asked of it.
+launcher; links are cut, disks are small, signals are sent. The exit status is 1 if a job falls short.
 """
 
 from __future__ import annotations
@@ -66,15 +65,15 @@ LAUNCHERS: Mapping[str, tuple[str, ...]] = {
 
 
 class Fault(NamedTuple):
-    """What befalls a job."""
+    """A fault, and what is expected of a job that meets it."""
 
-    named: tuple[str, ...] = (rf"rank {RANK}\b", "host1", r"stage 1\b", rf"step ({STEP - 1}|{STEP})\b")
+    details: tuple[str, ...] = (rf"rank {RANK}\b", "host1", r"stage 1\b", rf"step ({STEP - 1}|{STEP})\b")
     """What a report must say, as patterns: who, where, at which stage, when."""
-    strike: Callable[[Hosts, Job], None] | None = None
-    """None: the rank does it itself."""
+    inject: Callable[[Hosts, Job], None] | None = None
+    """None: the rank meets it by itself."""
     save_interval: int = 100000
     disk_bytes: int = 0
-    """Of the file system that both hosts write to, where it is a small one."""
+    """The size of the file system that both hosts write to; 0: large enough."""
     limit_s: float = LIMIT_S
     saves: bool = False
     """Whether there must be a checkpoint at the end."""
@@ -89,12 +88,12 @@ def _power_off(hosts: Hosts, job: Job) -> None:
 
 
 def _terminate(hosts: Hosts, job: Job) -> None:
-    """The launcher alone, as `kill` does."""
+    """Signal the launcher alone, as `kill` does."""
     os.kill(job.pid, signal.SIGTERM)
 
 
 def _terminate_ranks(hosts: Hosts, job: Job) -> None:
-    """Every rank, as schedulers do."""
+    """Signal every rank, as schedulers do."""
     for host in (0, 1):
         for pid, words in hosts.processes(host).items():
             if any(word in ("train.py", "dslpar.training") for word in words) and "--config" in words and is_rank(pid):
@@ -106,15 +105,15 @@ FAULTS: Mapping[str, Fault] = {
     "SIGKILL": Fault(),
     "exception": Fault(),
     "out of memory": Fault(),
-    "NaN": Fault(named=(r"rank \d", r"host\d", r"stage \d", r"step [3-9]\b")),
+    "NaN": Fault(details=(r"rank \d", r"host\d", r"stage \d", r"step [3-9]\b")),
     "hang": Fault(limit_s=HANG_S + LIMIT_S),
-    "host gone": Fault(named=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), strike=_cut),
-    "power off": Fault(named=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), strike=_power_off),
+    "host gone": Fault(details=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), inject=_cut),
+    "power off": Fault(details=(r"ranks? [23]", "host1", r"stages? 1\b", _STEP_OR_LATER), inject=_power_off),
     "disk full": Fault(
-        named=(r"rank \d", r"host\d", r"stage \d", _STEP_OR_LATER), save_interval=STEP, disk_bytes=40_000
+        details=(r"rank \d", r"host\d", r"stage \d", _STEP_OR_LATER), save_interval=STEP, disk_bytes=40_000
     ),
-    "SIGTERM": Fault(named=(), strike=_terminate, saves=True),
-    "SIGTERM to ranks": Fault(named=(), strike=_terminate_ranks, saves=True),
+    "SIGTERM": Fault(details=(), inject=_terminate, saves=True),
+    "SIGTERM to ranks": Fault(details=(), inject=_terminate_ranks, saves=True),
 }
 
 
@@ -134,41 +133,41 @@ class Outcome(NamedTuple):
     checkpoints: tuple[str, ...] = ()
     """What the run has saved."""
 
-    def unnamed(self) -> list[str]:
-        """What no report said, of what one must."""
-        return [pattern for pattern in FAULTS[self.fault].named if not re.search(pattern, self.report())]
+    def missing_details(self) -> list[str]:
+        """Return the patterns that no report has, of those that one must."""
+        return [pattern for pattern in FAULTS[self.fault].details if not re.search(pattern, self.report())]
 
     def report(self) -> str:
-        """The line that says most of what must be said; of equals the last."""
-        patterns = FAULTS[self.fault].named
+        """Return the line that has most of the details; of equals the last."""
+        patterns = FAULTS[self.fault].details
         if not patterns:
             return f"saved: {', '.join(self.checkpoints) or 'nothing'}"
         said = [(sum(bool(re.search(p, line)) for p in patterns), number) for number, line in enumerate(self.lines)]
         return self.lines[max(said)[1]].strip() if said and max(said)[0] else ""
 
-    def misses(self) -> list[str]:
-        """What falls short; empty: all is as it should be."""
+    def shortfalls(self) -> list[str]:
+        """Return what falls short; empty: all is as it should be."""
         found = [f"{self.seconds:.0f} s"] if self.seconds > FAULTS[self.fault].limit_s else []
         found += [f"{len(self.left)} processes left"] if self.left else []
         found += ["status 0"] if self.status == 0 else ["no end"] if self.status is None else []
         found += ["no checkpoint"] if FAULTS[self.fault].saves and not self.checkpoints else []
-        return found + [f"not said: {pattern}" for pattern in self.unnamed()]
+        return found + [f"not said: {pattern}" for pattern in self.missing_details()]
 
 
-def befall(launcher: str, fault: str, born_s: float = 120) -> Outcome:
-    """Runs a job over two hosts into a fault, to its end. `born_s`: within which the fault must come."""
-    asked = FAULTS[fault]
+def run_with_fault(launcher: str, fault: str, start_s: float = 120) -> Outcome:
+    """Run a job over two hosts into a fault, to its end. The fault must come within `start_s`."""
+    wanted = FAULTS[fault]
     with tempfile.TemporaryDirectory(prefix="dslpar_faults_") as name:
         folder = Path(name)
         _prepare(folder, fault)
         with two_hosts(PYTHONPATH=os.pathsep.join([name, str(ROOT)])) as hosts:
-            if asked.disk_bytes:
-                hosts.shared_disk(folder / "out", asked.disk_bytes)
+            if wanted.disk_bytes:
+                hosts.shared_disk(folder / "out", wanted.disk_bytes)
             words = [word.format(hostfile=hosts.hostfile(SLOTS)) for word in LAUNCHERS[launcher]]
             words += [str(folder / "cfg.py"), f"train.output_dir={folder / 'out'}"]
             job = hosts.start(0, words, folder / "output")
-            at = _struck_at(asked, hosts, job, folder, born_s)
-            return _watched(launcher, fault, hosts, job, at, folder / "output")
+            at = _wait_for_fault(wanted, hosts, job, folder, start_s)
+            return _watch(launcher, fault, hosts, job, at, folder / "output")
 
 
 def _prepare(folder: Path, fault: str) -> None:
@@ -178,22 +177,22 @@ def _prepare(folder: Path, fault: str) -> None:
     injected.write(folder, fault, RANK, STEP)
 
 
-def _struck_at(asked: Fault, hosts: Hosts, job: Job, folder: Path, born_s: float) -> float:
-    """When the fault came, in seconds since the epoch."""
-    at, deadline = folder / "at", time.time() + born_s
+def _wait_for_fault(fault: Fault, hosts: Hosts, job: Job, folder: Path, start_s: float) -> float:
+    """Return when the fault came, in seconds since the epoch; inject it where the rank does not meet it by itself."""
+    at, deadline = folder / "at", time.time() + start_s
     while not at.exists():
         said = (folder / "output").read_text(errors="replace")[-5000:]
         assert job.process.poll() is None, f"ended before the fault:\n{said}"
-        assert time.time() < deadline, f"no step {STEP} within {born_s} s:\n{said}"
+        assert time.time() < deadline, f"no step {STEP} within {start_s} s:\n{said}"
         time.sleep(0.02)
-    if asked.strike is None:
+    if fault.inject is None:
         return float(at.read_text())
     began = time.time()
-    asked.strike(hosts, job)
+    fault.inject(hosts, job)
     return began
 
 
-def _watched(launcher: str, fault: str, hosts: Hosts, job: Job, at: float, output: Path) -> Outcome:
+def _watch(launcher: str, fault: str, hosts: Hosts, job: Job, at: float, output: Path) -> Outcome:
     left = _all(hosts)
     while left and time.time() < at + WATCHED_S:
         time.sleep(0.05)
@@ -217,8 +216,8 @@ def is_rank(pid: int) -> bool:
 
 
 def row(one: Outcome) -> str:
-    """A line of the table."""
-    verdict = "; ".join(one.misses()).replace("|", r"\|") or "as asked"
+    """Return a line of the table."""
+    verdict = "; ".join(one.shortfalls()).replace("|", r"\|") or "as expected"
     report = one.report().replace("|", r"\|")[:160] or "-"
     cells = (one.fault, one.launcher, f"{one.seconds:.1f}", "none" if one.status is None else one.status)
     return f"| {' | '.join(map(str, cells))} | {len(one.left)} | {report} | {verdict} |"
@@ -228,27 +227,29 @@ HEADER = "| fault | launcher | seconds | status | left over | the report | verdi
 
 
 def main(words: list[str]) -> int:
-    """Prints the table, of the named faults and launchers, or of all; exit status 1 where one falls short."""
+    """Print the table, of the named faults and launchers, or of all; return 1 where one falls short."""
     if reason := missing():
         print(reason, file=sys.stderr)
         return 2
     faults = [word for word in words if word in FAULTS] or list(FAULTS)
     launchers = [word for word in words if word in LAUNCHERS] or ["deepspeed", "mpirun"]
     if unknown := [word for word in words if word not in (*FAULTS, *LAUNCHERS)]:
-        print(f"no {unknown[0]!r}; there are {', '.join((*FAULTS, *LAUNCHERS))}", file=sys.stderr)
+        print(
+            f"unknown fault or launcher {unknown[0]!r}; there are {', '.join((*FAULTS, *LAUNCHERS))}", file=sys.stderr
+        )
         return 2
     print(HEADER, flush=True)
     short = False
     for fault in faults:
         for launcher in launchers:
             try:
-                one = befall(launcher, fault)
+                one = run_with_fault(launcher, fault)
             except AssertionError as error:
                 print(f"| {fault} | {launcher} | - | - | - | - | did not come so far: {error} |", flush=True)
                 short = True
                 continue
             print(row(one), flush=True)
-            short |= bool(one.misses())
+            short |= bool(one.shortfalls())
     return int(short)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, befall, processes_with
+from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
 from dslpar.watchdog import first_failure, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, free_port, write_config
 
@@ -39,7 +39,7 @@ PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
 @pytest.mark.parametrize(("launcher", "fault"), CELLS)
 def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
     """Within 15 s, not with 0, and nothing is left over."""
-    one = befall(launcher, fault)
+    one = run_with_fault(launcher, fault)
     said = "\n".join(one.lines)
     assert one.seconds <= LIMIT_S, said
     assert one.status != 0, said
@@ -47,9 +47,9 @@ def test_a_fault_ends_the_job(launcher: str, fault: str) -> None:
     if fault in IN_RANK_1:
         assert not [words for words in PEER_IS_GONE if words in said], "consequences are silent"
     if fault == "exception":
-        assert one.said_by_ranks()[0].startswith("[rank 1 of 3 on "), said
-        assert f", {AT}] Traceback" in one.said_by_ranks()[0], said
-        assert one.said_by_ranks()[-1] == "RuntimeError: this rank broke", said
+        assert one.rank_output()[0].startswith("[rank 1 of 3 on "), said
+        assert f", {AT}] Traceback" in one.rank_output()[0], said
+        assert one.rank_output()[-1] == "RuntimeError: this rank broke", said
     if launcher.startswith("dslpar launch") and fault != "launcher SIGKILL":
         last_lines(one)
 

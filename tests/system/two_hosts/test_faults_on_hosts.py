@@ -1,4 +1,4 @@
-"""What befalls jobs on two hosts: they end in time on both, with a status that is not 0, and name who it was."""
+"""Faults of jobs on two hosts: they end in time on both, with a status that is not 0, and name who it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults_on_hosts import CONFIG, FAULTS, LAUNCHERS, befall
+from benchmarks.faults_on_hosts import CONFIG, FAULTS, LAUNCHERS, run_with_fault
 from tests.support.runs import TEXT
 from tests.system.two_hosts.hosts import ROOT, missing, two_hosts
 
@@ -27,8 +27,8 @@ CELLS = [
 
 @pytest.mark.parametrize(("fault", "launcher"), CELLS)
 def test_a_job_ends(fault: str, launcher: str) -> None:
-    one = befall(launcher, fault)
-    assert one.misses() == [], "\n".join(one.lines)
+    one = run_with_fault(launcher, fault)
+    assert one.shortfalls() == [], "\n".join(one.lines)
 
 
 ELSEWHERE = """\
@@ -77,11 +77,14 @@ def test_a_miss_is_told() -> None:
     from benchmarks.faults_on_hosts import Outcome
 
     good = "[rank 2 of 4 on host1, stage 1 (pipe 1), step 3] failed"
-    assert Outcome("mpirun", "exception", 1.0, 1, [], ["noise", good]).misses() == []
-    assert Outcome("mpirun", "exception", 16.0, 1, [], [good]).misses() == ["16 s"]
-    assert Outcome("mpirun", "exception", 1.0, 0, [], [good]).misses() == ["status 0"]
-    assert Outcome("mpirun", "exception", 45.0, None, ["python"], [good]).misses()[1:] == ["1 processes left", "no end"]
-    (missed,) = Outcome("mpirun", "exception", 1.0, 1, [], [good.replace("rank 2", "rank 3")]).misses()
+    assert Outcome("mpirun", "exception", 1.0, 1, [], ["noise", good]).shortfalls() == []
+    assert Outcome("mpirun", "exception", 16.0, 1, [], [good]).shortfalls() == ["16 s"]
+    assert Outcome("mpirun", "exception", 1.0, 0, [], [good]).shortfalls() == ["status 0"]
+    assert Outcome("mpirun", "exception", 45.0, None, ["python"], [good]).shortfalls()[1:] == [
+        "1 processes left",
+        "no end",
+    ]
+    (missed,) = Outcome("mpirun", "exception", 1.0, 1, [], [good.replace("rank 2", "rank 3")]).shortfalls()
     assert missed.startswith("not said: rank 2")
     assert set(FAULTS) >= {fault for fault, _ in QUICK}
     assert set(LAUNCHERS) >= set(PROVEN)
