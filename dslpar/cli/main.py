@@ -54,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False, prog=f"dslpar {name}", description=description, formatter_class=_formatter
     )
     command.add_arguments(parser)
+    # parse_intermixed_args formats the usage before it parses, 5 % of a start, and is needed for two cases alone:
+    # arguments on both sides of a flag, and mistakes.
     args, rest = parser.parse_known_args(argv)
-    if rest:  # an override behind a flag, or a mistake: a second reading, since this one formats the usage first
+    if rest:
         args = parser.parse_intermixed_args(argv)
     status: int = command.run(args, parser)
     return status
