@@ -45,7 +45,7 @@ class PairSamples:
 
 
 class Loader:
-    """LayerTraffic over samples; each begins at the run's position, `consumed_samples()`."""
+    """Passes over samples; each begins at the run's position, `consumed_samples()`."""
 
     def __init__(self, samples: Samples, job: Job, data_rank: int, consumed_samples: Callable[[], int]) -> None:
         self.samples, self.job, self.data_rank, self.consumed_samples = samples, job, data_rank, consumed_samples

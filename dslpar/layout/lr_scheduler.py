@@ -1,4 +1,4 @@
-"""Learning rates as plain functions of the step, counted from 0: a warm-up, then one curve down to the last step.
+"""Learning rates as a function of the step, counted from 0: a warm-up, then one curve down to the last step.
 
 Of W warm-up steps, step t uses lr * (t + 1) / W, so step W - 1 uses lr itself; from there 'linear' and 'cosine' fall to
 min_lr, which the last step uses; 'constant' stays. The cosine without restarts is SGDR's (arXiv 1608.03983).
@@ -20,11 +20,11 @@ CURVES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: (1.0 + math.cos(math.pi * progress)) / 2,
 }
-"""From the progress after the warm-up, 0 to 1, to the share of lr - min_lr that is left."""
+"""Progress after the warm-up, 0 to 1 -> the share of lr - min_lr that is left."""
 
 
 def learning_rate(scheduler: LRScheduler, lr: float, num_steps: int, step: int) -> float:
-    """The learning rate of step `step` of `num_steps`; `lr` is its peak."""
+    """Return the learning rate of step `step`, from 0, of `num_steps`; `lr` is its peak."""
     warmup = scheduler.warmup_steps
     if step < warmup:
         return lr * (step + 1) / warmup

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.layout.deepspeed_config import ds_config, merged
+from dslpar.layout.deepspeed_config import ds_config, merge
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy
@@ -145,7 +145,7 @@ def test_the_raw_section_is_merged_last_and_deep() -> None:
 
 def test_merging_changes_neither_side() -> None:
     base, over = {"a": {"b": (1, 2)}, "c": 3}, {"a": {"d": 4}, "c": {"e": 5}}
-    assert merged(base, over) == {"a": {"b": [1, 2], "d": 4}, "c": {"e": 5}}
+    assert merge(base, over) == {"a": {"b": [1, 2], "d": 4}, "c": {"e": 5}}
     assert (base, over) == ({"a": {"b": (1, 2)}, "c": 3}, {"a": {"d": 4}, "c": {"e": 5}})
 
 
