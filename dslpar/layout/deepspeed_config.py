@@ -112,7 +112,8 @@ def _optimizer(spec: sections.Spec) -> Config:
     if isinstance(optimizer, sections.SGD):
         params |= {"momentum": optimizer.momentum} | ({"nesterov": True} if optimizer.nesterov else {})
     else:
-        params |= {"betas": [float(beta) for beta in optimizer.betas], "eps": optimizer.eps}  # torch takes no int beside a float
+        betas = [float(beta) for beta in optimizer.betas]  # torch takes no int beside a float
+        params |= {"betas": betas, "eps": optimizer.eps}
         params |= {"amsgrad": True} if optimizer.amsgrad else {}
         # DeepSpeed's fused Adam is compiled at the first start, for minutes where there is no GPU.
         params |= _choices("optimizer.params.torch_adam")
