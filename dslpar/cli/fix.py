@@ -28,6 +28,7 @@ class Fixer:
     def run(self, batch: Sequence[Linted], roots: Sequence[str], *, write: bool) -> tuple[list[Linted], bool]:
         """Fix the files below `roots`, or print a diff; return what lint reports then, and whether anything changed."""
         repairs = []
+        # One file after the other: a later one is linted with the repairs of those before it, which it may import.
         for path, data in self._fixable_files(batch, roots).items():
             repair = self._repair(path, data, batch)
             if repair.after != repair.before and (not write or self._written(repair, data)):
@@ -59,6 +60,7 @@ class Fixer:
     def _fixable_files(self, batch: Sequence[Linted], roots: Sequence[str]) -> dict[str, bytes]:
         """Return the bytes of the files with something to fix that are named, or below a named folder."""
         locations = [item.fix.location.path for _, findings in batch for item in findings if item.fix is not None]
+        # Configs may import one file by several paths; it is shown under the first.
         paths = {os.path.realpath(path): path for path in reversed(locations)}
         real_roots = [os.path.realpath(root) for root in roots]
         files = {}

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         batch, changed = fixer.run(batch, paths, write=args.fix)
     for config, _ in batch:
         sources |= config.sources
-    findings = list(dict.fromkeys(item for _, found in batch for item in found))  # each config has the world's
+    # Several configs share findings: those of the world, of the hosts, and of files that they all import.
+    findings = list(dict.fromkeys(item for _, found in batch for item in found))
     fatal = ("error", "warning") if args.strict else ("error",)
     status = int(any(finding.severity in fatal for finding in findings) or (args.diff and changed))
     out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # stdout has the diff, or the fixed text

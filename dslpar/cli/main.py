@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _no_command(argv, f"dslpar {name}", helps, description)
         command = actions[argv[0]]
         name, description = f"{name} {argv.pop(0)}", command.help
-    if not gc.isenabled():
+    if not gc.isenabled():  # `run` has disabled it for the imports, which end here
         gc.freeze()
         gc.enable()
     parser = argparse.ArgumentParser(

@@ -63,6 +63,7 @@ def is_config(config: Config) -> bool:
         return True
     misspelt = [name for name in config.root.value if name not in SECTIONS and only_near(str(name), SECTIONS)]
     unknown = config.unknown & (set(SECTIONS) - sections)
+    # A program may assign to names of sections too, such as `data`; it also has syntax that no config has.
     is_program = any(found.code == "CFG002" for found in config.findings)
     return bool(sections) and not is_program and len(sections) + len(misspelt) + len(unknown) > 1
 

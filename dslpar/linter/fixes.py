@@ -40,6 +40,7 @@ class Repair(NamedTuple):
 def repair(path: str, text: str, relint: Relint, texts: Mapping[str, str]) -> Repair:
     """Make every change of the file at `path` that holds; `texts` are those of files repaired before."""
     trial = _Trial(path, relint, texts)
+    # All at once first: most files have only changes that hold, and each trial lints every config that reads the file.
     after, count = trial.all_in_rounds(text)
     if not trial.objection(text, after, trial.fixable(text)):
         return Repair(path, text, after, (), count)
@@ -124,7 +125,7 @@ def apply(text: str, fixes: Iterable[Fix]) -> str:
         start = starts[location.line - 1] + location.column - 1
         return start, starts[location.end_line - 1] + location.end_column - 1
 
-    changed_from = len(text) + 1
+    changed_from = len(text) + 1  # from the end, so that spans of changes still to come stay valid
     for (start, end), new in sorted(((span(fix.location), fix.text) for fix in fixes), reverse=True):
         if end <= changed_from:
             text, changed_from = text[:start] + new + text[end:], start
@@ -158,6 +159,7 @@ def write(path: str, before: bytes, text: str) -> None:
         stat = os.fstat(file.fileno())
     if not stat.st_mode & 0o222:
         raise OSError("it is read-only")
+    # Beside the file: os.replace is atomic only within one file system.
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(real), prefix=".dslpar-")
     try:
         with os.fdopen(descriptor, "wb") as file:
