@@ -1,4 +1,7 @@
-"""train.py across two real hosts, over ssh: pipeline 2 x data 2 x tensor 2, four ranks on each; and without ssh."""
+"""train.py across two real hosts, over ssh: pipeline 2 x data 2 x tensor 2, four ranks on each; and without ssh.
+
+`make test` has two ranks on each, without data parallelism: a rank that starts costs two seconds of a core.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ PYTHON = sys.executable
 ALL_THREE = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
 SLOTS = 4
 WORLD = 2 * SLOTS
+EACH = pytest.mark.parametrize("slots", [2, pytest.param(SLOTS, marks=pytest.mark.prove)])
 MPIRUN = ("mpirun", "--allow-run-as-root", "--prefix", sys.prefix, "--bind-to", "none")
 
 
 @cache
-def losses_on_one_host() -> list[float]:
+def losses_on_one_host(world: int) -> list[float]:
     """Of the same ranks, forked here; no launcher, no network but the loopback."""
     from tests.support.forked_runs import start_job
 
@@ -37,55 +41,58 @@ def losses_on_one_host() -> list[float]:
         folder = Path(name)
         config = write_config(folder, ALL_THREE + CONFIG)
         words = ["--config", str(config), f"train.output_dir={folder / 'out'}"]
-        with start_job(WORLD, words, folder / "said") as job:
-            assert job.wait(120) == [0] * WORLD, (folder / "said").read_text()
+        with start_job(world, words, folder / "said") as job:
+            assert job.wait(120) == [0] * world, (folder / "said").read_text()
         return [line["loss"] for line in metrics(folder / "out")]
 
 
-def train(tmp_path: Path, names: Names, *words: str) -> Finished:
+def train(tmp_path: Path, names: Names, *words: str, slots: int = SLOTS) -> Finished:
     """Runs a launcher on host0, over both; `{hostfile}` and `{program}` in its words are filled in."""
     reports = tmp_path / "reports"
     reports.mkdir()
     config = write_config(tmp_path, ALL_THREE + CONFIG)
     program = ["train.py", "--config", str(config), f"train.output_dir={tmp_path / 'out'}"]
     with two_hosts(names=names, DSLPAR_REPORTS=str(reports)) as hosts:
-        filled = [word.format(hostfile=hosts.hostfile(SLOTS)) for word in words]
+        filled = [word.format(hostfile=hosts.hostfile(slots)) for word in words]
         done = hosts.run(0, [*filled, *program], timeout_s=240)
         _until(lambda: [hosts.processes(host) for host in (0, 1)] == [{}, {}])  # mpirun's own ssh leaves after it
     assert done.status == 0, done.output
     return done
 
 
-def check(folder: Path, output: str) -> None:
+def check(folder: Path, output: str, slots: int = SLOTS) -> None:
     """The run of one host, ranks in order over the hosts, and rank 0 alone has spoken."""
     lines = metrics(folder / "out")
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert [line["loss"] for line in lines] == pytest.approx(losses_on_one_host(), rel=1e-6)
+    assert [line["loss"] for line in lines] == pytest.approx(losses_on_one_host(2 * slots), rel=1e-6)
     assert output.count("step 3/3") == 1
-    assert "pipeline 2 * data 2 * tensor 2" in output
+    assert f"pipeline 2 * data {slots // 2} * tensor 2" in output
 
 
-def check_places(folder: Path) -> None:
+def check_places(folder: Path, slots: int) -> None:
     """Which host ran which rank, as the ranks themselves wrote it down."""
     born = [json.loads(path.read_text()) for path in (folder / "reports").glob("*.born")]
-    assert {rank: host for rank, _, host, *_ in born} == {rank: f"host{rank // SLOTS}" for rank in range(WORLD)}
+    assert {rank: host for rank, _, host, *_ in born} == {rank: f"host{rank // slots}" for rank in range(2 * slots)}
 
 
 # ---- over ssh ----
 
 
-def test_deepspeed_over_pdsh(tmp_path: Path) -> None:
+@EACH
+def test_deepspeed_over_pdsh(tmp_path: Path, slots: int) -> None:
     """Without a .deepspeed_env: gloo's interface is found though host names mean loopbacks."""
-    done = train(tmp_path, "loopback", "deepspeed", "--hostfile", "{hostfile}")
-    check(tmp_path, done.output)
-    check_places(tmp_path)
+    done = train(tmp_path, "loopback", "deepspeed", "--hostfile", "{hostfile}", slots=slots)
+    check(tmp_path, done.output, slots)
+    check_places(tmp_path, slots)
 
 
-def test_mpirun_over_ssh(tmp_path: Path) -> None:
+@EACH
+def test_mpirun_over_ssh(tmp_path: Path, slots: int) -> None:
     """Nobody says where rank 0 is, nor the interface."""
-    done = train(tmp_path, "loopback", *MPIRUN, "--hostfile", "{hostfile}", "-np", str(WORLD), PYTHON)
-    check(tmp_path, done.output)
-    check_places(tmp_path)
+    words = [*MPIRUN, "--hostfile", "{hostfile}", "-np", str(2 * slots), PYTHON]
+    done = train(tmp_path, "loopback", *words, slots=slots)
+    check(tmp_path, done.output, slots)
+    check_places(tmp_path, slots)
 
 
 @pytest.mark.prove
