@@ -1,5 +1,9 @@
 """Which rows `make test` runs: a sample of the table in which every pair of values that may matter together meets.
 
+Pairs are those of rows of up to 4 ranks: 8 ranks take turns on two cores, so of larger rows the sample has each mode
+and
+the three axes together, and `make prove` the rest.
+
     sample = covering(small(LAYOUTS))      # names; the rest runs with `make prove`
 
 Most faults need one value, or two together (pairwise testing: Cohen et al., The AETG System, 1997). The sample is
@@ -42,6 +46,8 @@ def details(layout: Layout) -> dict[str, object]:
     """What should be there once, with whatever else."""
     mesh = layout.job().mesh
     return {
+        "mode": mode_of(mesh.tensor),
+        "axes": (mesh.pipe > 1, mesh.data > 1, mesh.tensor.size > 1),
         "order": mesh.order,
         "keep": mesh.tensor.keep,
         "micro-batches": layout.accumulation,
@@ -61,8 +67,9 @@ def small(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 
 
 def seen(layout: Layout) -> set[Seen]:
-    """The pairs of factors, and all details, of a row."""
-    pairs = (pair for pair in combinations(factors(layout).items(), 2) if not _apart(pair[0][0], pair[1][0]))
+    """The pairs of factors of a row of few ranks, and all details of any."""
+    meeting = combinations(factors(layout).items(), 2) if layout.world <= 4 else ()
+    pairs = (pair for pair in meeting if not _apart(pair[0][0], pair[1][0]))
     return {*pairs, *((item,) for item in details(layout).items())}
 
 
