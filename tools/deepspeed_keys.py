@@ -36,7 +36,7 @@ from deepspeed.runtime import config as ds_config
 from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "dslpar" / "schema" / "data" / "deepspeed_keys.json"
@@ -404,7 +404,7 @@ def text() -> str:
         "other_names": found.other_names,
         "removed": (*REMOVED, *(f"zero_optimization.{name}" for name in REMOVED_OF_ZERO)),
         "optimizers": arguments(OPTIMIZERS, ("model_params", "params")),
-        "lr_schedulers": arguments(SCHEDULES, ("optimizer", "last_batch_iteration")),
+        "lr_schedulers": arguments(LR_SCHEDULERS, ("optimizer", "last_batch_iteration")),
     }
     return _as_json(table) + "\n"
 

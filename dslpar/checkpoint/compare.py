@@ -132,7 +132,7 @@ def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> str:
 def _scheduler_sets_optimizer(checkpoint: Checkpoint, job: Job) -> bool:
     """Whether a torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state."""
     before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
-    return before not in sections.SCHEDULES or not isinstance(job.spec.lr_scheduler, sections.LRScheduler)
+    return before not in sections.LR_SCHEDULERS or not isinstance(job.spec.lr_scheduler, sections.LRScheduler)
 
 
 def _keeps_optimizer_tensors(change: Change) -> bool:

@@ -197,10 +197,10 @@ class Context:
         return scheduler
 
     @property
-    def other_lr_scheduler(self) -> sections.OtherSchedule:
+    def other_lr_scheduler(self) -> sections.OtherLRScheduler:
         """The learning-rate scheduler, if it is DeepSpeed's or torch's."""
         scheduler = self.spec.lr_scheduler
-        if not isinstance(scheduler, sections.OtherSchedule):
+        if not isinstance(scheduler, sections.OtherLRScheduler):
             raise UnknownValueError("lr_scheduler")
         return scheduler
 

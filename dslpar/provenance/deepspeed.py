@@ -14,6 +14,7 @@ from dslpar.layout.deepspeed_config import CHOICES, ds_config
 from dslpar.linter.problem import UnknownValueError
 from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value
+from dslpar.schema.deepspeed_policy import KEYS, known
 from dslpar.schema.keys import deepspeed_keys
 
 PREFIX = "deepspeed."
@@ -75,32 +76,24 @@ def origin_of(path: str, values: Mapping[str, Value]) -> tuple[tuple[str, ...], 
 
 def default_of(path: str) -> Value | None:
     """Return DeepSpeed's own value of a key that dslpar does not set; None for a key that DeepSpeed does not have."""
-    from dslpar.schema.deepspeed_policy import KEYS
-
-    section, _, name = path.rpartition(".")
-    known = KEYS.get(section, {}).get(name)
-    if known is None:
+    row = known(path)
+    if row is None:
         return None
-    message = "a section that dslpar does not set" if known[0] == "section" else "DeepSpeed's own default"
-    return Value(f"{PREFIX}{path}", known[1], "default", f"{message}", help=_describe(path))
+    why = "a section that dslpar does not set" if row[0] == "section" else "DeepSpeed's own default"
+    return Value(f"{PREFIX}{path}", row[1], "default", why, help=_describe(path))
 
 
 def all_keys() -> list[str]:
     """List every key of DeepSpeed's, dotted."""
-    from dslpar.schema.deepspeed_policy import KEYS
-
     return [f"{section}.{name}" if section else name for section, names in KEYS.items() for name in names]
 
 
 def _describe(path: str) -> str:
     """Describe DeepSpeed's type and default of a key."""
-    from dslpar.schema.deepspeed_policy import KEYS
-
-    section, _, name = path.rpartition(".")
-    known = KEYS.get(section, {}).get(name)
-    if known is None or known[0] == "section":
+    row = known(path)
+    if row is None or row[0] == "section":
         return ""
-    return f"DeepSpeed's default: {known[1]!r}" + (f", of type {known[0]}" if known[0] else "")
+    return f"DeepSpeed's default: {row[1]!r}" + (f", of type {row[0]}" if row[0] else "")
 
 
 def dict_or_unknown(subject: Subject, values: Mapping[str, Value]) -> dict[str, Value]:

@@ -99,7 +99,7 @@ def _of(cls: type, classes: tuple[type, ...]) -> str:
     if len(classes) == 1:
         return ""
     if cls is sections.LRScheduler:
-        return "type=" + " / ".join(map(repr, sections.SCHEDULES))
+        return "type=" + " / ".join(map(repr, sections.LR_SCHEDULERS))
     return f"type={NAMES[cls]!r}" if cls in NAMES else "another type"
 
 
@@ -171,9 +171,9 @@ def _optimizer_rows() -> Iterator[Row]:
 
 
 def _scheduler_rows() -> Iterator[Row]:
-    from dslpar.schema.torch_schedulers import SCHEDULES
+    from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
-    for name, row in SCHEDULES.items():
+    for name, row in LR_SCHEDULERS.items():
         defaults = {row.sets_lr: "the optimizer's lr"} | dict.fromkeys(row.required, "required")
         yield from _class_rows("lr_scheduler", name, row.dotted, row.refused, row.args, defaults)
 

@@ -72,20 +72,20 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
     typed = _mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
         return None
-    if typed.name is None or typed.name in sections.SCHEDULES:
+    if typed.name is None or typed.name in sections.LR_SCHEDULERS:
         return reader.section(sections.LRScheduler, node, "lr_scheduler", "lr_scheduler")
-    from dslpar.schema.torch_schedulers import SCHEDULES, short
+    from dslpar.schema.torch_schedulers import LR_SCHEDULERS, short
 
     name = short(typed.name)
-    row = SCHEDULES.get(name)
+    row = LR_SCHEDULERS.get(name)
     if row is None:
-        known = [*sections.SCHEDULES, *(name for name, row in SCHEDULES.items() if not row.refused)]
+        known = [*sections.LR_SCHEDULERS, *(name for name, row in LR_SCHEDULERS.items() if not row.refused)]
         return reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
     if row.refused:
         return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
     args = reader.typed_values(row.args, typed.entries)
     _demand(reader, "lr_scheduler", row.required, typed, node)
-    return sections.OtherSchedule(target=name, args=args)
+    return sections.OtherLRScheduler(target=name, args=args)
 
 
 def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typed, node: Node) -> None:

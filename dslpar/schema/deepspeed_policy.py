@@ -40,7 +40,7 @@ LR_SCHEDULER_DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["lr_schedulers"]
 
 
 def known(key: str) -> tuple[str, Any] | None:
-    """(type, default) of a dotted key of DeepSpeed's; None for a key that it does not read."""
+    """Return (type, default) of a dotted key of DeepSpeed's; None for a key that it does not read."""
     section, _, name = key.rpartition(".")
     row = KEYS.get(section, {}).get(name)
     return None if row is None else (row[0], row[1])
@@ -121,12 +121,12 @@ _NARROWER: Mapping[str, str] = {
 
 
 def types_in(section: str) -> Mapping[str, str]:
-    """Key -> type of a section of DeepSpeed's, by its dotted path; a section in it has the type "Section"."""
+    """Return key -> type of a section of DeepSpeed's, by its dotted path; a section in it has the type "Section"."""
     return {name: type_of(f"{section}.{name}") for name in KEYS[section]}
 
 
 def type_of(key: str) -> str:
-    """The type of one key that passes through, by its dotted path."""
+    """Return the type of one key that passes through, by its dotted path."""
     if key in _NARROWER:
         return _NARROWER[key]
     section, _, name = key.rpartition(".")
@@ -153,11 +153,11 @@ TABLES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 """Types that are mappings: the key that must be there and for which a bare value stands ("": none), and all keys."""
 
-# What is said of a wrong key -----------------------------------------------------------------------------------------
+# What lint reports of a wrong key ------------------------------------------------------------------------------------
 
 
 class Explanation(NamedTuple):
-    """What is said of a key that DeepSpeed knows, and that its section here does not take."""
+    """What lint reports of a key that DeepSpeed knows, and that its section here does not take."""
 
     code: str
     message: str
@@ -165,7 +165,7 @@ class Explanation(NamedTuple):
 
 
 def explain(source_key: str) -> Explanation | None:
-    """What to say of an unknown key of a section of ours, where DeepSpeed explains what was meant.
+    """Explain an unknown key of a section of ours, where DeepSpeed tells what was meant; None where it does not.
 
     >>> explain("zero.cpu_offload").help
     "zero = dict(..., offload_optimizer='cpu')"
@@ -174,17 +174,17 @@ def explain(source_key: str) -> Explanation | None:
     if section == "zero":
         return _of_zero(name)
     if name == "params" and section in ("optimizer", "lr_scheduler"):
-        message = f"unknown key 'params' in {section}: its arguments stand in {section} itself"
+        message = f"unknown key 'params' in {section}: its arguments are keys of {section} itself"
         argument = "lr=..." if section == "optimizer" else "warmup_num_steps=..."
         return Explanation("CFG101", message, f"{section} = dict(type=..., {argument}), without params=dict(...)")
     if section == "precision" and name in ("enabled", "bf16", "bfloat16", "fp16"):
-        message = f"unknown key {name!r} in precision: a precision is on by its name"
+        message = f"unknown key {name!r} in precision: a precision is switched on by its name"
         return Explanation("CFG101", message, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
     return _at_the_top(section, name)
 
 
 def _of_zero(name: str) -> Explanation | None:
-    """Of a key of `zero`."""
+    """Explain a key of `zero`."""
     dotted = f"zero_optimization.{name}"
     if dotted in DEPRECATED:
         message = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
@@ -214,10 +214,10 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def _at_the_top(section: str, name: str) -> Explanation | None:
-    """Of a key that DeepSpeed has at its top level, in a section of DeepSpeed's."""
+    """Explain a key of DeepSpeed's top level that is written in a section of DeepSpeed's."""
     if section not in ("zero", "precision", "optimizer", "lr_scheduler"):
         return None
-    message = f"unknown key {name!r} in {section}: in DeepSpeed it stands at the top level"
+    message = f"unknown key {name!r} in {section}: in DeepSpeed it is a key of the top level"
     if name in OURS:
         return Explanation("CFG101", message, f"{OURS[name]} decides it")
     return Explanation("CFG101", message, f"deepspeed = dict({name}=...)") if name in TOP else None

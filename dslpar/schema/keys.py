@@ -39,7 +39,7 @@ WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*"}
 
 @cache
 def declared() -> tuple[DeclaredKey, ...]:
-    """Every key, section by section; a key that several classes of a section have is there once for each."""
+    """List every key, section by section; a key that several classes of a section have is there once for each."""
     return tuple(_walk(sections.Spec, ""))
 
 
@@ -52,7 +52,7 @@ def _walk(cls: type, above: str) -> Iterator[DeclaredKey]:
 
 
 def classes_of(field: Field) -> tuple[type, ...]:
-    """The section classes that a field's annotation names: `AdamW | SGD | None` names two, `Model` every family's."""
+    """Return the section classes that an annotation names: `AdamW | SGD | None` names two, `Model` every family's."""
     names = str(field.type).removeprefix("tuple[").removesuffix(", ...]").split(" | ")
     classes: list[type] = []
     for name in names:
@@ -64,7 +64,7 @@ def classes_of(field: Field) -> tuple[type, ...]:
 
 
 def type_of(field: Field) -> ValueType:
-    """What a field takes, where it is no section."""
+    """Return what a field takes, where it is no section."""
     facts = facts_of(field)
     if facts.choices:
         return one_of(facts.choices, facts.refused)
@@ -72,12 +72,12 @@ def type_of(field: Field) -> ValueType:
 
 
 def shorthand_of(cls: type) -> str:
-    """The field of a section that a bare value stands for; empty: it has none."""
+    """Return the field of a section that a bare value stands for; empty: it has none."""
     return next((field.name for field in fields(cls) if facts_of(field).shorthand), "")
 
 
 def aliases_of(cls: type) -> dict[str, str]:
-    """Other names of a section's fields."""
+    """Return alias -> field of a section."""
     return {alias: field.name for field in fields(cls) for alias in facts_of(field).aliases.split()}
 
 
@@ -86,20 +86,21 @@ def aliases_of(cls: type) -> dict[str, str]:
 
 @cache
 def shorthands() -> Mapping[str, str]:
-    """Keys at which a bare value stands for a dict with one key, and that key; ZeRO's offloads are DeepSpeed's keys."""
+    """Return the keys at which a bare value stands for a dict with one key, and that key."""
     found = {key.rpartition(".")[0]: field.name for key, field, _, facts in declared() if facts.shorthand}
+    # Both are DeepSpeed's keys, whose table most configs do not need.
     return {**found, "zero.offload_optimizer": "device", "zero.offload_param": "device"}
 
 
 @cache
 def other_forms() -> Mapping[str, str]:
-    """Our key -> the key of another form that says the same."""
+    """Return key -> the key of another form that says the same."""
     return {key: facts.same_as for key, _, _, facts in declared() if facts.same_as}
 
 
 @cache
 def deepspeed_keys() -> Mapping[str, str]:
-    """DeepSpeed's dotted key -> ours that decides it; of a section, all below it."""
+    """Return DeepSpeed's dotted key -> ours that decides it; a section stands for all below it."""
     return {theirs: key for key, _, _, facts in declared() for theirs in facts.deepspeed.split()}
 
 
@@ -109,10 +110,10 @@ def _resume_classes() -> Mapping[str, Resume]:
 
 
 def resume_class(key: str) -> Resume:
-    """What a resume says to another value of a key; of one that its section does not list, the section's own word.
+    """Return what a resume does with another value of a key; for one that its section does not list, the section's.
 
     Raises:
-        KeyError: nobody has decided.
+        KeyError: it was declared without `resume=`.
     """
     known = _resume_classes()
     return known[key] if key in known else known[key.partition(".")[0]]
@@ -124,5 +125,5 @@ def _synonyms() -> Mapping[str, str]:
 
 
 def synonym_of(name: str) -> str | None:
-    """The key that says what another framework's key says; None for a name that no framework has."""
+    """Return the key that says what another framework's key says; None for a name that no framework has."""
     return _synonyms().get(name.replace("-", "_").lower())

@@ -33,7 +33,7 @@ from dslpar.schema.types import (
     ZeroStage,
 )
 
-SCHEDULES = ("constant", "linear", "cosine")
+LR_SCHEDULERS = ("constant", "linear", "cosine")
 MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 METHODS = ("cost", "uniform", "parameters", "libai")
 
@@ -227,7 +227,9 @@ Optimizer: TypeAlias = AdamW | SGD | OtherOptimizer
 class LRScheduler:
     """The learning rate over the run; the first warmup_steps rise as lr * (t + 1) / warmup_steps."""
 
-    type: Choice = key(default="constant", resume="reported", choices=SCHEDULES, synonyms="lr_decay_style lr_schedule")
+    type: Choice = key(
+        default="constant", resume="reported", choices=LR_SCHEDULERS, synonyms="lr_decay_style lr_schedule"
+    )
     """After the warm-up: 'constant', or down to min_lr at the last step by 'linear' or 'cosine'."""
     warmup_steps: NonNegativeInt = key(
         default=0,
@@ -240,8 +242,8 @@ class LRScheduler:
 
 
 @section
-class OtherSchedule:
-    """A schedule of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
+class OtherLRScheduler:
+    """An LR scheduler of DeepSpeed's ('WarmupDecayLR', ...) or torch's ('StepLR', ...) by its name there."""
 
     target: str = key(resume="reported")
     """Its name."""
@@ -471,7 +473,7 @@ class Spec:
         default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"
     )
     """The optimizer by its type: dslpar's own, or one of torch's or DeepSpeed's."""
-    lr_scheduler: LRScheduler | OtherSchedule = key(
+    lr_scheduler: LRScheduler | OtherLRScheduler = key(
         default_factory=LRScheduler, resume="refused", deepspeed="scheduler", synonyms="scheduler lr_decay lr_policy"
     )
     """The learning rate over the run, by its type."""

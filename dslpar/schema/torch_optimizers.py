@@ -44,12 +44,12 @@ _BY_DOTTED = {row.dotted: name for name, row in OPTIMIZERS.items() if row.dotted
 
 
 def short(name: str) -> str:
-    """The table's name of a class that is written in full; any other name as it is."""
+    """Return the table's name of a class that is written in full; any other name as it is."""
     return _BY_DOTTED.get(name, name)
 
 
 def named(name: str) -> KnownOptimizer | None:
-    """The row of a name, short or full; None for a class that is not in the table."""
+    """Return the row of a name, short or full; None for a class that is not in the table."""
     return OPTIMIZERS.get(short(name))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dslpar.schema.tables import load_table
 
 
-class KnownSchedule(NamedTuple):
+class KnownLRScheduler(NamedTuple):
     """One row of the table."""
 
     dotted: str
@@ -27,20 +27,20 @@ class KnownSchedule(NamedTuple):
     refused: str = ""
     """Why dslpar does not run it; empty: it does."""
     sets_lr: str = ""
-    """The argument that is its peak, of a schedule that has one of its own; left out: the optimizer's lr."""
+    """The argument that is its peak, of a scheduler that has one of its own; left out: the optimizer's lr."""
 
 
-SCHEDULES: Mapping[str, KnownSchedule] = {
-    name: KnownSchedule(**row) for name, row in load_table("lr_schedulers").items()
+LR_SCHEDULERS: Mapping[str, KnownLRScheduler] = {
+    name: KnownLRScheduler(**row) for name, row in load_table("lr_schedulers").items()
 }
-_BY_DOTTED = {row.dotted: name for name, row in SCHEDULES.items()}
+_BY_DOTTED = {row.dotted: name for name, row in LR_SCHEDULERS.items()}
 
 
 def short(name: str) -> str:
-    """The table's name of a schedule that is written in full; any other name as it is."""
+    """Return the table's name of a scheduler that is written in full; any other name as it is."""
     return _BY_DOTTED.get(name, name)
 
 
-def named(name: str) -> KnownSchedule | None:
-    """The row of a name, short or full; None for one that is not in the table."""
-    return SCHEDULES.get(short(name))
+def named(name: str) -> KnownLRScheduler | None:
+    """Return the row of a name, short or full; None for one that is not in the table."""
+    return LR_SCHEDULERS.get(short(name))

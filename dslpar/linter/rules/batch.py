@@ -135,7 +135,7 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
         train = dict(steps=100)
     """
     scheduler, steps = cx.spec.lr_scheduler, cx.spec.train.steps
-    if isinstance(scheduler, sections.OtherSchedule):
+    if isinstance(scheduler, sections.OtherLRScheduler):
         key = "lr_scheduler.warmup_num_steps"
         if key in cx.reading.invalid:
             return

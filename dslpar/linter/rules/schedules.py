@@ -148,9 +148,9 @@ def lr_without_effect(cx: Context) -> Iterator[Problem]:
         lr_scheduler = dict(type='OneCycleLR', total_steps=100)
     """
     name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
-    from dslpar.schema.torch_schedulers import SCHEDULES
+    from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
-    key = SCHEDULES[name].sets_lr
+    key = LR_SCHEDULERS[name].sets_lr
     lr = cx.spec.optimizer.lr
     if cx.given("optimizer.lr") and args.get(key, lr) != lr:
         message = f"optimizer.lr {lr} has no effect: {name} has {key} {args[key]}"

@@ -276,7 +276,7 @@ def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
         ({"train": schema_sections.Train(seed=7)}, "train.seed", "train.seed=1234"),
         ({"data": schema_sections.TextData(seq_len=2)}, "data.seq_len", "data.seq_len=4"),
         (
-            {"lr_scheduler": schema_sections.OtherSchedule(target="StepLR", args={})},
+            {"lr_scheduler": schema_sections.OtherLRScheduler(target="StepLR", args={})},
             "lr_scheduler.type",
             "lr_scheduler.type=constant",
         ),
@@ -298,13 +298,13 @@ def test_all_differences_are_listed_at_once() -> None:
 
 
 def test_a_schedule_that_moves_the_optimizer_s_values_fixes_them() -> None:
-    schedule = schema_sections.OtherSchedule(target="StepLR", args={"step_size": 3})
+    schedule = schema_sections.OtherLRScheduler(target="StepLR", args={"step_size": 3})
     stored = stored_of(job_of(lr_scheduler=schedule))
     check(stored, job_of(lr_scheduler=schedule), "text")
     finding = refusal(stored, job_of(lr_scheduler=schedule, optimizer=schema_sections.AdamW(lr=1e-4)))
     assert "optimizer.lr: saved 0.0003, requested 0.0001" in finding.message
     finding = refusal(
-        stored, job_of(lr_scheduler=schema_sections.OtherSchedule(target="StepLR", args={"step_size": 4}))
+        stored, job_of(lr_scheduler=schema_sections.OtherLRScheduler(target="StepLR", args={"step_size": 4}))
     )
     assert "lr_scheduler.step_size: saved 3, requested 4" in finding.message
 

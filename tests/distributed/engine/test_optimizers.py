@@ -19,8 +19,8 @@ from tests.support.ranks import on_ranks
 STEPS = 5
 
 
-def other(target: str, **args: Any) -> schema_sections.OtherSchedule:
-    return schema_sections.OtherSchedule(target=target, args=args)
+def other(target: str, **args: Any) -> schema_sections.OtherLRScheduler:
+    return schema_sections.OtherLRScheduler(target=target, args=args)
 
 
 def _rates(made: Job) -> list[tuple[float, float, float]]:
@@ -36,7 +36,7 @@ def _rates(made: Job) -> list[tuple[float, float, float]]:
     return rows
 
 
-SCHEDULES = {
+LR_SCHEDULERS = {
     "ours": (schema_sections.LRScheduler(type="linear", warmup_steps=2), [0.15, 0.3, 0.2, 0.1, 0.0]),
     # DeepSpeed's counts the first two steps as its step 0, and leaves the optimizer's lr as the peak.
     "WarmupLR": (
@@ -67,10 +67,10 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", LR_SCHEDULERS)
 def test_the_reported_rate_is_the_one_that_moved_the_weights(name: str) -> None:
     """Plain SGD moves by lr * gradient: weights of 0.02 are rounded at 1e-9, updates are some 0.1, so 1e-5 is wide."""
-    schedule, rates = SCHEDULES[name]
+    schedule, rates = LR_SCHEDULERS[name]
     made = job(
         1, optimizer=schema_sections.SGD(lr=0.3), lr_scheduler=schedule, train=schema_sections.Train(steps=STEPS)
     )
@@ -204,7 +204,7 @@ def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: f
 def test_a_schedule_that_cannot_be(target: str, args: dict[str, Any], code: str, said: str) -> None:
     from dslpar.engine.optimizers import lr_scheduler_factory
 
-    made = job(1, lr_scheduler=schema_sections.OtherSchedule(target=target, args=args))
+    made = job(1, lr_scheduler=schema_sections.OtherLRScheduler(target=target, args=args))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     with pytest.raises(DslparError, match=said) as refused:
         lr_scheduler_factory(made)(optimizer)

@@ -9,7 +9,7 @@ from typing import Any
 from dslpar.schema import deepspeed_policy as ds_keys
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from tests.properties.oracle import values
 
 Sections = dict[str, Any]
@@ -95,7 +95,7 @@ def _optimizer_elsewhere(rng: Random, sections: Sections, world: int) -> None:
 
 
 def _any_schedule(rng: Random, sections: Sections, world: int) -> None:
-    sections["lr_scheduler"] = {"type": rng.choice([*SCHEDULES, "polynomial"])}
+    sections["lr_scheduler"] = {"type": rng.choice([*LR_SCHEDULERS, "polynomial"])}
 
 
 def _masters(rng: Random, sections: Sections, world: int) -> None:

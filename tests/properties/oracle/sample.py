@@ -28,7 +28,7 @@ from dslpar.schema import sections as schema_sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from tests.properties.oracle import values
 from tests.properties.oracle.breaking import BREAKINGS
 
@@ -377,9 +377,9 @@ def _schedule(rng: Random, optimizer: Sections, steps: int) -> Any:
     if rng.random() < 0.3:
         return None
     if rng.random() < 0.4:
-        made = {"type": rng.choice(schema_sections.SCHEDULES), "warmup_steps": rng.choice((0, 5))}
+        made = {"type": rng.choice(schema_sections.LR_SCHEDULERS), "warmup_steps": rng.choice((0, 5))}
         return made | ({"min_lr": 0.0} if rng.random() < 0.5 else {})
-    rows = {name: row for name, row in SCHEDULES.items() if not row.refused}
+    rows = {name: row for name, row in LR_SCHEDULERS.items() if not row.refused}
     name = rng.choice(list(rows))
     row = rows[name]
     made = values.some(rng, row.args, 3) | {key: values.legal(rng, row.args[key]) for key in row.required}

@@ -21,7 +21,7 @@ from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy, sections_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from tests.properties.oracle.real import Verdict, config_of, forced_job, judge
 from tests.properties.oracle.reasons import REASONS
 from tests.properties.oracle.sample import Case, sample
@@ -150,7 +150,7 @@ def check_coverage(cases: Iterable[Case]) -> None:
         names |= {str(getattr(section, "target", getattr(section, "type", ""))) for section in sections}
         layouts.add((job.mesh.tensor.mode, job.spec.zero.stage, job.mesh.pipe > 1))
     assert keys_of_spec() <= keys, sorted(keys_of_spec() - keys)
-    known = {name for rows in (OPTIMIZERS, SCHEDULES) for name, row in rows.items() if not row.refused}
+    known = {name for rows in (OPTIMIZERS, LR_SCHEDULERS) for name, row in rows.items() if not row.refused}
     assert known | {"constant", "linear", "cosine"} <= names, known - names
     possible = {(mode, stage, False) for mode in (*spec.MODES, None) for stage in range(4)}
     possible |= {(mode, stage, True) for mode in (*spec.MODES, None) for stage in range(2)}

@@ -21,7 +21,7 @@ def rates(num_steps: int, **scheduler: object) -> list[float]:
 
 
 def test_every_curve_of_the_language_is_there() -> None:
-    assert tuple(CURVES) == sections.SCHEDULES
+    assert tuple(CURVES) == sections.LR_SCHEDULERS
 
 
 def test_constant_is_lr_to_the_bit() -> None:

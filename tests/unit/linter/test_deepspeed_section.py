@@ -13,7 +13,7 @@ from dslpar.linter.check import lint, load_text
 from dslpar.schema import deepspeed_policy
 from dslpar.schema.deepspeed_policy import KEYS
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 from tests.support.lint import MODEL, PATH, marked
 
 
@@ -34,7 +34,7 @@ def places() -> Iterator[tuple[str, str]]:
     yield from (("zero = dict(stage=3, leaf_module=dict({}))", name) for name in deepspeed_policy.LEAF_MODULE)
     for dtype, known in (("bf16", deepspeed_policy.BF16), ("fp16", deepspeed_policy.FP16)):
         yield from ((f"zero = 1\nprecision = dict(dtype='{dtype}', {{}})", name) for name in known)
-    for section, rows in (("optimizer", OPTIMIZERS), ("lr_scheduler", SCHEDULES)):
+    for section, rows in (("optimizer", OPTIMIZERS), ("lr_scheduler", LR_SCHEDULERS)):
         for type_, row in rows.items():  # type: ignore[attr-defined]
             yield from ((f"{section} = dict(type='{type_}', {{}})", name) for name in row.args if not row.refused)
     yield from (("deepspeed = dict({})", name) for name in deepspeed_policy.TOP)

@@ -13,7 +13,7 @@ from dslpar.provenance.reference import below, help_of, rows
 from dslpar.schema import deepspeed_policy, families, sections
 from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
-from dslpar.schema.torch_schedulers import SCHEDULES
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
 CLASSES = [cls for cls in vars(sections).values() if isinstance(cls, type) and is_dataclass(cls)]
 CLASSES += families.sections().values()
@@ -41,7 +41,7 @@ def test_every_key_of_the_tables_is_listed() -> None:
     keys = {(row.key, row.of) for row in rows()}
     for name, row in OPTIMIZERS.items():
         assert {(f"optimizer.{arg}", f"type={name!r}") for arg in ("type", *row.args)} <= keys
-    for name, known in SCHEDULES.items():
+    for name, known in LR_SCHEDULERS.items():
         assert {(f"lr_scheduler.{arg}", f"type={name!r}") for arg in ("type", *known.args)} <= keys
     assert {f"zero.{name}" for name in deepspeed_policy.ZERO} <= {key for key, _ in keys}
     assert {f"deepspeed.{name}" for name in deepspeed_policy.TOP} <= {key for key, _ in keys}

@@ -30,7 +30,7 @@ from dslpar.schema.deepspeed_policy import (
     VERSION,
 )
 from dslpar.schema.torch_optimizers import OPTIMIZERS as OPTIMIZER_ROWS
-from dslpar.schema.torch_schedulers import SCHEDULES as SCHEDULE_ROWS
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS as LR_SCHEDULER_ROWS
 from dslpar.schema.types import TYPES
 from tools import deepspeed_keys
 
@@ -131,7 +131,7 @@ def test_no_constant_is_missing(module: str) -> None:
 
 def test_arguments_of_deepspeeds_classes() -> None:
     """dslpar's own tables have an argument's type; each is one of DeepSpeed's."""
-    for ours, theirs in ((OPTIMIZER_ROWS, OPTIMIZER_DEFAULTS), (SCHEDULE_ROWS, LR_SCHEDULER_DEFAULTS)):
+    for ours, theirs in ((OPTIMIZER_ROWS, OPTIMIZER_DEFAULTS), (LR_SCHEDULER_ROWS, LR_SCHEDULER_DEFAULTS)):
         rows = {name: row for name, row in ours.items() if row.dotted.startswith("deepspeed.")}  # type: ignore[attr-defined]
         assert set(rows) == set(theirs)
         for name, row in rows.items():

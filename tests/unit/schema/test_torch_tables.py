@@ -17,7 +17,7 @@ from dslpar.linter import check as linter_check
 from dslpar.schema.sections import OPTIMIZERS as OURS
 from dslpar.schema.torch_layers import LAYERS, KnownLayer
 from dslpar.schema.torch_optimizers import OPTIMIZERS, KnownOptimizer, elementwise
-from dslpar.schema.torch_schedulers import SCHEDULES, KnownSchedule
+from dslpar.schema.torch_schedulers import LR_SCHEDULERS, KnownLRScheduler
 from dslpar.schema.types import TYPES
 from tests.support.lint import MODEL
 
@@ -31,16 +31,16 @@ LEFT_OUT = {
 }
 """Arguments that are there, and that no config needs."""
 OF_TORCH = {name for name, row in OPTIMIZERS.items() if row.dotted.startswith("torch.")}
-RUN = [(name, row) for table in (OPTIMIZERS, SCHEDULES) for name, row in table.items() if not row.refused]
+RUN = [(name, row) for table in (OPTIMIZERS, LR_SCHEDULERS) for name, row in table.items() if not row.refused]
 
 
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
-def test_arguments(name: str, row: KnownOptimizer | KnownSchedule) -> None:
+def test_arguments(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
     assert set(row.args) | LEFT_OUT.get(name, set()) == set(theirs) - NOT_FOR_CONFIGS
     assert set(row.args.values()) <= set(TYPES)
     required = {key for key, value in theirs.items() if value.default is value.empty} - NOT_FOR_CONFIGS
-    if isinstance(row, KnownSchedule):
+    if isinstance(row, KnownLRScheduler):
         left = {row.sets_lr} if row.sets_lr else set()
         assert required <= {*row.required, *left} <= {*row.args}
     else:
@@ -48,7 +48,7 @@ def test_arguments(name: str, row: KnownOptimizer | KnownSchedule) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
-def test_defaults_are_of_the_type(name: str, row: KnownOptimizer | KnownSchedule) -> None:
+def test_defaults_are_of_the_type(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
     """Else a config could not write down what it leaves out."""
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
     for key, type_ in row.args.items():
@@ -68,7 +68,7 @@ def test_torch_s_schedules_are_all_there() -> None:
     base = torch.optim.lr_scheduler.LRScheduler
     found = {name: value for name, value in vars(torch.optim.lr_scheduler).items() if isinstance(value, type)}
     theirs = {name for name, value in found.items() if issubclass(value, base)} - {"LRScheduler", "_LRScheduler"}
-    assert theirs <= set(SCHEDULES)
+    assert theirs <= set(LR_SCHEDULERS)
 
 
 def test_deepspeed_runs_ours_and_has_removed_the_others() -> None:
