@@ -23,10 +23,10 @@ import pytest
 
 from benchmarks.faults import processes_with
 from dslpar.launch import supervise
-from dslpar.watchdog import guard, processes, rank_monitor, verdicts
+from dslpar.watchdog import guard, processes, rank_monitor
 from dslpar.watchdog.guard import TRANSITIONS, Event, Guard, State
-from dslpar.watchdog.hang_analysis import NO_STACK, RankStacks, find_blocking_rank, format_stacks
-from dslpar.watchdog.peers import SILENCE_S, Peer
+from dslpar.watchdog.hang_analysis import NO_STACK
+from dslpar.watchdog.peers import SILENCE_S
 from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.status_page import TOO_LATE, StatusPage
@@ -312,22 +312,6 @@ def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Pa
         assert said.endswith(": it left in the middle of the run")
 
 
-def test_where_every_other_host_is_silent_it_may_be_ours() -> None:
-    connection: Any = None
-    peers = {rank: Peer(connection, rank, f"host{rank // 2}", 93.0) for rank in range(1, 8)}
-
-    def others() -> str:
-        return verdicts.other_silent_hosts("host0", "host1", list(peers.values()), now=100.0)
-
-    peers[1].received_s = 100.0
-    ours = ", so every host but host0, which may itself be the one that is cut off"
-    assert others() == f", and of host2, host3{ours}"
-    peers[7].received_s = 100.0
-    assert others() == ", and of host2"
-    peers[5].left = peers[4].left = True
-    assert others() == ""
-
-
 @pytest.mark.prove
 def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
     """As by `scontrol suspend`: rank and guard alike."""
@@ -577,71 +561,3 @@ def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
     assert one.state is State.GONE
     assert json.loads((tmp_path / "0.verdict").read_text())[2].startswith("was the first to end")
     one.poller.close()
-
-
-# ---- who holds the others up ----
-
-IN = 'Thread 0x01 (most recent call first):\n  File "site-packages/torch/distributed/c10d.py", line 3 in all_reduce\n'
-OUT = 'Thread 0x01 (most recent call first):\n  File "data.py", line 9 in read\n  File "train.py", line 1 in main\n'
-READS = 'Thread 0x01 (most recent call first):\n  File "engine.py", line 5 in norm\n'
-"""Of a rank that reads a result from the accelerator, which waits for NCCL."""
-
-
-@pytest.mark.parametrize(
-    ("stacks", "steps", "rank", "why"),
-    [
-        ((IN, OUT, IN), (8, 8, 8), 1, "it is in read (data.py, line 9), while 2 of 3 ranks wait in a collective"),
-        ((IN, IN, ""), (8, 8, 8), 2, "it is stopped, or deep in the kernel, while 2 of 3 ranks wait in a collective"),
-        ((IN, IN, IN), (8, 7, 8), 1, "it is behind the others, in a collective: in all_reduce"),
-        ((IN, IN, IN), (8, 8, 8), 0, "all ranks wait in a collective, though not in the same one"),
-        ((OUT, OUT, IN), (8, 7, 8), 1, "it is in read (data.py, line 9), while 1 of 3"),
-        (
-            (READS, READS, OUT),
-            (8, 8, 8),
-            2,
-            "it is in read (data.py, line 9), while 2 of 3 ranks are in norm (engine.py",
-        ),
-        ((READS, OUT, IN, READS), (8, 8, 8, 8), 1, "it is in read (data.py, line 9), while 1 of 4 ranks wait"),
-    ],
-)
-def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int, why: str) -> None:
-    shown = [
-        RankStacks(number, "", "", step, stack) for number, (stack, step) in enumerate(zip(stacks, steps, strict=True))
-    ]
-    who, words = find_blocking_rank(shown)
-    assert who.rank == rank
-    assert words.startswith(why)
-
-
-def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
-    """Those of 1,000 ranks would else be too long for a terminal, and for a line to `dslpar launch`."""
-    other = IN.replace("0x01", "0x7f02")
-    shown = [
-        RankStacks(rank, f"rank {rank}", "", 8, (OUT if rank == 500 else (IN, other)[rank % 2])) for rank in range(1000)
-    ]
-    text = format_stacks(shown[500], shown)
-    assert text.startswith(f"---- rank 500 ----\n{OUT}\n---- rank 0 ----\n---- rank 1 ----\n")
-    assert text.endswith(f"---- rank 999 ----\n{IN.rstrip()}")
-    assert text.count("most recent call first") == 2
-    many = [RankStacks(rank, "", "", 8, f"{rank}" * 100_000) for rank in range(40)]
-    assert len(format_stacks(many[0], many)) < 2**20 + 100
-
-
-# ---- the status page ----
-
-
-def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
-    page = StatusPage(tmp_path / "0.board", make=True)
-    page.set_location("stage 1 (pipe 1, data 0, tensor 0)")
-    page.enter("step", 12, 600)
-    seen = StatusPage(tmp_path / "0.board").progress()
-    assert seen.describe() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
-    assert (seen.limit_s, seen.num_entries) == (600, 1)
-    assert abs(seen.since_s - time.monotonic()) < 5
-    for phase, step, words in (
-        ("building", 0, "building"),
-        ("saving", 5, "saving step 5"),
-        ("ending", 5, "ending after step 5"),
-    ):
-        page.enter(phase, step)
-        assert StatusPage(tmp_path / "0.board").progress().describe().endswith(words)

@@ -1,0 +1,25 @@
+"""The status page: what a rank writes, another process reads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from dslpar.watchdog.status_page import StatusPage
+
+
+def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
+    page = StatusPage(tmp_path / "0.board", make=True)
+    page.set_location("stage 1 (pipe 1, data 0, tensor 0)")
+    page.enter("step", 12, 600)
+    seen = StatusPage(tmp_path / "0.board").progress()
+    assert seen.describe() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
+    assert (seen.limit_s, seen.num_entries) == (600, 1)
+    assert abs(seen.since_s - time.monotonic()) < 5
+    for phase, step, words in (
+        ("building", 0, "building"),
+        ("saving", 5, "saving step 5"),
+        ("ending", 5, "ending after step 5"),
+    ):
+        page.enter(phase, step)
+        assert StatusPage(tmp_path / "0.board").progress().describe().endswith(words)
