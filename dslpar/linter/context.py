@@ -31,8 +31,8 @@ Family = TypeVar("Family", bound=sections.Model)
 class Guarded:
     """A section that raises UnknownValueError where an invalid field of it is read; `guarded` makes one.
 
-    It takes its section's class for its own, so that `isinstance` tells a GPT from another model, to rules and to mypy
-    alike.
+    It reports its section's class as its own, so that `isinstance` tells a GPT from another model, in rules as for
+    mypy.
     """
 
     def __init__(self, section: object, key: str, invalid: frozenset[str]) -> None:
@@ -78,9 +78,9 @@ class Context:
         """Problems of the comments that silence findings, by code; set by the engine where there are comments."""
 
     def of_any_world(self) -> Context:
-        """Return the config by itself: a rule that asks for the world or the hosts, even whether they are given, stops.
+        """Return the config without world and hosts: a rule stops where it asks for either, or whether they are given.
 
-        What a rule finds there, it finds in whatever world and on whatever hosts.
+        What a rule finds there, it finds in every world and on all hosts.
         """
         return Context(self.config, self.reading, of_any_world=True)
 
@@ -287,7 +287,7 @@ class Context:
 
     @cached_property
     def data_size(self) -> int:
-        """Data-parallel replicas; unknown while the world is no multiple of the other sizes."""
+        """Data-parallel replicas; unknown while the world size is not a multiple of the other sizes."""
         ranks = self.stages * self.cuboid.size
         if self.world % ranks or self.world < ranks:
             raise UnknownValueError("data size")

@@ -1,7 +1,7 @@
 """The registry of rules: every family in the order in which its rules run, and the pages of all codes.
 
-A new rule stands in the RULES tuple of its family's file; a new family is one more name here. Rules of a model's own
-keys stand in the folder of the model's family (`dslpar.schema.families`).
+A new rule is an entry of the tuple RULES in its family's file; a new family is one more name here. Rules of a model's
+keys are in the folder of the model's family (`dslpar.schema.families`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def page_of(code: str) -> Rule | Page | None:
 
 
 def rule_finding(code: str, message: str, hint: str, location: Location, key: str = "") -> Finding:
-    """Make a rule's finding of what no config says: a model or an optimizer that a program gives."""
+    """Make a rule's finding about what is in no config: a model or an optimizer that a program passes."""
     rule = next(rule for rule in RULES if rule.code == code)
     return rule.finding(Problem(location, message, hint, key))
 

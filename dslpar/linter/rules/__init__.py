@@ -1,5 +1,5 @@
-"""The rules of the linter, a file a family of codes; each file ends with a tuple RULES that dslpar.linter.engine runs.
+"""The rules of the linter, a file for each family; the tuple RULES at its end goes to `dslpar.linter.registry`.
 
-In: a `Context` (the config, what was read of it, the world, the hosts). Out: problems, each at its place. The
+In: a `Context` (the config, its typed sections, the world, the hosts). Out: problems, each with its location. The
 docstring of a rule is its page in docs/rules, and both of its examples are tested.
 """

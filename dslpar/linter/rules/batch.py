@@ -56,7 +56,7 @@ def _fitting_sizes(cx: Context) -> list[str]:
 
 @rule("BAT102", "micro-size-does-not-divide")
 def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """micro_size is not a multiple of the ranks that split the samples.
+    """micro_size is not a multiple of the number of ranks that split the samples.
 
     What it does:
         Checks that micro_size is a multiple of x, of x * y if the residual stream is split by batch, and of x * z if

@@ -76,7 +76,7 @@ def ignored_error(cx: Context) -> Iterator[Problem]:
 
 @rule("CFG117", "unknown-ignore", "warning")
 def unknown_ignore(cx: Context) -> Iterator[Problem]:
-    """`# dslpar: ignore[CODE]` with a code that no rule has.
+    """`# dslpar: ignore[CODE]` with an unknown code.
 
     What it does:
         Compares the codes and names in these comments with the linter's rules.

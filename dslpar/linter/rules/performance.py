@@ -81,7 +81,7 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 
 @rule("PERF104", "bubble", "warning")
 def bubble(cx: Context) -> Iterator[Problem]:
-    """The stages of the pipeline wait for more than 20 % of the step.
+    """The stages of the pipeline are idle for more than 20 % of the step.
 
     What it does:
         Computes (S - 1) / (m + S - 1) for S stages and m micro-batches, the share of a step in which a stage is idle

@@ -273,7 +273,7 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The sequence length is not a multiple of the ranks that split the sequence.
+    """The sequence length is not a multiple of the number of ranks that split the sequence.
 
     What it does:
         Checks that the tokens of a sample are a multiple of y if the residual stream is split by sequence, and of x in

@@ -26,7 +26,7 @@ def _gpt(cx: Context) -> GPT:
 
 @rule("TEN201", "heads-do-not-divide")
 def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """num_heads is not a multiple of the ranks that share the attention heads.
+    """num_heads is not a multiple of the number of ranks that share the attention heads.
 
     What it does:
         Checks that num_heads is a multiple of y (of y * z if inner activations are split by heads), and for Ulysses
@@ -48,7 +48,7 @@ def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN202", "hidden-does-not-divide")
 def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """hidden_size is not a multiple of the ranks that shard it.
+    """hidden_size is not a multiple of the number of ranks that shard it.
 
     What it does:
         Checks that hidden_size is a multiple of z * q and of y * q, of z * y if the residual stream is split by hidden
@@ -72,7 +72,7 @@ def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN203", "ffn-does-not-divide")
 def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """ffn_hidden_size is not a multiple of the ranks that shard it.
+    """ffn_hidden_size is not a multiple of the number of ranks that shard it.
 
     What it does:
         Checks that ffn_hidden_size is a multiple of y * q, and of y * z if inner activations are split by heads.
@@ -123,7 +123,7 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN206", "kv-heads-do-not-divide")
 def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """num_kv_heads is not a multiple of the ranks that share the attention heads.
+    """num_kv_heads is not a multiple of the number of ranks that share the attention heads.
 
     What it does:
         Checks that num_kv_heads is a multiple of what num_heads must be: y (y * z if inner activations are split by
@@ -171,7 +171,7 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN208", "kv-features-do-not-divide")
 def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The features of keys and values are not a multiple of the ranks that shard their weights.
+    """The features of keys and values are not a multiple of the number of ranks that shard their weights.
 
     What it does:
         Checks that num_kv_heads * hidden_size / num_heads is a multiple of y * q.
