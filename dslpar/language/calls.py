@@ -52,7 +52,7 @@ def _callee(ev: Evaluator, owner: Value, location: Location, node: ast.Attribute
         return UNKNOWN
     except ConfigError as error:
         if isinstance(owner, Dict):
-            error = ConfigError("CFG003", f"dict.{node.attr}() is not part of the config language", error.help)
+            error = ConfigError("CFG003", f"dict.{node.attr}() is not part of the config language", error.hint)
         ev.report(error, node)
         return UNKNOWN
 

@@ -1,7 +1,7 @@
-"""Every code of the config language in one table, and the exceptions that become findings.
+"""Errors of the config language: the table of its codes, and the exceptions that become findings.
 
-A rule of the language that is broken raises `ConfigError` where it is noticed; the evaluator turns it into a `Finding`
-at the expression's location and goes on with `Unknown` (see values.py).
+A broken rule of the language raises `ConfigError` where it is noticed; the evaluator makes a `Finding` of it, at the
+expression's location, and goes on with `UNKNOWN` (see values.py).
 
     >>> from dslpar.core.errors import Location
     >>> finding("CFG010", Location("a.py"), "name 'x' is not defined").name
@@ -15,10 +15,10 @@ from dslpar.core.named_tuple import NamedTuple
 
 
 class Code(NamedTuple):
-    """A code's kebab-case name, and the help that stands where nothing more precise is known."""
+    """The kebab-case name of a code, and the hint that stands where nothing more precise is known."""
 
     name: str
-    help: str
+    hint: str
     severity: Severity = "error"
 
 
@@ -43,11 +43,11 @@ CODES = {
 
 
 class ConfigError(Exception):
-    """A rule of the language is broken; `location` is None where the expression's own location is right."""
+    """A rule of the language is broken; `location` is None where that of the expression is right."""
 
-    def __init__(self, code: str, message: str, help: str = "", location: Location | None = None) -> None:
+    def __init__(self, code: str, message: str, hint: str = "", location: Location | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.help, self.location = code, message, help, location
+        self.code, self.message, self.hint, self.location = code, message, hint, location
 
 
 class UnknownError(Exception):
@@ -62,7 +62,7 @@ class BudgetError(Exception):
 PYTHON_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration)
 
 
-def finding(code: str, location: Location, message: str, help: str = "", severity: Severity | None = None) -> Finding:
-    """The finding of `code`, with the table's name, and its help unless a better one is given."""
+def finding(code: str, location: Location, message: str, hint: str = "", severity: Severity | None = None) -> Finding:
+    """Make the finding of `code`, with the table's name, and its hint unless a better one is given."""
     row = CODES[code]
-    return Finding(code, row.name, severity or row.severity, message, help or row.help, location)
+    return Finding(code, row.name, severity or row.severity, message, hint or row.hint, location)

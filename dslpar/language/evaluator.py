@@ -127,4 +127,4 @@ def as_config_error(error: Exception) -> ConfigError:
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
-    return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].help)
+    return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].hint)

@@ -50,9 +50,9 @@ def undefined(ev: Evaluator, name: str) -> ConfigError:
     import builtins
 
     if hasattr(builtins, name):
-        return ConfigError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HELP.get(name, ""))
+        return ConfigError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HINTS.get(name, ""))
     close = did_you_mean(name, islice([*ev.globals.names, *BUILTINS], MAX_SUGGESTED), "; ")
-    return ConfigError("CFG010", f"name {name!r} is not defined{close}", NAME_HELP.get(name, ""))
+    return ConfigError("CFG010", f"name {name!r} is not defined{close}", NAME_HINTS.get(name, ""))
 
 
 def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
@@ -189,12 +189,12 @@ def missing_key(key: Value, owner: dict[Value, Value], location: Location) -> Co
     """Make the error of a missing key, with the keys that the mapping has."""
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
-    help = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
+    hint = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
     close = did_you_mean(key, islice(owner, MAX_SUGGESTED), "; ")
-    return ConfigError("CFG004", f"there is no key {shown} in this mapping{close}", help, location)
+    return ConfigError("CFG004", f"there is no key {shown} in this mapping{close}", hint, location)
 
 
-BUILTIN_HELP = {
+BUILTIN_HINTS = {
     "open": "write the values that the file holds into the config, or import them from a config",
     "print": "leave it out; `dslpar config FILE` shows the values",
     "map": "write a comprehension: [f(x) for x in xs]",
@@ -209,7 +209,7 @@ BUILTIN_HELP = {
     "frozenset": "write set(...)",
     "type": "write isinstance(value, type)",
 }
-NAME_HELP = {
+NAME_HINTS = {
     "__file__": "write paths relative to the working directory",
     "__name__": "leave it out: a config is never a program",
 }

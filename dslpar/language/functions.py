@@ -64,20 +64,20 @@ def key_function(call: Call) -> Callable[[Value], Value] | None:
 def _not_callable(name: str) -> ConfigError:
     owner, _, last = name.rpartition(".")
     if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
-        help = "write the value here, or give it on the command line as key=value"
+        hint = "write the value here, or give it on the command line as key=value"
     elif owner in ("math", "os.path", "builtins"):
         close = did_you_mean(name, FUNCTIONS, "; ")
-        help = f"use a function of the language{close}"
+        hint = f"use a function of the language{close}"
     else:
-        help = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
-    return ConfigError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", help)
+        hint = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
+    return ConfigError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", hint)
 
 
 def call_lazy(target: LazyTarget, call: Call) -> Dict:
     """Evaluate the second call of `LazyCall(target)(...)`."""
     if call.args:
-        help = f"name each: {target.target.name}(name=...)"
-        raise ConfigError("CFG003", "LazyCall takes keyword arguments only", help)
+        hint = f"name each: {target.target.name}(name=...)"
+        raise ConfigError("CFG003", "LazyCall takes keyword arguments only", hint)
     made = Dict()
     made.put(TARGET, target.target, call.location)
     call.budget.weigh(*call.kwargs.values())
@@ -256,8 +256,8 @@ def _types(kinds: Value) -> tuple[type, ...]:
         return tuple(kind for item in kinds for kind in _types(item))
     kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
     if kind is None:
-        help = f"use one of: {', '.join(SHORT_TYPES)}"
-        raise ConfigError("CFG004", "isinstance() needs one of the language's types", help)
+        hint = f"use one of: {', '.join(SHORT_TYPES)}"
+        raise ConfigError("CFG004", "isinstance() needs one of the language's types", hint)
     return (kind,)
 
 

@@ -146,8 +146,8 @@ def _import_longest(parts: list[str], location: Location) -> tuple[Any, list[str
 
 
 def _not_found(message: str, location: Location) -> DslparError:
-    help = "correct the name, or install the package where it runs"
-    return DslparError([finding("CFG006", location, message, help)])
+    hint = "correct the name, or install the package where it runs"
+    return DslparError([finding("CFG006", location, message, hint)])
 
 
 def get_config(name: str) -> Settings:
@@ -158,7 +158,7 @@ def get_config(name: str) -> Settings:
     try:
         config = load(find_config(name, "here.py"))
     except ConfigError as error:
-        raise DslparError([finding(error.code, PROGRAM, error.message, error.help)]) from None
+        raise DslparError([finding(error.code, PROGRAM, error.message, error.hint)]) from None
     if config.findings:
         raise DslparError(config.findings)
     made: Settings = settings(config.root.plain())

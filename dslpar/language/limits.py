@@ -40,9 +40,9 @@ MAX_SUGGESTED = 100
 """Of the author's names, how many are compared with a misspelt one: each takes as long as a step."""
 
 
-def limit_error(message: str, help: str = "") -> ConfigError:
+def limit_error(message: str, hint: str = "") -> ConfigError:
     """Make the error of a bound that is exceeded."""
-    return ConfigError("CFG005", message, help)
+    return ConfigError("CFG005", message, hint)
 
 
 class Budget:
@@ -159,6 +159,6 @@ def check_length(count: int) -> None:
 def in_fixed_order(value: Item) -> Item:
     """Return the value, unless it is a set whose order differs from process to process: ranks must not differ."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
-        help = "write sorted(...) around it"
-        raise ConfigError("CFG004", "the order of this set differs from process to process", help)
+        hint = "write sorted(...) around it"
+        raise ConfigError("CFG004", "the order of this set differs from process to process", hint)
     return value

@@ -84,7 +84,7 @@ def load(
         source = read_source(path, texts)
     except ConfigError as error:
         start = Location(path)
-        failure = finding(error.code, error.location or start, error.message, error.help)
+        failure = finding(error.code, error.location or start, error.message, error.hint)
         return Config(path, Node({}, start), (failure,), {}, complete=False)
     return _load(source, overrides, shorthands, texts)
 

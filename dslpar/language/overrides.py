@@ -60,7 +60,7 @@ def apply_overrides(
             _apply(parse_override(text, column)._replace(shorthands=shorthands), names)
         except ConfigError as error:
             location = error.location or line_part(column, len(text))
-            session.add(finding(error.code, location, error.message, error.help))
+            session.add(finding(error.code, location, error.message, error.hint))
         column += len(text) + 1
 
 
@@ -187,8 +187,8 @@ def _changed(owner: Value, override: Override, depth: int) -> Value:
     elif not isinstance(owner, Unknown):
         path, text = override.path(depth), repr(owner)
         shown = text if len(text) < 40 else text[:37] + "..."
-        message, help = f"{path} is {shown}, not a mapping", f"set {path} itself: {path}=value"
-        raise ConfigError("CFG011", message, help, override.key_location)
+        message, hint = f"{path} is {shown}, not a mapping", f"set {path} itself: {path}=value"
+        raise ConfigError("CFG011", message, hint, override.key_location)
     return owner
 
 
@@ -231,8 +231,8 @@ def _changed_sequence(owner: Value, override: Override, depth: int) -> Value:
     index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
     if index is None or not -len(owner) <= index < len(owner):
         message = f"{override.path(depth + 1)} is not in a list of {len(owner)} items"
-        help = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
-        raise ConfigError("CFG011", message, help, override.key_location)
+        hint = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
+        raise ConfigError("CFG011", message, hint, override.key_location)
     made = owner if isinstance(owner, List) else List(owner, origins_of(owner))
     if depth < len(override.keys) - 1:
         inner = _as_mapping(made[index], made.origins[index], None, override, depth)

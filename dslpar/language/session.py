@@ -64,7 +64,7 @@ class Session:
     def report(self, error: ConfigError, location: Location) -> None:
         """Record an error as a finding, at its own location or else at this one."""
         self.budget.spend(100)  # a message costs more than a step
-        self.add(finding(error.code, error.location or location, error.message[:500], error.help[:1000]))
+        self.add(finding(error.code, error.location or location, error.message[:500], error.hint[:1000]))
 
     def parse_text(self, source: Source, key: str) -> Parsed | None:
         """Parse and check a text; returns None, with a finding, if it is not Python."""
@@ -138,8 +138,8 @@ def find_config(name: str, importer: str) -> str:
     """Find the file of `get_config(name)`, called in `importer`. Raises ConfigError if there is none."""
     parts = name.split("/")
     if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
-        help = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
-        raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", help)
+        hint = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
+        raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", hint)
     if not name.endswith(".py"):
         raise ConfigError("CFG009", f"{name!r} is not a Python config", "name a .py file")
     for folder in search_path(importer):

@@ -59,15 +59,15 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
         node, depth = pending.pop()
         if depth > MAX_NESTING:
             node.unsupported = True
-            help = "assign the inner parts to names first"
-            findings.append(finding("CFG005", source.location(node), "syntax nested too deep", help))
+            hint = "assign the inner parts to names first"
+            findings.append(finding("CFG005", source.location(node), "syntax nested too deep", hint))
             continue
         reason = _why_unsupported(node)
         if reason is not None:
             node.unsupported = True
-            what, help = reason
+            what, hint = reason
             message = f"{what} is not part of the config language"
-            findings.append(finding("CFG002", source.location(node), message, help))
+            findings.append(finding("CFG002", source.location(node), message, hint))
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(node, "is_assigned"):
             names_read.add(node.id)

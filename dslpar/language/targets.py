@@ -49,8 +49,8 @@ def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
     """Check that attributes of `owner` can be changed: that it is a dict."""
     require_known(owner)
     if isinstance(owner, Reference):
-        help = "import a config file by position, as in `from .common.train import train`"
-        raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", help)
+        hint = "import a config file by position, as in `from .common.train import train`"
+        raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", hint)
     if not isinstance(owner, Dict):
         message = f"a {type_name(owner)} takes no attribute {node.attr!r}"
         raise ConfigError("CFG004", message, "assign to keys of dicts only")

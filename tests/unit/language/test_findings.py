@@ -143,7 +143,7 @@ def test_every_code_is_shown() -> None:
 
 
 def test_names_are_kebab_case_and_help_is_there() -> None:
-    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", row.name) and row.help for row in errors.CODES.values())
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", row.name) and row.hint for row in errors.CODES.values())
 
 
 def test_all_at_once() -> None:

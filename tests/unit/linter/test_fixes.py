@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from dslpar.cli.main import main
 from dslpar.core.errors import Fix, Location
-from dslpar.core.suggest import is_within, only_near, only_recased
 from dslpar.linter.check import lint
 from dslpar.linter.fixes import apply
 from tests.support.lint import MODEL
@@ -316,29 +315,3 @@ def test_applied_replaces_characters_and_nothing_else(text: str, spans: list[tup
         fixes.append(Fix(Location("f", line + 1, column + 1, line + 1, last + 1), "X"))
         expected = expected[:end] + "X" + expected[starts[line] + last :]
     assert apply(text, fixes) == expected
-
-
-@given(st.text("abc", max_size=6), st.text("abc", max_size=6), st.integers(0, 3))
-def test_within_is_the_distance(one: str, other: str, most: int) -> None:
-    """Against the plain table of Damerau's distance."""
-    table = [[i + j if i * j == 0 else 0 for j in range(len(other) + 1)] for i in range(len(one) + 1)]
-    for i in range(1, len(one) + 1):
-        for j in range(1, len(other) + 1):
-            swap = i > 1 and j > 1 and one[i - 1] == other[j - 2] and one[i - 2] == other[j - 1]
-            table[i][j] = min(
-                table[i - 1][j] + 1,
-                table[i][j - 1] + 1,
-                table[i - 1][j - 1] + (one[i - 1] != other[j - 1]),
-                table[i - 2][j - 2] + 1 if swap else 99,
-            )
-    assert is_within(one, other, most) is (table[-1][-1] <= most)
-
-
-def test_certain_spelling_corrections() -> None:
-    assert only_near("pipline", ["pipeline", "data"]) == "pipeline"
-    assert only_near("PIPELINE", ["pipeline", "data"]) == "pipeline"
-    assert only_near("dta", ["data", "date"]) is None or only_near("dta", ["data"]) == "data"
-    assert only_near("lt", ["lr", "x"]) == "lr"
-    assert only_near("ab", ["cd"]) is None
-    assert only_recased("1D", ["1d", "2d"]) == "1d"
-    assert only_recased("adam", ["Adam", "ADAM"]) is None
