@@ -22,7 +22,7 @@ from dslpar.layers.parameter import stable_hash
 from dslpar.models.recompute import Step, run_layers
 
 Labels = Tensor | tuple[Tensor, Tensor]
-"""Labels [micro, sequence]; or they and the scalar to divide the sum of token losses by."""
+"""Labels [batch, sequence], whole on every rank; or these and the scalar to divide the sum of token losses by."""
 Loss = Callable[[Tensor, Labels], Tensor]
 
 
@@ -33,14 +33,14 @@ class LayerSpec:
     name: str
     """Its global name: "embedding.tokens", "blocks.0", "norm", "head"."""
     build: Callable[[], nn.Module]
-    """Makes the module, its parameters uninitialised. A tied layer's makes the same as its owner's."""
+    """Makes the module, its parameters uninitialized. A tied layer's makes the same as its owner's."""
     tied: str | None = None
     """Name of the layer whose module this one is, used a second time."""
     forward: Callable[[nn.Module, Tensor], Tensor] | None = None
-    """How that module is applied here; None: called."""
+    """How the module is applied here; None: it is called."""
     layer_idx: int | None = None
-    """The layer of a pipeline's cut that this is, from 0; -1: with the last (LiBai's word). None: with its neighbour,
-    the one before it, or at the model's beginning the one after.
+    """Its index among the layers that a pipeline cuts, from 0; -1 is the last (as in LiBai). None: it goes with the
+    layer before it, or at the model's beginning with the one after.
     """
     recomputable: bool = False
     """Whether activation checkpointing may run it again in the backward."""

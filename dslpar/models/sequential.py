@@ -17,15 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.distributed.groups import Groups
 from dslpar.language.lazy import instantiate, locate
 from dslpar.language.tree import TARGET
-from dslpar.models.criterion import cross_entropy
-from dslpar.models.layered import LayeredModel, LayerSpec, Loss
+from dslpar.layers import IGNORE_INDEX
+from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.schema.registry import LAYERS
 
 Entry = Mapping[str, Any]
@@ -36,8 +37,18 @@ class PlainModel(LayeredModel):
     """A model whose loss is the cross-entropy over its output's last dim."""
 
     def loss(self, groups: Groups) -> Loss:
-        """Return cross-entropy: the sum over counted labels, over their number or over `labels[1]`."""
+        """Return cross-entropy over classes or tokens."""
         return cross_entropy
+
+
+def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
+    """Return the sum over counted labels, over their number or over `labels[1]`; a label of -100 is not counted.
+
+    `logits` are [batch, classes] with labels [batch], or [batch, sequence, vocabulary] with [batch, sequence].
+    """
+    labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
+    flat = logits.flatten(0, -2).float()
+    return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
 
 
 class Sequential(PlainModel):

@@ -30,23 +30,36 @@ class GPT(section.GPT, LayeredModel):
     """A decoder-only transformer; its fields are `dslpar.models.gpt.section.GPT`'s."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head."""
+        """Return embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head."""
         init = normal(self.init_std)
         tokens = partial(Embedding, groups, self.vocab_size, self.hidden_size, init=init)
+        # Beside a tied table nothing else can stand in its layer: DeepSpeed ties exactly one attribute of a module.
+        if self.positions == "rotary":
+            after_tokens = LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
+        else:
+            after_tokens = LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
+        block = partial(self._block, groups)
         if self.tie_embeddings:
+            # The table and the head are the same shard, so a tied head is the embedding used a second time.
             head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
         else:
             head = LayerSpec(name="head", build=partial(Head, groups, self.hidden_size, self.vocab_size, init=init))
         return [
             LayerSpec(name="embedding.tokens", build=tokens),
-            self._after_tokens(groups),
-            *(self._layer(groups, index) for index in range(self.num_layers)),
+            after_tokens,
+            *(
+                LayerSpec(name=f"blocks.{index}", build=block, layer_idx=index, recomputable=True)
+                for index in range(self.num_layers)
+            ),
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
 
     def loss(self, groups: Groups) -> Loss:
-        """Cross-entropy: the sum over counted tokens, over their number or over `labels[1]`."""
+        """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, over their number.
+
+        Labels are whole on every rank; `labels[1]`, where given, is what the sum is divided by.
+        """
 
         def loss(logits: Tensor, labels: Labels) -> Tensor:
             labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
@@ -64,16 +77,6 @@ class GPT(section.GPT, LayeredModel):
             bias=self.bias,
         )
 
-    def _after_tokens(self, groups: Groups) -> LayerSpec:
-        """What follows the token table, in which, since it may be tied, nothing else can stand."""
-        if self.positions == "rotary":
-            return LayerSpec(name="embedding.dropout", build=partial(Dropout, groups, self.dropout))
-        return LayerSpec(name="embedding.positions", build=partial(_Positions, groups, self))
-
-    def _layer(self, groups: Groups, index: int) -> LayerSpec:
-        build = partial(self._block, groups)
-        return LayerSpec(name=f"blocks.{index}", build=build, layer_idx=index, recomputable=True)
-
     def _block(self, groups: Groups) -> Block:
         return Block(
             groups,
@@ -89,7 +92,7 @@ class GPT(section.GPT, LayeredModel):
 
 
 class _Positions(PositionEmbedding):
-    """The position table, and the dropout after the two embeddings."""
+    """The position table, and the dropout after both embeddings: [batch, sequence, H] as stored to the same."""
 
     def __init__(self, groups: Groups, model: section.GPT) -> None:
         super().__init__(groups, model.max_seq_len, model.hidden_size, init=normal(model.init_std))
