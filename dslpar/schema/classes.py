@@ -147,7 +147,7 @@ def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
 
 
 def _layer(reader: Reader, node: Node, source_key: str, registered: Registered) -> int | None:
-    """Check one layer. Its layer_idx, where it has one."""
+    """Check one layer; return its layer_idx, where it has one."""
     if not node.is_mapping:
         reader.report("CFG102", node.location, f"{source_key} must be a dict", _LAYERS_HELP, source_key)
         return None
@@ -175,7 +175,7 @@ def _check_layer_name(reader: Reader, name: str, location: Location, source_key:
 
 
 def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, source_key: str) -> None:
-    """Of torch's own layers: all that they need is there, and nothing that they do not take."""
+    """Check that a layer of torch's has all arguments that it needs, and none that it does not take."""
     from dslpar.schema.torch_layers import LAYERS
 
     layer = LAYERS.get(name)
@@ -189,26 +189,26 @@ def _check_layer_arguments(reader: Reader, name: str, typed: Typed, node: Node, 
 
 
 def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
-    """Indices must count up from 0, without gaps; -1 is the last of them."""
+    """Check that indices count up from 0, without gaps; -1 is the last of them."""
     known = [(number, index) for number, index in enumerate(placed) if index is not None]
     last = max((index for _, index in known), default=0)
     expected = {0}
     for number, index in known:
-        place = max(last, 0) if index == -1 else index
-        if place not in expected:
+        position = max(last, 0) if index == -1 else index
+        if position not in expected:
             message = f"layer_idx is {index}: it counts layers from 0, up, without gaps"
             source_key = f"{entry.source_key}.{number}.layer_idx"
             hint = f"{' or '.join(map(str, sorted(expected)))}, or leave it out"
             reader.report("PIP111", reader.config.at(source_key), message, hint, source_key, entry.source_key)
             return
-        expected = {place, place + 1}
+        expected = {position, position + 1}
 
 
 # Gradient handlers ------------------------------------------------------------------------------------------------
 
 
 def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any:
-    """A list of handlers, or one; those of ColossalAI's own that DeepSpeed makes idle are left out, with a finding."""
+    """Read a list of handlers, or one; ColossalAI's own that have nothing to do here are left out, with a finding."""
     items = [(node, "gradient_handler")]
     if isinstance(node.value, SEQUENCE):
         items = [(item, f"gradient_handler.{index}") for index, item in enumerate(node.value)]
@@ -252,7 +252,7 @@ IDLE_HANDLERS: Mapping[str, str] = {
 
 
 def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
-    """The class that a section names; None, and a problem, where it is no mapping."""
+    """Split a section into its class and the rest; report one that is not a dict, and return None."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
     named = node.value if isinstance(node.value, str) and node.value else default  # optimizer = 'RMSprop'
