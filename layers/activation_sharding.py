@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dslpar.core.catalog import finding
+from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
@@ -89,7 +89,8 @@ def _dims(x: Tensor, cuts: Cuts) -> tuple[Letters, ...]:
     """Return what cuts each dim. Raises: DslparError: neither two dims nor three."""
     if x.dim() not in (2, 3):
         message = f"an activation of shape {tuple(x.shape)}"
-        raise wrong_shape(message, "[batch, sequence, features] or [tokens, features]: flatten or add dims first")
+        hint = "[batch, sequence, features] or [tokens, features]: flatten or add dims first"
+        raise_finding("TEN226", message, hint, key="model")
     return cuts.of(x.dim())
 
 
@@ -103,11 +104,6 @@ def check_divides(groups: Groups, x: Tensor, dims: tuple[Letters, ...], what: st
     ]
     if findings:
         raise DslparError(findings)
-
-
-def wrong_shape(message: str, hint: str) -> DslparError:
-    """The error of what a layer cannot take, in whatever layout."""
-    return DslparError([finding("TEN226", message, hint, key="model")])
 
 
 def _does_not_divide(what: str, dim: int, length: int, count: int, mode: str | None) -> Finding:

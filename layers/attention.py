@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.activation_sharding import wrong_shape
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.heads import local_heads, local_samples
 from dslpar.layers.linear import Linear
@@ -72,7 +72,8 @@ class Attention(Layer):
         False is padding, which no query attends to. A query whose keys are all padding gives zeros.
         """
         if x.dim() != 3:
-            raise wrong_shape(f"an activation of shape {tuple(x.shape)}", "[batch, sequence, hidden], as it is stored")
+            message = f"an activation of shape {tuple(x.shape)}"
+            raise_finding("TEN226", message, "[batch, sequence, hidden], as it is stored", key="model")
         shared = self.share() if shared is None else shared
         mask = mask if mask is None else local_samples(self.groups, mask, x)
         q, k, v = self._split_heads(self.qkv(x, shared))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.activation_sharding import wrong_shape
 from dslpar.layers.linear import MatmulSharding, matmul_sharding, sharded_matmul
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
 from dslpar.layers.placement import Cuts
@@ -123,11 +123,12 @@ class PositionEmbedding(Layer):
 def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
     """Raise DslparError: the residual has no sequence dim, or the sequence is longer than the table."""
     if x.dim() != 3:
-        raise wrong_shape(f"positions of a residual of shape {tuple(x.shape)}", "[batch, sequence, features]")
+        message = f"positions of a residual of shape {tuple(x.shape)}"
+        raise_finding("TEN226", message, "[batch, sequence, features]", key="model")
     length = x.shape[1] * pieces
     if length > num_positions:
         message = f"a sequence of {length} tokens, and the table has {num_positions} positions"
-        raise wrong_shape(message, f"num_positions={length}, or shorter sequences")
+        raise_finding("TEN226", message, f"num_positions={length}, or shorter sequences", key="model")
 
 
 def _panel_cuts(groups: Groups) -> Cuts:

@@ -27,7 +27,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
-from dslpar.layers.activation_sharding import unshard, wrong_shape
+from dslpar.layers.activation_sharding import unshard
 from dslpar.layers.placement import inner_cuts, piece
 from dslpar.layers.token_ids import check_range, local_tokens
 from dslpar.layers.upcast import upcast
@@ -101,10 +101,11 @@ def _check_shapes(groups: Groups, logits: Tensor, labels: Tensor, vocab_size: in
     *tokens, columns = (length * count for length, count in zip(logits.shape, counts, strict=False))
     if logits.dim() not in (2, 3) or list(labels.shape) != tokens:
         message = f"labels {tuple(labels.shape)} and, of all ranks, logits {(*tokens, columns)}"
-        raise wrong_shape(message, "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch")
+        hint = "labels [batch, sequence] or [tokens], as the logits, of the whole micro-batch"
+        raise_finding("TEN226", message, hint, key="model")
     if columns < vocab_size:
         message = f"logits of {columns} columns, and a vocabulary of {vocab_size}"
-        raise wrong_shape(message, "the vocab_size of the head that made them")
+        raise_finding("TEN226", message, "the vocab_size of the head that made them", key="model")
 
 
 @torch.no_grad()

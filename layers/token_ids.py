@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dslpar.core.catalog import finding
+from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.activation_sharding import check_divides, wrong_shape
+from dslpar.layers.activation_sharding import check_divides
 from dslpar.layers.placement import Cuts
 
 
@@ -30,7 +30,7 @@ def check_shape(groups: Groups, ids: Tensor, cuts: Cuts) -> None:
     """Raise DslparError: ids have neither one dim nor two, or a dim does not divide over the ranks."""
     if ids.dim() not in (1, 2):
         message = f"ids of shape {tuple(ids.shape)}"
-        raise wrong_shape(message, "[batch, sequence] or [tokens], of the whole micro-batch")
+        raise_finding("TEN226", message, "[batch, sequence] or [tokens], of the whole micro-batch", key="model")
     check_divides(groups, ids, cuts.of(ids.dim() + 1)[:-1], "the ids")
 
 

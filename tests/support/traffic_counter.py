@@ -37,6 +37,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor

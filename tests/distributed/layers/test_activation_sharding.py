@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
 from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError

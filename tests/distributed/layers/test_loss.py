@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

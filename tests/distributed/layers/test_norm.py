@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
 from torch import Tensor
 from torch.nn import functional
 
