@@ -14,14 +14,11 @@ ColossalAI's `initialize`; nothing here is global: a Run is passed on.
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import deepspeed
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -35,6 +32,7 @@ from dslpar.distributed import bootstrap
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
+from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job, Stages, pipeline_of
@@ -83,7 +81,22 @@ class Run:
         Raises:
             DslparError: there is no such layer, or it is not known yet how layers are partitioned.
         """
-        return layer_stage_id(self.job, layer_idx)
+        pipeline = pipeline_of(self.job.spec)
+        ids: tuple[int, ...] | dict[int, int] | None = self.job.stages.actual_ids
+        if not ids and pipeline is not None:
+            ids = pipeline.stage_ids or ids_of(pipeline.counts or ())
+        if self.job.mesh.pipe == 1:
+            counts = self.job.stages.counts
+            ids = (0,) * counts[0] if counts and counts[0] else {layer_idx: 0}
+        if not ids:
+            message = "how the layers are partitioned is not known before there is a model"
+            hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
+            raise_finding("PIP208", message, hint, self.job.path)
+        try:
+            return ids[layer_idx]
+        except (IndexError, KeyError):
+            message = f"there is no layer {layer_idx}: the model has {len(ids)}"
+            raise_finding("PIP208", message, f"from 0 to {len(ids) - 1}, or -1 for the last", self.job.path)
 
     # For tensors of one's own. dslpar.layers.dtensor is imported here: DTensor takes half as long to import as torch.
 
@@ -211,27 +224,7 @@ def initialize(
         )
     train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
     eval_loader = _make_loader(engine, samples[1], lambda: 0)
-    return Initialized(engine, train_loader, eval_loader, _read_only(engine.deepspeed.lr_scheduler, job.path))
-
-
-def layer_stage_id(job: Job, layer_idx: int) -> int:
-    """Return the stage of a layer, by the job's partition, or by the ids or counts that the config gives."""
-    pipeline = pipeline_of(job.spec)
-    ids: tuple[int, ...] | dict[int, int] | None = job.stages.actual_ids
-    if not ids and pipeline is not None:
-        ids = pipeline.stage_ids or ids_of(pipeline.counts or ())
-    if job.mesh.pipe == 1:
-        num = job.stages.counts[0] if job.stages.counts else None
-        ids = (0,) * num if num else {layer_idx: 0}
-    if not ids:
-        message = "how the layers are partitioned is not known before there is a model"
-        hint = "write parallel.pipeline.stage_ids (LiBai's custom_pipeline_stage_id), or counts"
-        raise_finding("PIP208", message, hint, job.path)
-    try:
-        return ids[layer_idx]
-    except (IndexError, KeyError):
-        message = f"there is no layer {layer_idx}: the model has {len(ids)}"
-        raise_finding("PIP208", message, f"from 0 to {len(ids) - 1}, or -1 for the last", job.path)
+    return Initialized(engine, train_loader, eval_loader, read_only(engine.deepspeed.lr_scheduler, job.path))
 
 
 # ---- start ----
@@ -248,7 +241,7 @@ def _start(config: Config | check.Path, overrides: Sequence[str], by_program: bo
     else:
         rank, world_size, *_ = bootstrap.read_distributed_env(os.environ)
     job = _load_job(loaded, world_size, rank, by_program)
-    _setup_distributed()
+    bootstrap.ensure_distributed(os.environ)
     groups = Groups(job.mesh)
     check_consistency(job, groups.axis("pipe", "data", "tensor"))
     return Run(loaded, job, groups)
@@ -266,23 +259,6 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
     if rank == 0:
         logging.print_findings(checked.findings, config.sources)
     return job
-
-
-def _setup_distributed() -> None:
-    """Set up torch.distributed, and DeepSpeed upon it, as far as the program has not done so itself."""
-    if not dist.is_initialized():
-        dist_env, rank_monitor = bootstrap.read_distributed_env(os.environ), None
-        if sys.excepthook is sys.__excepthook__:  # else the program handles errors in its own way
-            rank_monitor = bootstrap.monitor_rank(dist_env, os.environ)
-        bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
-        atexit.register(_teardown_distributed)
-    elif not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-
-
-def _teardown_distributed() -> None:
-    if dist.is_initialized():
-        bootstrap.teardown_distributed(together=False)  # a rank that ends early must not wait for the others
 
 
 # ---- what the program passes ----
@@ -327,22 +303,3 @@ def _make_loader(engine: Engine, samples: Any, consumed_samples: Callable[[], in
     if samples is None or not hasattr(samples, "batch"):
         return samples  # type: ignore[no-any-return]
     return Loader(samples, engine.job, engine.groups.coord["data"], consumed_samples)
-
-
-def _read_only(lr_scheduler: Any, path: str) -> Any:
-    """Return a view of the LR scheduler that refuses `step`: stepped twice a step, it would end in half the run."""
-    if lr_scheduler is None:
-        return None
-
-    class ReadOnly(type(lr_scheduler)):  # type: ignore[misc]
-        """The engine's LR scheduler, to read."""
-
-        def __init__(self) -> None:
-            self.__dict__ = lr_scheduler.__dict__
-
-        def step(self, *_: Any, **__: Any) -> NoReturn:
-            message = "lr_scheduler.step(): the engine steps the LR scheduler, once an optimizer step"
-            hint = "leave the call out: engine.step() and engine.train_batch() do it"
-            raise_finding("BAT209", message, hint, path)
-
-    return ReadOnly()

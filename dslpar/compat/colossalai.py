@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from dslpar.core.catalog import raise_finding
-from dslpar.engine.engine import Engine, first_tensor
+from dslpar.engine.engine import Engine
+from dslpar.engine.executor import first_tensor
 
 OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
 """Output, label, loss."""

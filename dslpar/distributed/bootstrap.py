@@ -169,6 +169,25 @@ def setup_distributed(
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
+def ensure_distributed(environ: MutableMapping[str, str]) -> None:
+    """Set up torch.distributed and DeepSpeed as far as the program has not done so itself, until the process exits."""
+    import deepspeed
+    import torch.distributed as dist
+
+    def teardown() -> None:
+        if dist.is_initialized():
+            teardown_distributed(together=False)  # a rank that ends early must not wait for the others
+
+    if not dist.is_initialized():
+        dist_env, monitor = read_distributed_env(environ), None
+        if sys.excepthook is sys.__excepthook__:  # else the program handles errors in its own way
+            monitor = monitor_rank(dist_env, environ)
+        setup_distributed(dist_env, environ, monitor)
+        atexit.register(teardown)
+    elif not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+
+
 def local_device_index(dist_env: DistributedEnv, num_visible: int) -> int:
     """Return which of the accelerators that this rank sees is its own.
 

@@ -29,7 +29,7 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import executor, pipeline_module
-from dslpar.engine.executor import LossFn
+from dslpar.engine.executor import LossFn, concatenate, first_tensor
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
@@ -295,16 +295,3 @@ class Engine:
             message = f"{call} in a pipeline of {stages} stages, whose schedule moves all micro-batches at once"
             hint = "use engine.train_batch(), or PipelineSchedule(...).forward_backward_step(engine, data_iter)"
             raise_finding("PIP206", message, hint, self.job.path)
-
-
-def first_tensor(value: Any) -> Tensor:
-    """Return a tensor itself, or the first one of a tuple."""
-    first: Tensor = value[0] if isinstance(value, tuple) else value
-    return first
-
-
-def concatenate(values: list[Any]) -> Any:
-    """Concatenate tensors of several micro-batches, or tuples of them, along the first dim; scalars become a vector."""
-    if isinstance(values[0], tuple):
-        return tuple(concatenate(list(items)) for items in zip(*values, strict=True))
-    return torch.cat(values) if values[0].dim() else torch.stack(values)

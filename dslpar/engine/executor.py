@@ -138,3 +138,16 @@ def _collected_outputs(module: Any, keep: bool) -> Iterator[list[Any]]:
 def detach(value: Any) -> Any:
     """Return a tensor, or a tuple of them, without its graph."""
     return tuple(map(detach, value)) if isinstance(value, tuple) else value.detach()
+
+
+def first_tensor(value: Any) -> Tensor:
+    """Return a tensor itself, or the first one of a tuple."""
+    first: Tensor = value[0] if isinstance(value, tuple) else value
+    return first
+
+
+def concatenate(values: list[Any]) -> Any:
+    """Concatenate tensors of several micro-batches, or tuples of them, along the first dim; scalars become a vector."""
+    if isinstance(values[0], tuple):
+        return tuple(concatenate(list(items)) for items in zip(*values, strict=True))
+    return torch.cat(values) if values[0].dim() else torch.stack(values)

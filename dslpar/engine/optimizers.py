@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -115,3 +115,22 @@ def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, jo
 def _is_missing_kernel(error: Exception) -> bool:
     """Return whether DeepSpeed has no kernel for the device, or could not build it: it raises no class of its own."""
     return any(text in str(error) for text in ("op had not been implemented", "failed to build/load"))
+
+
+def read_only(lr_scheduler: Any, path: str) -> Any:
+    """Return a view of the LR scheduler that refuses `step`: stepped twice a step, it would end in half the run."""
+    if lr_scheduler is None:
+        return None
+
+    class ReadOnly(type(lr_scheduler)):  # type: ignore[misc]
+        """The engine's LR scheduler, to read."""
+
+        def __init__(self) -> None:
+            self.__dict__ = lr_scheduler.__dict__
+
+        def step(self, *_: Any, **__: Any) -> NoReturn:
+            message = "lr_scheduler.step(): the engine steps the LR scheduler, once an optimizer step"
+            hint = "leave the call out: engine.step() and engine.train_batch() do it"
+            raise_finding("BAT209", message, hint, path)
+
+    return ReadOnly()

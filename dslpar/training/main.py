@@ -35,8 +35,6 @@ from dslpar.reporting.logging import log
 if TYPE_CHECKING:
     from dslpar.checkpoint import Checkpoint
     from dslpar.data.corpus import Corpus
-    from dslpar.distributed.collectives import Axis
-    from dslpar.engine.engine import Engine
     from dslpar.language.load import Config
     from dslpar.training.loop import Trainer
     from dslpar.watchdog.rank_monitor import RankMonitor
@@ -117,7 +115,11 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
 def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_monitor: RankMonitor) -> int:
     """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
     from dslpar import checkpoint
+    from dslpar.data.text import TextSamples
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
     from dslpar.training.loop import Trainer
+    from dslpar.training.metrics import log_job, log_parameters
 
     job = request.job
     if stored is not None and request.is_complete(stored):
@@ -126,17 +128,21 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_
     if request.loads_checkpoint and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
-        engine = _build_engine(job, rank_monitor)
+        groups = Groups(job.mesh)
+        rank_monitor.page.set_location(groups.stage_name)
+        rank_monitor.page.enter("building")
+        engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
+        _extend_timeouts(job)  # of the groups that were made since
         if stored is not None:
             rank_monitor.page.enter("loading")
             checkpoint.load(engine, stored)
-    _log_job(job, engine)
+    log_job(job, engine)
     if stored is not None:
         log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
         for line in checkpoint.changes(stored, job):  # of the layout, and of keys that have an effect
             log.info("%s", line)
     if request.arguments.dry_run:
-        _log_parameters(engine)
+        log_parameters(engine)
         return 0
     if request.arguments.eval_only:
         _evaluate(Trainer(job, engine, request.corpus, folder=None))
@@ -254,7 +260,14 @@ def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Checkp
     # From here on every rank has read the config, which may be in the folder that is now changed.
     if dist_env.rank == 0 and request.trains:
         run_dir.lock_run_folder(job, request.config)  # before it is looked at what is there
-    stored = _find_checkpoint(request, world) if request.loads_checkpoint else None
+    stored = checkpoint.newest(job, world) if request.loads_checkpoint else None
+    if stored is not None:
+        checkpoint.check(stored, job, checkpoint.text_identity(corpus.train))
+    elif request.arguments.eval_only:
+        message = f"--eval-only, and no checkpoint in {job.output_dir}"
+        hint = "train first, or name the folder of a run, train.output_dir=..."
+        key = "train.output_dir"
+        raise_finding("CKP206", message, hint, job.path, key)
     if dist_env.rank or not request.trains or request.is_complete(stored):
         return stored, None
     # A checkpoint of another run does not make what is in this folder ours to continue.
@@ -263,42 +276,10 @@ def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Checkp
     return stored, run_dir.prepare_run_folder(job, request.config, resumed=resumed)
 
 
-def _find_checkpoint(request: Request, world: Axis) -> Checkpoint | None:
-    """Return the checkpoint to load, checked; None: there is none, which is an error if there is nothing but that."""
-    from dslpar import checkpoint
-
-    job = request.job
-    stored = checkpoint.find_checkpoint(job, world)
-    if stored is not None:
-        checkpoint.check(stored, job, checkpoint.text_identity(request.corpus.train))
-    elif request.arguments.eval_only:
-        message = f"--eval-only, and no checkpoint in {job.output_dir}"
-        hint = "train first, or name the folder of a run, train.output_dir=..."
-        key = "train.output_dir"
-        raise_finding("CKP206", message, hint, job.path, key)
-    return stored
-
-
 def _at_key(finding: Finding, request: Request) -> Finding:
     """Return a finding at its key's place in the config: those who raise it know the file alone."""
     known = finding.key and finding.location == Location(request.job.path)
     return finding._replace(location=request.config.at(finding.key)) if known else finding
-
-
-# ---- the engine ----
-
-
-def _build_engine(job: Job, rank_monitor: RankMonitor) -> Engine:
-    from dslpar.data.text import TextSamples
-    from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build_engine
-
-    groups = Groups(job.mesh)
-    rank_monitor.page.set_location(groups.stage_name)
-    rank_monitor.page.enter("building")
-    engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
-    _extend_timeouts(job)  # of the groups that were made since
-    return engine
 
 
 def _extend_timeouts(job: Job) -> None:
@@ -318,24 +299,3 @@ def _evaluate(trainer: Trainer) -> None:
     if engine.groups.rank == 0:
         with open(Path(job.output_dir, run_dir.EVAL), "a", encoding="utf-8") as file:
             run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, "tokens": tokens})
-
-
-def _log_job(job: Job, engine: Engine) -> None:
-    mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
-    mode = f" ({cuboid.mode})" if cuboid.mode else ""
-    log.info(
-        "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
-        *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
-    )
-    log.info(
-        "%d samples of %d tokens a step = micro %d * accumulation %d * data %d; ZeRO %d, %s",
-        *(batch.global_size, job.seq_len, batch.micro_size, batch.accumulation, mesh.data),
-        *(job.spec.zero.stage, job.spec.precision.dtype),
-    )
-
-
-def _log_parameters(engine: Engine) -> None:
-    from dslpar.training.metrics import num_parameters
-
-    total, local = num_parameters(engine)
-    log.info("built on all ranks: %s parameters in all, of which rank 0 holds %s", f"{total:,}", f"{local:,}")

@@ -1,4 +1,4 @@
-"""Numbers of a run for metrics.jsonl and the log: throughput, model FLOPs utilization, parameters, loss scale."""
+"""Numbers of a run for metrics.jsonl and the log: sizes, parameters, throughput, MFU, loss scale."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dslpar.engine.engine import Engine
 from dslpar.forecast import flops
 from dslpar.forecast.family import costs_of
 from dslpar.layout.resolve import Job
+from dslpar.reporting.logging import log
 from dslpar.schema import sections
 
 
@@ -47,3 +48,24 @@ def device_name(engine: Engine) -> str:
 def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
     """Return the scale that the next step's loss is multiplied by, with fp16 alone."""
     return {"loss_scale": float(engine.deepspeed.optimizer.loss_scale)} if job.spec.precision.dtype == "fp16" else {}
+
+
+def log_job(job: Job, engine: Engine) -> None:
+    """Log what runs: its layout, batch, ZeRO stage and precision."""
+    mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
+    mode = f" ({cuboid.mode})" if cuboid.mode else ""
+    log.info(
+        "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
+        *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
+    )
+    log.info(
+        "%d samples of %d tokens a step = micro %d * accumulation %d * data %d; ZeRO %d, %s",
+        *(batch.global_size, job.seq_len, batch.micro_size, batch.accumulation, mesh.data),
+        *(job.spec.zero.stage, job.spec.precision.dtype),
+    )
+
+
+def log_parameters(engine: Engine) -> None:
+    """Log the number of parameters. All ranks together."""
+    total, local = num_parameters(engine)
+    log.info("built on all ranks: %s parameters in all, of which rank 0 holds %s", f"{total:,}", f"{local:,}")
