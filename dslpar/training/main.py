@@ -260,7 +260,7 @@ def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Checkp
     # From here on every rank has read the config, which may be in the folder that is now changed.
     if dist_env.rank == 0 and request.trains:
         run_dir.lock_run_folder(job, request.config)  # before it is looked at what is there
-    stored = checkpoint.newest(job, world) if request.loads_checkpoint else None
+    stored = checkpoint.find_checkpoint(job, world) if request.loads_checkpoint else None
     if stored is not None:
         checkpoint.check(stored, job, checkpoint.text_identity(corpus.train))
     elif request.arguments.eval_only:
