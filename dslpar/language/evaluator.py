@@ -123,7 +123,7 @@ def as_config_error(error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, RecursionError):
-        return ConfigError("CFG005", "evaluation nested too deep", "assign the inner parts to names first")
+        return ConfigError("CFG005", "evaluation is nested too deeply", "assign the inner parts to names first")
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')

@@ -95,7 +95,7 @@ def subscript(ev: Evaluator, node: ast.Subscript) -> Located:
     key, _ = ev.eval(node.slice)
     require_known(owner, key)
     if isinstance(owner, Reference):
-        raise ConfigError("CFG003", f"{owner.name}[...] is not read in a config", "write the value itself")
+        raise ConfigError("CFG003", f"cannot index {owner.name} in a config", "write the value itself")
     if isinstance(owner, dict):
         ev.budget.weigh(key)
         if key not in owner:

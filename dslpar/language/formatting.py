@@ -97,7 +97,9 @@ def _formatter(budget: Budget) -> Value:
         def get_field(self, field_name: str, args: Value, kwargs: Value) -> Value:
             budget.spend(10)
             if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
-                raise ConfigError("CFG003", f"{{{field_name}}} takes an attribute", "write an f-string")
+                raise ConfigError(
+                    "CFG003", f"the format field {{{field_name}}} takes an attribute", "write an f-string"
+                )
             return super().get_field(field_name, args, kwargs)
 
         def get_value(self, key: Value, args: Value, kwargs: Value) -> Value:
@@ -124,7 +126,9 @@ def _formatter(budget: Budget) -> Value:
 def _check_shown(value: Value, budget: Budget) -> None:
     require_known(value)
     if not isinstance(value, SHOWN):
-        raise ConfigError("CFG004", f"a {type(value).__name__} has no fixed text", "write list(...) around it")
+        raise ConfigError(
+            "CFG004", f"cannot format a {type(value).__name__}, whose text is not fixed", "write list(...) around it"
+        )
     budget.weigh(value)
     budget.spend(len(value) // 64 if isinstance(value, str) else 0)
     _check_sets(value)

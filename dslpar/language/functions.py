@@ -70,7 +70,7 @@ def _not_callable(name: str) -> ConfigError:
         hint = f"use a function of the language{close}"
     else:
         hint = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
-    return ConfigError("CFG003", f"{name.removeprefix('builtins.')}() is not called in a config", hint)
+    return ConfigError("CFG003", f"cannot call {name.removeprefix('builtins.')}() in a config", hint)
 
 
 def call_lazy(target: LazyTarget, call: Call) -> Dict:

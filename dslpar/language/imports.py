@@ -73,7 +73,7 @@ def _import_name(ev: Evaluator, alias: ast.alias, base: str, names: dict[str, Bi
     if alias.name not in names:
         has = ", ".join(list(names)[:12])
         close = did_you_mean(alias.name, islice(names, MAX_SUGGESTED), "; ")
-        raise ConfigError("CFG006", f"{alias.name!r} is not in that config{close}", f"it has: {has}" if has else "")
+        raise ConfigError("CFG006", f"no name {alias.name!r} in that config{close}", f"it has: {has}" if has else "")
     binding = names[alias.name]
     imported_as = "module" if binding.imported_as == "module" else "config"
     ev.bind(bound_as, binding.value, binding.location, location, imported_as)

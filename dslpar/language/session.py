@@ -93,7 +93,7 @@ class Session:
         except ConfigError as error:
             missing = self._open and not os.path.lexists(path)
             self.parsed[key] = None
-            self.report(ConfigError("CFG006", f"there is no file {path!r}") if missing else error, location)
+            self.report(ConfigError("CFG006", f"no such file: {path!r}") if missing else error, location)
             return None
         return self.parse_text(source, key)
 
@@ -102,10 +102,10 @@ class Session:
         key = os.path.realpath(path)  # a cycle may go through links
         if key in self._open:
             chain = " -> ".join(os.path.basename(item) for item in [*self._open[self._open.index(key) :], key])
-            raise ConfigError("CFG007", f"this import closes a cycle: {chain}")
+            raise ConfigError("CFG007", f"circular import: {chain}")
         self._imports += 1
         if len(self._open) >= MAX_IMPORT_DEPTH or self._imports > MAX_IMPORTS:
-            raise limit_error("imports nested too deep, or too many of them", "import fewer files")
+            raise limit_error("imports nested too deeply, or too many of them", "import fewer files")
         parsed = self.parse_file(path, location)
         return None if parsed is None else self.run(parsed, key)
 
@@ -147,7 +147,7 @@ def find_config(name: str, importer: str) -> str:
         if os.path.exists(path):
             return path
     where = "beside this file, in its parents or among the shipped configs"
-    raise ConfigError("CFG006", f"there is no {name!r} {where}", "correct the path: 'common/train.py'")
+    raise ConfigError("CFG006", f"cannot find {name!r} {where}", "correct the path: 'common/train.py'")
 
 
 def search_path(importer: str) -> list[str]:

@@ -93,7 +93,9 @@ def decode(data: bytes, path: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         location = Location(path, line, 1, line, 1)
-        raise ConfigError("CFG009", f"byte {error.start} is not UTF-8", "save the file as UTF-8", location) from None
+        raise ConfigError(
+            "CFG009", f"cannot decode byte {error.start} as UTF-8", "save the file as UTF-8", location
+        ) from None
 
 
 def check_tokens(source: Source) -> None:
@@ -116,9 +118,9 @@ def parse(source: Source) -> ast.Module:
         location = _location_of_error(error, source)
         raise ConfigError("CFG001", f"cannot parse this as Python: {error.msg}", location=location) from None
     except ValueError as error:  # NUL characters, lone surrogates
-        raise ConfigError("CFG001", f"this is not text: {error}", "save the file as UTF-8 text") from None
+        raise ConfigError("CFG001", f"cannot parse this as text: {error}", "save the file as UTF-8 text") from None
     except (RecursionError, MemoryError):  # what CPython's parser raises where its own stack is full
-        raise limit_error("expressions nested too deep", "assign the inner parts to names first") from None
+        raise limit_error("expressions are nested too deeply", "assign the inner parts to names first") from None
 
 
 def parse_quietly(text: str, path: str, mode: str = "exec") -> Any:

@@ -60,7 +60,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
         if depth > MAX_NESTING:
             node.unsupported = True
             hint = "assign the inner parts to names first"
-            findings.append(finding("CFG005", source.location(node), "syntax nested too deep", hint))
+            findings.append(finding("CFG005", source.location(node), "syntax is nested too deeply", hint))
             continue
         reason = _why_unsupported(node)
         if reason is not None:

@@ -42,7 +42,7 @@ def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) ->
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(ev, target, value, location)
     else:
-        raise ConfigError("CFG002", "this cannot be assigned to", "assign to a name, an attribute or an item")
+        raise ConfigError("CFG002", "cannot assign to this", "assign to a name, an attribute or an item")
 
 
 def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
@@ -52,7 +52,7 @@ def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
         hint = "import a config file by position, as in `from .common.train import train`"
         raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", hint)
     if not isinstance(owner, Dict):
-        message = f"a {type_name(owner)} takes no attribute {node.attr!r}"
+        message = f"cannot set attribute {node.attr!r} of a {type_name(owner)}"
         raise ConfigError("CFG004", message, "assign to keys of dicts only")
     return owner
 

@@ -171,7 +171,7 @@ class _Reader:
         self.session.budget.spend(1)
         location = self.location(event)
         if depth > MAX_DEPTH:
-            raise limit_error("YAML nested too deep")
+            raise limit_error("YAML is nested too deeply")
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise ConfigError("CFG001", f"undefined anchor {event.anchor!r}", location=location)

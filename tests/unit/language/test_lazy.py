@@ -135,5 +135,5 @@ def test_get_config_of_a_program(tmp_path, monkeypatch) -> None:
     assert train == {"steps": [{"n": 2}]}
     with pytest.raises(DslparError, match="oops"):
         get_config("common/bad.py")
-    with pytest.raises(DslparError, match=r"no 'common/none\.py'"):
+    with pytest.raises(DslparError, match=r"cannot find 'common/none\.py'"):
         get_config("common/none.py")

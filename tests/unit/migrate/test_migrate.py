@@ -248,7 +248,7 @@ def test_what_could_not_be_read_stands_in_its_line_and_once() -> None:
     made = made_of("import os\nclip_grad_norm = 1.0\nLOG_PATH = os.getenv('A')\nROOT = os.environ['B']\n", "a.py")
     told = [(entry.key, entry.fate, entry.location.line) for entry in made.entries if entry.to != "model"]
     assert told == [("clip_grad_norm", "renamed", 2), ("LOG_PATH", "needed", 3), ("ROOT", "dropped", 4)]
-    assert by_key(made)["LOG_PATH"].why == "could not be read: os.getenv() is not called in a config"
+    assert by_key(made)["LOG_PATH"].why == "could not be read: cannot call os.getenv() in a config"
 
 
 def test_each_key_has_the_reason_that_is_its_own() -> None:
