@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import fcntl
 import itertools
 import json
-import math
-import os
 import sys
 import time
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from dslpar.distributed import bootstrap
-from dslpar.layout.resolve import Job, resolve
 from dslpar.linter import check
-from dslpar.models.gpt import costs, section
 from dslpar.reporting import run_dir
-from dslpar.schema import sections
 from dslpar.training.main import load_and_lint, main
-from dslpar.training.metrics import throughput
 from tests.support.forked_runs import start_job, train_alone
-from tests.support.ranks import on_ranks
 from tests.support.runs import CONFIG, Finished, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
@@ -127,18 +117,6 @@ def test_a_folder_with_a_run_is_not_written_over(finished: tuple[Path, Finished]
     assert json.loads((out / "metrics.jsonl").read_text())["loss"] == json.loads(before)["loss"]
 
 
-def test_libai_s_form_gets_its_id_lists(tmp_path: Path) -> None:
-    text = CONFIG + "train.update(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1]))\n"
-    config = check.load(str(write_config(tmp_path, text)))
-    (tmp_path / "config.yaml").write_text(run_dir.config_yaml(check.resolve(config, 2), config))
-    again = check.load(str(tmp_path / "config.yaml"))
-    plain: Any = again.root.plain()
-    assert plain["train"]["dist"]["actual_pipeline_stage_id"] == [0, 1]
-    assert plain["train"]["dist"]["auto_pipeline_stage_id"] == [0, 1]
-    assert not [finding for finding in check.lint(again, 2) if not finding.code.startswith("PERF")]
-    assert check.resolve(again, 4).mesh.data == 2, "not bound to the world that it ran in"
-
-
 # ---- one run at a time ----
 
 
@@ -180,18 +158,6 @@ def test_a_run_waits_until_the_one_before_it_has_ended(tmp_path: Path, in_use: I
     assert len(metrics(tmp_path / "out")) == 1
 
 
-def test_a_file_system_without_locks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none(file: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "lockf", none)
-    config = check.load(str(write_config(tmp_path)), [f"train.output_dir={tmp_path / 'out'}"])
-    run_dir.lock_run_folder(check.resolve(config, 1), config)
-    assert "no locks on this file system (No locks available): run one at a time there" in capsys.readouterr().out
-
-
 # ---- two layouts, one curve ----
 
 
@@ -219,48 +185,6 @@ def test_two_layouts_write_the_same_losses_and_norms(tmp_path: Path, parallel: s
     for one, many in itertools.zip_longest(*curves):
         for field in {"loss", "grad_norm", "lr", "tokens", "eval_loss"} & set(one):
             assert many[field] == pytest.approx(one[field], rel=1e-6), (one["step"], field)
-
-
-# ---- what is counted ----
-
-
-def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
-    from dslpar.distributed.groups import Groups
-    from dslpar.engine.build import build_engine
-    from dslpar.training.metrics import device_name, num_parameters, throughput
-
-    engine = build_engine(job, Groups(job.mesh))
-    return num_parameters(engine), throughput(job, device_name(engine), tokens_per_s=1000.0)
-
-
-@pytest.mark.parametrize("zero", [1, 3])
-def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> None:
-    model = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
-    made = sections.Spec(model=model, zero=sections.Zero(stage=zero))
-    (((whole, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
-    assert whole == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
-    pipeline = sections.PipelineParallel(size=2) if zero == 1 else None
-    tensor = sections.TensorParallel(size=2, mode="1d") if zero == 3 else None
-    job = resolve(dataclasses.replace(made, parallel=sections.Parallel(pipeline=pipeline, tensor=tensor)), 2)
-    for (everywhere, here), each in on_ranks(2, _counts, job, init="deepspeed"):
-        assert everywhere == whole, "tied copies and vectors on both ranks are one"
-        assert whole // 2 < here < whole
-        assert each == {"tflops_per_s": pytest.approx(one["tflops_per_s"] / 2)}, "of each device; a CPU has no peak"
-    assert one["tflops_per_s"] == pytest.approx(costs.flops_per_token(model, 8).mfu_causal * 1e-9)
-
-
-def test_mfu_is_the_share_of_the_device_s_peak() -> None:
-    model = section.GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
-    job = resolve(sections.Spec(model=model, precision=sections.Precision(dtype="bf16")), 8)
-    found = throughput(job, "NVIDIA A100-SXM4-40GB", tokens_per_s=8 * 178_000)  # nanoGPT's order of magnitude
-    assert found["mfu_6n"] == pytest.approx(6 * 123_532_032 * 178_000 / 312e12)
-    assert found["mfu_causal"] == pytest.approx(found["tflops_per_s"] / 312)
-    assert found["mfu_6n"] < found["mfu_causal"] < 0.5
-
-
-def test_a_model_that_is_not_known_has_no_flops() -> None:
-    made = sections.Spec(model=sections.OtherModel(target="torch.nn.Linear"), data=sections.TextData(seq_len=8))
-    assert throughput(resolve(made, 1), "NVIDIA H200", 1000.0) == {}
 
 
 # ---- what is refused, in this process ----
@@ -321,17 +245,3 @@ def test_what_the_machine_alone_can_tell_is_told_once(tmp_path: Path) -> None:
     assert done.status == 1
     assert done.output.count("CFG201") == 1
     assert "Traceback" not in done.output
-
-
-def test_numbers_that_are_not_finite_become_null() -> None:
-    file = StringIO()
-    run_dir.write_record(file, {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
-    assert json.loads(file.getvalue()) == {"step": 3, "loss": None, "grad_norm": None, "lr": 0.1, "skipped": True}
-
-
-def test_metrics_are_cut_behind_the_checkpoint_whatever_else_stands_there(tmp_path: Path) -> None:
-    whole = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 8)]
-    broken = ['{"step": 5, "lo\n', "\x00\x00\n", "[3]\n", '{"loss": 1.0}\n']
-    (tmp_path / run_dir.METRICS).write_text("".join(whole[:3] + broken + whole[3:]) + '{"step": 2')
-    run_dir.truncate_metrics(tmp_path, 5)
-    assert (tmp_path / run_dir.METRICS).read_text() == "".join(whole[:5])
