@@ -203,7 +203,7 @@ def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
         key, message = "zero_allow_untested_optimizer", f"is off, and ZeRO runs {name!r} only if it is True"
         yield cx.problem(f"deepspeed.{key}", f"{key} {message}", f"leave {key} out")
     forced = _value(cx, "zero_force_ds_cpu_optimizer", False) and offloads(cx.spec, "optimizer")
-    if forced and name not in (*_BUILT_BY_DEEPSPEED, *_OF_CPU):
+    if forced and not _runs_on_cpu(name):
         key, message = "zero_force_ds_cpu_optimizer", f"is on, and {name!r} is offloaded only if it is False"
         yield cx.problem(f"deepspeed.{key}", f"{key} {message}", f"leave {key} out")
 
@@ -230,10 +230,7 @@ def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
         yield cx.problem("deepspeed.aio.use_gds", message, "leave use_gds out")
 
 
-_BUILT_BY_DEEPSPEED = ("AdamW", "Adam", "SGD")
-"""Optimizers that DeepSpeed builds from its config."""
-_OF_CPU = ("DeepSpeedCPUAdam", "Lion")
-_TESTED = ("AdamW", "Adam", "FusedAdam", *_OF_CPU)
+_TESTED = ("AdamW", "Adam", "FusedAdam", "DeepSpeedCPUAdam", "Lion")
 """Optimizers on DeepSpeed's list for ZeRO; torch's Adagrad is on it too, but not as dslpar builds it."""
 
 
@@ -246,11 +243,19 @@ def _optimizer_name(cx: Context) -> str:
 
 
 def _is_elementwise(name: str) -> bool:
-    if name in _BUILT_BY_DEEPSPEED:
+    if name in sections.OPTIMIZERS:
         return True
     from dslpar.schema.torch_optimizers import elementwise  # most configs need none of it
 
     return elementwise(name)
+
+
+def _runs_on_cpu(name: str) -> bool:
+    """Whether DeepSpeed has the optimizer for the CPU: those of dslpar's sections it builds itself."""
+    from dslpar.schema.torch_optimizers import named
+
+    row = named(name)
+    return name in sections.OPTIMIZERS or (row is not None and bool(row.offload or row.on_cpu))
 
 
 def _value(cx: Context, name: str, default: Any) -> Any:

@@ -85,7 +85,7 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "zero = dict(stage=2, sub_group_size=1e9)",
@@ -126,9 +126,9 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         ),
     ],
 )
-def test_messages(text: str, said: str) -> None:
+def test_messages(text: str, expected: str) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
-    assert f"{found.message}; {found.help}" == said
+    assert f"{found.message}; {found.help}" == expected
 
 
 def test_zero_on_one_rank_is_accepted() -> None:
@@ -167,7 +167,7 @@ def test_keys_lost_by_update_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "help_"),
+    ("text", "hint"),
     [
         ("train = dict(clip_gradient=1.0)", "here that is train.clip_grad_norm"),
         ("batch = dict(gradient_accumulation_steps=2)", "here that is batch.accumulation"),
@@ -183,9 +183,9 @@ def test_keys_lost_by_update_are_named() -> None:
         ("train = dict(steps='many')", "steps is a whole number, at least 1 (and below 2**31)"),
     ],
 )
-def test_keys_of_other_frameworks_get_the_key_to_write(text: str, help_: str) -> None:
+def test_keys_of_other_frameworks_get_the_key_to_write(text: str, hint: str) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
-    assert found.help == help_
+    assert found.help == hint
 
 
 def test_every_key_of_zero_has_its_stages() -> None:

@@ -82,7 +82,7 @@ def test_all_suggestions_at_once_are_legal(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "hidden", "help_"),
+    ("heads", "kv_heads", "hidden", "hint"),
     [
         (6, None, 48, "num_heads=4 or 8"),
         (8, None, 50, "hidden_size=48 or 56"),
@@ -96,11 +96,11 @@ def test_all_suggestions_at_once_are_legal(
         (16, 8, 48, "nothing"),
     ],
 )
-def test_hints_change_as_few_sizes_as_possible(heads: int, kv_heads: int | None, hidden: int, help_: str) -> None:
+def test_hints_change_as_few_sizes_as_possible(heads: int, kv_heads: int | None, hidden: int, hint: str) -> None:
     values = {"hidden_size": hidden, "num_heads": heads, "num_kv_heads": kv_heads, "ffn_hidden_size": 64}
     text = config(values | {"seq_len": 48, "max_seq_len": 48, "micro_size": 1}, "learned", "size=4, mode='1d'")
-    said = {finding.help for finding in wrong(text)}
-    assert said == (set() if help_ == "nothing" else {f"nearest legal: {help_}"})
+    hints = {finding.help for finding in wrong(text)}
+    assert hints == (set() if hint == "nothing" else {f"nearest legal: {hint}"})
 
 
 def test_a_sequence_may_need_a_longer_table() -> None:
@@ -131,7 +131,7 @@ def test_hints_about_a_batch_fit(whole: int, micro: int | None, accumulation: in
 
 
 @pytest.mark.parametrize(
-    ("batch", "key", "help_"),
+    ("batch", "key", "hint"),
     [
         ("global_size=12, accumulation=3", "batch.global_size", "nothing"),
         ("global_size=12, accumulation=4", "batch.global_size", "global_size=8 or 16"),
@@ -140,10 +140,10 @@ def test_hints_about_a_batch_fit(whole: int, micro: int | None, accumulation: in
         ("global_size=9, micro_size=3", "batch.micro_size", "a multiple of 2, and a global_size to fit"),
     ],
 )
-def test_hint_about_a_micro_batch_names_its_key(batch: str, key: str, help_: str) -> None:
+def test_hint_about_a_micro_batch_names_its_key(batch: str, key: str, hint: str) -> None:
     text = f"{MODEL}parallel = dict(tensor=dict(size=4, mode='2d'))\nbatch = dict({batch})\n"
     found = [finding for finding in findings(text, 4) if finding.code == "BAT102"]
-    assert [(finding.key, finding.help) for finding in found] == ([] if help_ == "nothing" else [(key, help_)])
+    assert [(finding.key, finding.help) for finding in found] == ([] if hint == "nothing" else [(key, hint)])
 
 
 def test_a_micro_batch_is_checked_without_a_world() -> None:

@@ -172,10 +172,10 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message", "help_"), SAID, ids=[text for text, _, _ in SAID])
-def test_messages(text: str, message: str, help_: str) -> None:
+@pytest.mark.parametrize(("text", "message", "hint"), SAID, ids=[text for text, _, _ in SAID])
+def test_messages(text: str, message: str, hint: str) -> None:
     found = findings(f"{MODEL}{text}\n")
-    assert [(finding.message, finding.help) for finding in found] == [(message, help_)]
+    assert [(finding.message, finding.help) for finding in found] == [(message, hint)]
 
 
 LAYERS = [
@@ -206,13 +206,13 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize(("layers", "message", "help_"), LAYERS, ids=[layers for layers, _, _ in LAYERS])
-def test_messages_about_listed_layers(layers: str, message: str, help_: str) -> None:
+@pytest.mark.parametrize(("layers", "message", "hint"), LAYERS, ids=[layers for layers, _, _ in LAYERS])
+def test_messages_about_listed_layers(layers: str, message: str, hint: str) -> None:
     """A partition that depends on an unknown value is not checked."""
     text = f"model = dict(type='Sequential', layers_cfg={layers})\nparallel = dict(pipeline=dict(size=8, counts=[1]))\n"
     found = [finding for finding in findings(text) if finding.code != "PIP107"]
     assert [finding.message for finding in found] == [message]
-    assert found[0].help.startswith(help_)
+    assert found[0].help.startswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_hint_about_deepspeed_cpu_adam_fits_a_pipeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said", "help_"),
+    ("tensor", "expected", "hint"),
     [
         (
             "size=2, mode='1d', keep='x'",
@@ -315,40 +315,40 @@ def test_hint_about_deepspeed_cpu_adam_fits_a_pipeline() -> None:
         ("size=4, mode='2d', keep='both'", None, ""),
     ],
 )
-def test_keep_names_gathered_panels(tensor: str, said: str | None, help_: str) -> None:
+def test_keep_names_gathered_panels(tensor: str, expected: str | None, hint: str) -> None:
     found = findings(f"{MODEL}parallel = dict(tensor=dict({tensor}))\nbatch = dict(micro_size=12)\n", 12)
-    assert [finding.code for finding in found] == (["DEAD109"] if said else [])
-    if said:
-        assert said in found[0].message
-        assert help_ in found[0].help
+    assert [finding.code for finding in found] == (["DEAD109"] if expected else [])
+    if expected:
+        assert expected in found[0].message
+        assert hint in found[0].help
 
 
 @pytest.mark.parametrize(
-    ("text", "help_"),
+    ("text", "hint"),
     [
         ("optimizer = 'RMSprop'", "optimizer = dict(type='RMSprop', ...)"),
         ("optimizer = 3", "optimizer = dict(type='AdamW', ...)"),
         ("lr_scheduler = 'cosine'", "lr_scheduler = dict(type='cosine', ...)"),
     ],
 )
-def test_a_class_without_its_package_gets_the_full_name(text: str, help_: str) -> None:
+def test_a_class_without_its_package_gets_the_full_name(text: str, hint: str) -> None:
     (found,) = findings(MODEL + text)
-    assert (found.code, found.help) == ("CFG102", help_)
+    assert (found.code, found.help) == ("CFG102", hint)
 
 
 def test_messages_about_grouped_queries_and_rotary_positions() -> None:
     grouped = MODEL.replace("num_heads=24", "num_heads=24, num_kv_heads={}")
     tensor = "parallel = dict(tensor=dict(size=8, mode='1d'))\n"
     (found,) = findings(grouped.format(4) + tensor)
-    said = "num_kv_heads 4 is not a multiple of y = 8 in mode '1d'"
-    assert (found.code, found.message, found.help) == ("TEN206", said, "nearest legal: num_kv_heads=8")
+    expected = "num_kv_heads 4 is not a multiple of y = 8 in mode '1d'"
+    assert (found.code, found.message, found.help) == ("TEN206", expected, "nearest legal: num_kv_heads=8")
     (found,) = findings(grouped.format(5))
-    said = "num_heads 24 is not a multiple of num_kv_heads 5"
-    assert (found.code, found.message, found.help) == ("TEN207", said, "nearest legal: num_kv_heads=4 or 6")
+    expected = "num_heads 24 is not a multiple of num_kv_heads 5"
+    assert (found.code, found.message, found.help) == ("TEN207", expected, "nearest legal: num_kv_heads=4 or 6")
     odd = grouped.replace("hidden_size=96", "hidden_size=120, positions='rotary'").format(8)
     (found,) = findings(odd)
-    said = "a head has 5 features, and rotary positions rotate pairs of them"
-    assert (found.code, found.message, found.help) == ("TEN209", said, "nearest legal: hidden_size=96 or 144")
+    expected = "a head has 5 features, and rotary positions rotate pairs of them"
+    assert (found.code, found.message, found.help) == ("TEN209", expected, "nearest legal: hidden_size=96 or 144")
 
 
 def test_rules_about_one_rank_need_no_mode() -> None:

@@ -37,15 +37,15 @@ ONCE = [
 ]
 
 
-@pytest.mark.parametrize(("text", "help_", "fix"), ONCE)
-def test_a_misspelt_key_has_one_finding(text: str, help_: str, fix: str | None) -> None:
+@pytest.mark.parametrize(("text", "hint", "fix"), ONCE)
+def test_a_misspelt_key_has_one_finding(text: str, hint: str, fix: str | None) -> None:
     (found,) = findings(f"{MODEL}{text}\n")
-    assert found.help == help_
+    assert found.help == hint
     assert (found.fix.text if found.fix else None) == fix
 
 
 @pytest.mark.parametrize(
-    ("name", "wrote", "help_", "fix"),
+    ("name", "wrote", "hint", "fix"),
     [
         ("num_layers", "num_layer", "did you mean 'num_layers'?", "num_layers"),
         ("hidden_size", "n_embd", "here that is model.hidden_size", None),
@@ -53,9 +53,9 @@ def test_a_misspelt_key_has_one_finding(text: str, help_: str, fix: str | None) 
         ("max_seq_len", "n_positions", "here that is model.max_seq_len", None),  # near to `positions`, and not meant
     ],
 )
-def test_a_required_key_of_the_model(name: str, wrote: str, help_: str, fix: str | None) -> None:
+def test_a_required_key_of_the_model(name: str, wrote: str, hint: str, fix: str | None) -> None:
     (found,) = findings(BIG.replace(f"{name}=", f"{wrote}="))
-    assert (found.code, found.help) == ("CFG101", help_)
+    assert (found.code, found.help) == ("CFG101", hint)
     assert (found.fix.text if found.fix else None) == fix
 
 

@@ -68,7 +68,7 @@ def piped(stages: int, **batch: int | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("stages", "batch", "said"),
+    ("stages", "batch", "expected"),
     [
         (2, {"accumulation": 4}, []),
         (2, {"accumulation": 3}, ["PERF104: 2 stages are idle 25 % of the step"]),
@@ -81,14 +81,14 @@ def piped(stages: int, **batch: int | None) -> str:
     ],
 )
 @pytest.mark.parametrize("world", [8, None])
-def test_a_bubble_has_one_finding(stages: int, batch: dict[str, int], said: list[str], world: int | None) -> None:
+def test_a_bubble_has_one_finding(stages: int, batch: dict[str, int], expected: list[str], world: int | None) -> None:
     found = [line for line in of_pipelines(piped(stages, **batch), world) if not line.startswith("PERF106")]
-    assert len(found) == len(said)
-    assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
+    assert len(found) == len(expected)
+    assert all(line.startswith(words) for line, words in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("batch", "help_"),
+    ("batch", "hint"),
     [
         ({"accumulation": 2}, "batch.accumulation=12: 20 %"),
         ({"global_size": 48}, "batch.accumulation=12"),
@@ -99,9 +99,9 @@ def test_a_bubble_has_one_finding(stages: int, batch: dict[str, int], said: list
         ({"global_size": 8, "micro_size": 4}, "batch.global_size=96"),
     ],
 )
-def test_hint_about_a_bubble_keeps_the_samples_of_a_step(batch: dict[str, int], help_: str) -> None:
+def test_hint_about_a_bubble_keeps_the_samples_of_a_step(batch: dict[str, int], hint: str) -> None:
     (line,) = of_pipelines(piped(4, **batch))
-    assert line.endswith(f"; {help_}")
+    assert line.endswith(f"; {hint}")
 
 
 @given(
@@ -143,7 +143,7 @@ BUSY = "batch = dict(accumulation=64)\n"
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "said"),
+    ("pipeline", "expected"),
     [
         ("4", None),
         ("dict(size=2, counts=[4, 4])", None),
@@ -154,11 +154,11 @@ BUSY = "batch = dict(accumulation=64)\n"
         ("dict(size=4, method='type:Block')", None),
     ],
 )
-def test_uneven_stages_get_a_more_even_partition(pipeline: str, said: str | None) -> None:
+def test_uneven_stages_get_a_more_even_partition(pipeline: str, expected: str | None) -> None:
     lines = of_pipelines(f"{MODEL}parallel = dict(pipeline={pipeline})\n{BUSY}")
-    assert len(lines) == (said is not None)
-    if said:
-        assert lines[0].startswith(f"PERF106: {said}")
+    assert len(lines) == (expected is not None)
+    if expected:
+        assert lines[0].startswith(f"PERF106: {expected}")
         assert "counts=[4, 4]" in lines[0]
         assert of_pipelines(f"{MODEL}parallel = dict(pipeline=dict(size=2, counts=[4, 4]))\n{BUSY}") == []
 
@@ -207,7 +207,7 @@ def test_padding_is_reported_above_five_percent(vocab_size: int, share: str | No
 
 
 @pytest.mark.parametrize(
-    ("zero", "said"),
+    ("zero", "expected"),
     [
         ("dict(stage=1, use_multi_rank_bucket_allreduce=True)", "PERF108: 2.62 elements a parameter are sent a step"),
         ("dict(stage=2, use_multi_rank_bucket_allreduce=True)", "PERF108: 2.62 elements a parameter are sent a step"),
@@ -215,10 +215,10 @@ def test_padding_is_reported_above_five_percent(vocab_size: int, share: str | No
         ("2", None),
     ],
 )
-def test_traffic_of_zero_is_what_tests_count(zero: str, said: str | None) -> None:
+def test_traffic_of_zero_is_what_tests_count(zero: str, expected: str | None) -> None:
     """tests/distributed/engine/test_zero_traffic.py counts (m + 1) (N-1)/N, and 3 (N-1)/N with all-reduces."""
     lines = of_pipelines(f"{MODEL}zero = {zero}\n")
-    assert [line[: len(said or "")] for line in lines] == [said] * (said is not None)
+    assert [line[: len(expected or "")] for line in lines] == [expected] * (expected is not None)
 
 
 def test_accumulation_with_zero_2_is_an_info() -> None:
@@ -229,7 +229,7 @@ def test_accumulation_with_zero_2_is_an_info() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "size", "said"),
+    ("hosts", "size", "expected"),
     [
         ("a slots=6\nb slots=6\n", 4, "ranks 4 to 7 are on a to b"),
         ("a slots=4\nb slots=4\n", 8, "ranks 0 to 7 are on a to b"),
@@ -240,11 +240,11 @@ def test_accumulation_with_zero_2_is_an_info() -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["1d", "sequence"])
-def test_the_ranks_that_cross_are_named(hosts: str, size: int, said: str | None, mode: str) -> None:
+def test_the_ranks_that_cross_are_named(hosts: str, size: int, expected: str | None, mode: str) -> None:
     text = f"{MODEL}parallel = dict(tensor=dict(size={size}, mode={mode!r}))\n"
     found = [finding.message for finding in findings(text, None, hostfile=hosts) if finding.code == "PERF101"]
-    assert len(found) == (said is not None)
-    assert not said or found[0].endswith(said)
+    assert len(found) == (expected is not None)
+    assert not expected or found[0].endswith(expected)
 
 
 def test_hint_about_padding_names_sizes_without_padding() -> None:

@@ -30,7 +30,7 @@ VALIDATOR = jsonschema.Draft202012Validator(
 )
 
 
-def finding(path: str = "cfg.py", message: str = "said", severity: Any = "error", fix: Fix | None = None) -> Finding:
+def finding(path: str = "cfg.py", message: str = "message", severity: Any = "error", fix: Fix | None = None) -> Finding:
     return Finding("CFG101", "unknown-key", severity, message, "help", Location(path, 1, 3, 1, 4), "a.b", fix)
 
 
@@ -114,7 +114,7 @@ def test_github_escapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [WORLD, COMMAND_LINE])
 def test_github_of_no_file(path: str) -> None:
-    assert github([finding(path)], {}) == "::error title=CFG101 unknown-key::said%0Ahelp: help\n"
+    assert github([finding(path)], {}) == "::error title=CFG101 unknown-key::message%0Ahelp: help\n"
 
 
 # SARIF ------------------------------------------------------------------------------------------------------------
@@ -230,12 +230,12 @@ def test_each_format_of_a_right_config(form: str, config: Path, capsys: pytest.C
 
 def test_a_long_line_is_cut_around_the_caret() -> None:
     line = "x = [" + "1, " * 200 + "]"
-    found = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 300, 1, 301))
+    found = Finding("CFG102", "wrong-type", "error", "message", "fix", Location("f.py", 1, 300, 1, 301))
     shown, caret = report_text.block(found, {"f.py": line}).splitlines()[1:3]
     assert len(shown) < 180
     assert shown[caret.index("^")] == line[299]
 
 
 def test_a_tab_keeps_the_caret_in_place() -> None:
-    found = Finding("CFG102", "wrong-type", "error", "said", "fix", Location("f.py", 1, 3, 1, 4))
+    found = Finding("CFG102", "wrong-type", "error", "message", "fix", Location("f.py", 1, 3, 1, 4))
     assert report_text.block(found, {"f.py": "\tx1\n"}).splitlines()[2] == "      | \t ^"

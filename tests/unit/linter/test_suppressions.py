@@ -19,7 +19,7 @@ from tests.support.lint import MODEL, codes, findings
 IDLE = "idle = dict(a=1)"
 
 
-def said(text: str, world: int | None = 8) -> list[tuple[str, int]]:
+def codes_and_lines(text: str, world: int | None = 8) -> list[tuple[str, int]]:
     return [(found.code, found.location.line) for found in findings(MODEL + text, world)]
 
 
@@ -42,8 +42,8 @@ def fixed(text: str) -> str:
     ],
 )
 def test_a_comment_silences_its_line(comment: str) -> None:
-    assert said(IDLE) == [("CFG106", 2)]
-    assert said(f"{IDLE}  {comment}") == []
+    assert codes_and_lines(IDLE) == [("CFG106", 2)]
+    assert codes_and_lines(f"{IDLE}  {comment}") == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,9 @@ def test_a_comment_silences_its_line(comment: str) -> None:
     ],
 )
 def test_other_comments_silence_nothing(text: str) -> None:
-    assert ("CFG106", text.split("\n").index(next(x for x in text.split("\n") if "idle" in x)) + 2) in said(text)
+    assert ("CFG106", text.split("\n").index(next(x for x in text.split("\n") if "idle" in x)) + 2) in codes_and_lines(
+        text
+    )
 
 
 @pytest.mark.parametrize(("line", "silent"), [(0, True), (1, False), (2, True)])
@@ -72,15 +74,15 @@ def test_first_and_last_line_of_a_value_count(line: int, silent: bool) -> None:
 
 def test_errors_are_not_silenced() -> None:
     text = "zero = dict(stage=7)  # dslpar: ignore[CFG103]"
-    assert said(text) == [("CFG103", 2), ("CFG116", 2)]
+    assert codes_and_lines(text) == [("CFG103", 2), ("CFG116", 2)]
     assert "--ignore CFG103" in findings(MODEL + text)[1].help
 
 
 def test_a_comment_without_a_code_gets_the_codes_found() -> None:
     text = f"{IDLE}  # dslpar: ignore"
-    assert said(text) == [("CFG106", 2), ("CFG114", 2)]
+    assert codes_and_lines(text) == [("CFG106", 2), ("CFG114", 2)]
     assert findings(MODEL + text)[1].help == "# dslpar: ignore[CFG106]"
-    assert said(f"{IDLE}  # dslpar: ignore[]") == [("CFG106", 2), ("CFG114", 2)]
+    assert codes_and_lines(f"{IDLE}  # dslpar: ignore[]") == [("CFG106", 2), ("CFG114", 2)]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +98,10 @@ def test_a_comment_without_a_code_gets_the_codes_found() -> None:
     ],
 )
 def test_unused_codes_are_found_and_removed(text: str, after: str) -> None:
-    assert {code for code, _ in said(text)} <= {"CFG115", "CFG117"}
-    assert said(text)
+    assert {code for code, _ in codes_and_lines(text)} <= {"CFG115", "CFG117"}
+    assert codes_and_lines(text)
     assert fixed(text) == after
-    assert said(after) == []
+    assert codes_and_lines(after) == []
 
 
 def test_a_misspelt_code_is_not_removed() -> None:
@@ -108,16 +110,16 @@ def test_a_misspelt_code_is_not_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("comment", "help_"),
+    ("comment", "hint"),
     [
         ("# dslpar: ignore[CFG]", "write whole codes: CFG106"),
         ("# dslpar: ignore[cfg1] why", "write whole codes: CFG106"),
         ("# dslpar: ignore[DEAD]", "write whole codes: `dslpar explain DEAD` lists them"),
     ],
 )
-def test_a_family_gets_its_codes_and_is_not_removed(comment: str, help_: str) -> None:
+def test_a_family_gets_its_codes_and_is_not_removed(comment: str, hint: str) -> None:
     (found,) = (item for item in findings(f"{MODEL}{IDLE}  {comment}\n") if item.code == "CFG117")
-    assert (found.help, found.fix) == (help_, None)
+    assert (found.help, found.fix) == (hint, None)
     assert fixed(f"{IDLE}  {comment}\n") == f"{IDLE}  {comment}\n"
     kept = comment.replace("[", "[XYZ1, ")
     assert fixed(f"{IDLE}  {kept}\n") == f"{IDLE}  {comment.partition(']')[0]}]{comment.partition(']')[2]}\n"
@@ -137,8 +139,8 @@ def test_every_code_is_accepted_with_overrides() -> None:
 
 
 def test_ignore_file_and_findings_of_no_file() -> None:
-    assert said(IDLE, world=None) == [("CFG106", 2), ("CFG112", 1)]
-    assert said(f"# dslpar: ignore-file[CFG112, CFG106]\n{IDLE}", world=None) == []
+    assert codes_and_lines(IDLE, world=None) == [("CFG106", 2), ("CFG112", 1)]
+    assert codes_and_lines(f"# dslpar: ignore-file[CFG112, CFG106]\n{IDLE}", world=None) == []
 
 
 def test_the_comment_is_in_the_file_of_the_finding(tmp_path: Path) -> None:
@@ -157,12 +159,12 @@ def test_comments_of_yaml() -> None:
     rows += ["  max_seq_len: 96", "  rope_theta: 5.0 # dslpar: ignore[DEAD108] a reason"]
     text = "\n".join(rows)
 
-    def found(text: str) -> list[Finding]:
+    def in_yaml(text: str) -> list[Finding]:
         return lint(load_text(text, "cfg.yaml"), 8)
 
-    assert found(text) == []
-    assert [item.code for item in found(text.replace(" # ", " '# ").replace("reason", "reason'"))] != []
-    assert [item.code for item in found(text.replace(" # ", "# "))] == ["CFG001"]  # no blank: no comment
+    assert in_yaml(text) == []
+    assert [item.code for item in in_yaml(text.replace(" # ", " '# ").replace("reason", "reason'"))] != []
+    assert [item.code for item in in_yaml(text.replace(" # ", "# "))] == ["CFG001"]  # no blank: no comment
     assert list(read("a: '# dslpar: ignore[X]'\nb: |\n  # dslpar: ignore[X]\n", "c.yaml")) == []
     assert len(list(read("# dslpar: ignore[X]\na: 1 # dslpar: ignore[Y]\n", "c.yaml"))) == 2
 
