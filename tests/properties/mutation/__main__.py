@@ -1,13 +1,13 @@
-"""`python -m tests.properties.mutation.__main__`: which changes of the rules do the tests of the linter notice?
+"""`python -m tests.properties.mutation`: which changes of the rules do the tests of the linter notice?
 
-    python -m tests.properties.mutation.__main__                         every mutant; prints those that no test notices
-    python -m tests.properties.mutation.__main__ linter/rules/zero.py    of some files
-    python -m tests.properties.mutation.__main__ --sample 100 --seed 1   of a hundred
-    python -m tests.properties.mutation.__main__ --disabled              each rule in turn says nothing: CODE, by its
+    python -m tests.properties.mutation              every mutant; prints those that no test notices
+    python -m tests.properties.mutation linter/rules/zero.py    of some files
+    python -m tests.properties.mutation --sample 100 --seed 1   of a hundred
+    python -m tests.properties.mutation --disabled              each rule in turn is disabled: CODE, by its
     page, by others
 
 The tests run once as they are, and what they lint is remembered. A mutant is a child process in which one function has
-other code. It lints the remembered configs with the rules that could differ: where all say the same, no test could
+other code. It lints the remembered configs with the rules that could differ: where all find the same, no test could
 notice ("weak mutation", Howden 1982); where one differs, the tests that linted that config run until one fails. So a
 mutant costs milliseconds, and each verdict is still that of the real tests.
 """
@@ -52,11 +52,11 @@ MOST_TRIED = 80
 
 
 class Call(NamedTuple):
-    """Something that was linted, and the tests that did."""
+    """A config that was linted, and the tests that linted it."""
 
     arguments: tuple[Any, ...]
     """Of the Context: the config, its reading, and the world."""
-    said: dict[str, object]
+    findings: dict[str, object]
     """By the code of the rule."""
     tests: list[pytest.Item]
 
@@ -71,7 +71,7 @@ class Suite:
         for item in items:
             self._record(item)
         for call in self.calls.values():
-            call.said.update({rule.code: said(rule, call) for rule in RULES})
+            call.findings.update({rule.code: findings_of(rule, call) for rule in RULES})
 
     def _record(self, item: pytest.Item) -> None:
         began, linted, remembered = time.process_time(), [], Context.__init__
@@ -97,7 +97,7 @@ class Suite:
         """Tests that linted a config of which one of the rules now says something else; the quick ones first."""
         seen, late = set(), []
         for call in self.calls.values():
-            if all(said(rule, call, read_anew) == call.said[rule.code] for rule in rules):
+            if all(findings_of(rule, call, read_anew) == call.findings[rule.code] for rule in rules):
                 continue
             for item in call.tests:
                 if item.nodeid not in seen:
@@ -114,8 +114,8 @@ def _key(arguments: tuple[Any, ...]) -> object:
     return (config.path, tuple(config.sources.items()), repr(rest))
 
 
-def said(rule: Rule, call: Call, read_anew: bool = False) -> object:
-    """What a rule says of something that was linted."""
+def findings_of(rule: Rule, call: Call, read_anew: bool = False) -> object:
+    """Run one rule over a config that was linted."""
     config, reading, *world = call.arguments
     cx = Context(config, read(config) if read_anew else reading, *world)
     try:
@@ -179,8 +179,8 @@ def disabled(suite: Suite, rule: Rule) -> int:
     """1 if the rule's page notices that it says nothing, 2 if another test does, 3 if both do; in a child process."""
     rule.check.__code__ = _nothing.__code__
     by_page, by_others = 0, 0
-    told = [item for call in suite.calls.values() if call.said[rule.code] for item in call.tests]
-    for item in {item.nodeid: item for item in told}.values():
+    items = [item for call in suite.calls.values() if call.findings[rule.code] for item in call.tests]
+    for item in {item.nodeid: item for item in items}.values():
         is_page = item.path.name == "test_rule_pages.py"
         if (by_page if is_page else by_others) == 0 and not passes(item):
             by_page, by_others = by_page or is_page, by_others or not is_page
@@ -237,18 +237,18 @@ class Run:
         print(f"{killed} of {len(made)} mutants are noticed: {100 * killed / max(1, len(made)):.1f} %")
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """See the module; the exit status is 0 unless the tests cannot be collected."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m tests.properties.mutation.__main__", description=__doc__, formatter_class=raw
+        prog="python -m tests.properties.mutation", description=__doc__, formatter_class=raw
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="below dslpar/; by default every module with rules")
     parser.add_argument("--sample", type=int, metavar="N", help="so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--tests", nargs="+", metavar="PATH", help="by default the linter's")
     parser.add_argument("--disabled", action="store_true", help="each rule in turn says nothing")
-    run = Run(parser.parse_args(words))
+    run = Run(parser.parse_args(argv))
     os.chdir(ROOT)
     options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
     options += [f"--ignore-glob={pattern}" for pattern in LEFT_OUT]

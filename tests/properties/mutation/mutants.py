@@ -8,7 +8,7 @@ A mutant is the code object of one function, so it needs no module to be loaded 
 gets the other code.
 
     >>> tree = ast.parse("def f(a, b):\\n    return a < b and not a")
-    >>> [words for _, words, _ in mutated(tree.body[0])]
+    >>> [change for _, change, _ in mutated(tree.body[0])]
     ['<= for <', '>= for <', 'or for and', 'without a < b', 'without not a', 'a for not a']
 """
 
@@ -36,12 +36,12 @@ class Mutant(NamedTuple):
     line: int
     name: str
     """Of the function."""
-    words: str
+    change: str
     function: FunctionType
     code: CodeType
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.name}: {self.words}"
+        return f"{self.file}:{self.line}: {self.name}: {self.change}"
 
 
 def mutants(file: str) -> list[Mutant]:
@@ -50,8 +50,8 @@ def mutants(file: str) -> list[Mutant]:
     found = []
     for owner, node in _functions(module, ast.parse((PACKAGE / file).read_text())):
         function = _function(vars(owner)[node.name])
-        for line, words, code in mutated(node):
-            found.append(Mutant(file, line, node.name, words, function, code))
+        for line, change, code in mutated(node):
+            found.append(Mutant(file, line, node.name, change, function, code))
     return found
 
 
@@ -76,10 +76,10 @@ def mutated(node: Function) -> Iterator[tuple[int, str, CodeType]]:
     """The line, the name and the code of each change of a function."""
     bare = ast.Module([ast.fix_missing_locations(_without_decorators(node))], [])
     for part in [part for statement in node.body for part in ast.walk(statement)]:
-        for field, value, words in _changes(part):
+        for field, value, change in _changes(part):
             before = getattr(part, field)
             setattr(part, field, value)
-            yield getattr(part, "lineno", node.lineno), words, _code(bare)
+            yield getattr(part, "lineno", node.lineno), change, _code(bare)
             setattr(part, field, before)
 
 

@@ -1,4 +1,4 @@
-"""A test of the tests: a rule that says nothing is noticed, and so is a small change; see
+"""A test of the tests: a disabled rule is noticed, and so is a small change; see
 tests/properties/mutation/__main__.py.
 """
 
@@ -20,9 +20,9 @@ from tests.support.paths import ROOT
 SAMPLE, SHARE = 60, 0.75
 
 
-def mutation(*words: str) -> str:
+def mutation(*arguments: str) -> str:
     """What the command prints."""
-    command = [sys.executable, "-m", "tests.properties.mutation.__main__", *words]
+    command = [sys.executable, "-m", "tests.properties.mutation", *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     return ran.stdout
@@ -36,7 +36,7 @@ def noticed() -> dict[str, tuple[bool, bool]]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_rule_that_says_nothing_is_noticed(rule: Rule, noticed: dict[str, tuple[bool, bool]]) -> None:
+def test_a_disabled_rule_is_noticed(rule: Rule, noticed: dict[str, tuple[bool, bool]]) -> None:
     by_page, by_others = noticed[rule.code]
     assert by_page or by_others, f"every test passes without {rule.code}"
 
@@ -49,16 +49,16 @@ def test_most_rules_are_noticed_by_more_than_their_page(noticed: dict[str, tuple
 @pytest.mark.prove
 def test_most_small_changes_of_rules_are_noticed() -> None:
     """Of a sample, by the quick tests; those that are left change nothing to be seen, or should have a test."""
-    told = mutation("--sample", str(SAMPLE), "--seed", "1", "--tests", *QUICK)
-    killed, made = map(int, re.findall(r"^(\d+) of (\d+) mutants", told, re.MULTILINE)[0])
+    output = mutation("--sample", str(SAMPLE), "--seed", "1", "--tests", *QUICK)
+    killed, made = map(int, re.findall(r"^(\d+) of (\d+) mutants", output, re.MULTILINE)[0])
     assert made == SAMPLE
-    assert killed >= SHARE * made, told
+    assert killed >= SHARE * made, output
 
 
-def words(function: str) -> list[str]:
+def changes(function: str) -> list[str]:
     node = ast.parse(function).body[0]
     assert isinstance(node, ast.FunctionDef)
-    return [words for _, words, _ in mutated(node)]
+    return [change for _, change, _ in mutated(node)]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def words(function: str) -> list[str]:
     ],
 )
 def test_the_changes(line: str, expected: list[str]) -> None:
-    assert words(f"def f(a, b, c):\n    {line}\n") == expected
+    assert changes(f"def f(a, b, c):\n    {line}\n") == expected
 
 
 def test_each_mutant_is_another_code() -> None:
