@@ -25,17 +25,18 @@ _OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
-def data(reader: Reader, node: Node, registered: Registered) -> Any:
+def data(reader: Reader, node: Node, registered: Registered) -> sections.TextData | None:
     """Read the dataset."""
     typed = _mapping(reader, node, "data", "dslpar.data.", "text")
     if typed is None:
         return None
     if typed.name is None or typed.name not in sections.DATASETS:
-        return reader.unknown_type("data", typed.name, typed.location, sections.DATASETS)
+        reader.unknown_type("data", typed.name, typed.location, sections.DATASETS)
+        return None
     return reader.fields(sections.DATASETS[typed.name], typed.entries, node, "data", "data")
 
 
-def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
+def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:
     """Read dslpar's own optimizer, one of torch's or DeepSpeed's by name, or a class of the author's."""
     typed = _mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
     if typed is None:
@@ -48,9 +49,11 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> Any:
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
         names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
-        return reader.unknown_type("optimizer", typed.name, typed.location, names, _OWN_NAME.format("MyOptimizer", ""))
+        reader.unknown_type("optimizer", typed.name, typed.location, names, _OWN_NAME.format("MyOptimizer", ""))
+        return None
     if row is not None and row.refused:
-        return _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
+        _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
+        return None
     known = None if row is None else {"lr": "PositiveFloat", **row.args}
     return _other_optimizer(reader, name, typed.entries, node, known)
 
@@ -64,10 +67,12 @@ def _other_optimizer(
     rest = [entry for entry in entries if entry.name not in ours]
     args = _plain(rest) if known is None else reader.typed_values(known, rest)
     made = reader.fields(sections.OtherOptimizer, fields, node, "optimizer", "optimizer", target=name)
-    return replace(made, args=args)  # type: ignore[no-any-return]
+    return replace(made, args=args)
 
 
-def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
+def lr_scheduler(
+    reader: Reader, node: Node, registered: Registered
+) -> sections.LRScheduler | sections.OtherLRScheduler | None:
     """Read dslpar's own LR scheduler, or one of DeepSpeed's or torch's by name."""
     typed = _mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
@@ -80,9 +85,11 @@ def lr_scheduler(reader: Reader, node: Node, registered: Registered) -> Any:
     row = LR_SCHEDULERS.get(name)
     if row is None:
         known = [*sections.LR_SCHEDULERS, *(name for name, row in LR_SCHEDULERS.items() if not row.refused)]
-        return reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
+        reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
+        return None
     if row.refused:
-        return _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
+        _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
+        return None
     args = reader.typed_values(row.args, typed.entries)
     _demand(reader, "lr_scheduler", row.required, typed, node)
     return sections.OtherLRScheduler(target=name, args=args)
@@ -106,15 +113,18 @@ def _refuse(reader: Reader, source_key: str, name: str, typed: Typed, why: str, 
 # Models and their layers ------------------------------------------------------------------------------------------
 
 
-def model(reader: Reader, node: Node, registered: Registered) -> Any:
+def model(reader: Reader, node: Node, registered: Registered) -> sections.Model | sections.OtherModel | None:
     """Read a model of dslpar's own, 'Sequential', a registered one, or a class of the author's."""
     if not node.is_mapping:
-        return reader.report("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
+        reader.report("CFG102", node.location, "model must be a dict with a type", MODEL_HELP, "model")
+        return None
     typed = reader.typed(node, "model", "dslpar.models.")
     if typed.name is None:
-        return reader.missing_type("model", node.location, MODEL_HELP)
+        reader.missing_type("model", node.location, MODEL_HELP)
+        return None
     if typed.name in families.FAMILIES:
-        return reader.fields(families.class_of(typed.name, "section"), typed.entries, node, "model", "model")
+        family: type[sections.Model] = families.class_of(typed.name, "section")
+        return reader.fields(family, typed.entries, node, "model", "model")
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
     if name == "Sequential":
         for entry in typed.entries:
@@ -207,7 +217,7 @@ def _check_rise(reader: Reader, entry: Entry, placed: list[int | None]) -> None:
 # Gradient handlers ------------------------------------------------------------------------------------------------
 
 
-def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any:
+def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> tuple[sections.GradientHandler, ...]:
     """Read a list of handlers, or one; ColossalAI's own that have nothing to do here are left out, with a finding."""
     items = [(node, "gradient_handler")]
     if isinstance(node.value, SEQUENCE):
@@ -216,26 +226,31 @@ def gradient_handlers(reader: Reader, node: Node, registered: Registered) -> Any
     return tuple(handler for handler in made if handler is not None)
 
 
-def _handler(reader: Reader, node: Node, source_key: str, registered: Registered) -> Any:
+def _handler(reader: Reader, node: Node, source_key: str, registered: Registered) -> sections.GradientHandler | None:
     if not node.is_mapping:
-        return reader.report("CFG102", node.location, f"{source_key} must be a dict", _HANDLER_HELP, source_key)
+        reader.report("CFG102", node.location, f"{source_key} must be a dict", _HANDLER_HELP, source_key)
+        return None
     typed = reader.typed(node, source_key, "colossalai.")
     if typed.name is None:
-        return reader.missing_type(source_key, node.location, _HANDLER_HELP)
+        reader.missing_type(source_key, node.location, _HANDLER_HELP)
+        return None
     if typed.name in IDLE_HANDLERS:
         message = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
-        return reader.report("DEAD103", typed.location, message, "leave it out", f"{source_key}.type")
+        reader.report("DEAD103", typed.location, message, "leave it out", f"{source_key}.type")
+        return None
     if typed.name == "MoeGradientHandler":
         why = "no layer here has experts"
-        return reader.report(
+        reader.report(
             "CFG108", typed.location, f"{source_key} cannot be {typed.name!r}: {why}", "leave it out", source_key
         )
+        return None
     if "." not in typed.name and typed.name not in registered.get("gradient_handlers", ()):
         hint = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
         message = f"unknown gradient handler {typed.name!r}"
-        return reader.report(
+        reader.report(
             "CFG108", typed.location, message, hint + _OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
         )
+        return None
     return sections.GradientHandler(target=typed.name, args=_plain(typed.entries))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dslpar.core.errors import Fix, Location
 from dslpar.core.frozen import Field, fields
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dslpar.language.load import Config
 
 
+Section = TypeVar("Section")
 Registered = Mapping[str, Collection[str]]
 """Names that a process has registered: under "models", "layers" and "gradient_handlers"."""
 
@@ -67,7 +68,7 @@ class Reader:
 
     # Sections ------------------------------------------------------------------------------------------------
 
-    def section(self, cls: type, node: Node, key: str, source_key: str) -> Any:
+    def section(self, cls: type[Section], node: Node, key: str, source_key: str) -> Section | None:
         """Read a section into an instance of `cls`; None if it is not a dict, and no shorthand either."""
         shorthand = shorthand_of(cls)
         if node.is_mapping:
@@ -75,10 +76,13 @@ class Reader:
         if not shorthand or isinstance(node.value, SEQUENCE):
             names = [item.name for item in fields(cls) if item.required] or [item.name for item in fields(cls)][:2]
             hint = f"{source_key.rpartition('.')[2]}=dict({', '.join(name + '=...' for name in names)})"
-            return self.report("CFG102", node.location, f"{source_key} must be a dict", hint, source_key, key)
+            self.report("CFG102", node.location, f"{source_key} must be a dict", hint, source_key, key)
+            return None
         return self.fields(cls, [Entry(shorthand, node, source_key)], node, key, source_key)
 
-    def fields(self, cls: type, entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any) -> Any:
+    def fields(
+        self, cls: type[Section], entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any
+    ) -> Section:
         """Make an instance of `cls` from these entries, and from `values`, which are right already."""
         known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
         for entry in _inlined(cls, entries):
@@ -104,8 +108,14 @@ class Reader:
             values[field.name] = self.scalar(type_of(field), entry.node, key, entry.source_key)
 
     def _make(
-        self, cls: type, known: Mapping[str, Field], values: dict[str, Any], node: Node, key: str, source_key: str
-    ) -> Any:
+        self,
+        cls: type[Section],
+        known: Mapping[str, Field],
+        values: dict[str, Any],
+        node: Node,
+        key: str,
+        source_key: str,
+    ) -> Section:
         """Make the instance; an invalid field gets its default, a required one a placeholder that `invalid` guards."""
         for name, field in known.items():
             if values.get(name) is None:

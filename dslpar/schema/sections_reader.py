@@ -94,7 +94,7 @@ def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, ke
 
         types = {main: "", **getattr(deepspeed_policy, known, {})}
         extra = reader.typed_values(types, [entry for entry in entries if entry.name not in own])
-    made = reader.fields(cls, own.values(), node, key, key)
+    made: Any = reader.fields(cls, own.values(), node, key, key)
     return cls(**{main: getattr(made, main), "extra": extra})
 
 
