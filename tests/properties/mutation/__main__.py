@@ -1,10 +1,9 @@
 """`python -m tests.properties.mutation`: which changes of the rules do the tests of the linter notice?
 
-    python -m tests.properties.mutation              every mutant; prints those that no test notices
+    python -m tests.properties.mutation                         every mutant; prints those that no test notices
     python -m tests.properties.mutation linter/rules/zero.py    of some files
     python -m tests.properties.mutation --sample 100 --seed 1   of a hundred
-    python -m tests.properties.mutation --disabled              each rule in turn is disabled: CODE, by its
-    page, by others
+    python -m tests.properties.mutation --disabled              each rule disabled in turn: CODE, by its page, by others
 
 The tests run once as they are, and what they lint is remembered. A mutant is a child process in which one function has
 other code. It lints the remembered configs with the rules that could differ: where all find the same, no test could
