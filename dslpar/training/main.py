@@ -153,11 +153,9 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_
     trainer.train()
     if not trainer.stopped or engine.steps_done == job.spec.train.steps:
         return 0
-    saved = (
-        f"step {engine.steps_done} is saved in {trainer.last_checkpoint}" if trainer.last_checkpoint else "not saved"
-    )
-    log.info("told to stop: %s", saved)
-    return rank_monitor.mark_stopped(engine.steps_done, trainer.last_checkpoint)
+    saved = trainer.last_checkpoint
+    log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
+    return rank_monitor.mark_stopped(engine.steps_done, saved)
 
 
 def _end_after_rank_0(dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
