@@ -45,7 +45,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
-from dslpar.forecast.traffic import LayerTraffic, Traffic
+from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.layers import MLP, Block, Form, Linear, initialize, placement
 from dslpar.layout.modes import cuboid_of
 from dslpar.models.gpt import costs, section

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.family import costs_of
-from dslpar.forecast.traffic import LayerTraffic
+from dslpar.forecast.ring import LayerTraffic
 from dslpar.layout.resolve import Job
 from dslpar.schema.sections import Model
 

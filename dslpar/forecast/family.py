@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.traffic import LayerTraffic, Number
+from dslpar.forecast.ring import LayerTraffic, Number
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 

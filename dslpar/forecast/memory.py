@@ -29,7 +29,8 @@ from fractions import Fraction
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
-from dslpar.forecast.traffic import Number, Role
+from dslpar.forecast.ring import Number
+from dslpar.forecast.traffic import Role
 from dslpar.layout.cuts import inner_cuts, residual_cuts
 from dslpar.layout.divisors import ranks
 

@@ -7,10 +7,8 @@
     >>> int(up.total)
     1088
 
-The counts are those of rings: over n ranks, an all-gather or reduce-scatter of E elements in all, and an all-to-all of
-E a rank, send (n-1)/n E; an all-reduce sends twice that, a message all of it. An axis is named by the letters that have
-more than one rank ("y", "d q"). Numbers are exact, hence fractions; multiply by the bytes of an element for bytes.
-`tests.support.traffic_counter` counts the same while a job runs, and tests compare the two.
+What a collective sends is in `dslpar.forecast.ring`. `tests.support.traffic_counter` counts the same while a job runs,
+and tests compare the two.
 
 Letters: M tokens of a micro-batch, K and N features in and out, h hidden size; x = d q. A linear gathers X over the
 axis that splits neither of its dims, W over q, and reduces Y over the axis of K; its backward does the reverse, and
@@ -24,134 +22,23 @@ more. In 1d that is Megatron-LM's four all-reduces a block (arXiv 1909.08053).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from dslpar.core.frozen import frozen
-from dslpar.core.mesh import TENSOR_AXES, Tensor
+from dslpar.core.mesh import Tensor
+from dslpar.forecast.ring import (
+    NOTHING,
+    LayerTraffic,
+    Number,
+    Traffic,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+    send,
+)
 from dslpar.layout.cuts import Letters, inner_cuts, residual_cuts
 from dslpar.layout.divisors import ranks, vocabulary
-
-Key = tuple[str, str]
-"""(collective, axis): ("all_gather", "y")."""
-Number = int | Fraction
-
-
-class Traffic(Mapping[Key, Fraction]):
-    """Elements by (collective, axis), without zeros; unlike plain dicts, they add up with `+` and scale with `*`."""
-
-    __slots__ = ("_elements",)
-
-    def __init__(self, elements: Mapping[Key, Number] | None = None) -> None:
-        self._elements = {key: Fraction(number) for key, number in (elements or {}).items() if number}
-
-    def __getitem__(self, key: Key) -> Fraction:
-        return self._elements[key]
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._elements)
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._elements.items()))
-
-    def __repr__(self) -> str:
-        return f"Traffic({{{', '.join(f'{key}: {number}' for key, number in sorted(self.items()))}}})"
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic({key: self.get(key, 0) + other.get(key, 0) for key in (*self, *other)})
-
-    def __sub__(self, other: Traffic) -> Traffic:
-        return self + other * -1
-
-    def __mul__(self, times: Number) -> Traffic:
-        return Traffic({key: number * times for key, number in self.items()})
-
-    @property
-    def total(self) -> Fraction:
-        """Elements over all collectives and axes."""
-        return sum(self._elements.values(), Fraction())
-
-    def of(self, axis: str) -> Fraction:
-        """Return the elements over all collectives of one axis."""
-        return sum((number for (_, name), number in self.items() if name == axis), Fraction())
-
-    def by_axis(self) -> dict[str, Fraction]:
-        """Return the elements of every axis."""
-        return {axis: self.of(axis) for axis in sorted({axis for _, axis in self})}
-
-
-NOTHING = Traffic()
-
-
-@frozen
-class LayerTraffic:
-    """What a rank sends for a layer, or for several, in the forward and in the backward."""
-
-    forward: Traffic = NOTHING
-    backward: Traffic = NOTHING
-
-    def __add__(self, other: LayerTraffic) -> LayerTraffic:
-        return LayerTraffic(forward=self.forward + other.forward, backward=self.backward + other.backward)
-
-    def __mul__(self, times: int) -> LayerTraffic:
-        return LayerTraffic(forward=self.forward * times, backward=self.backward * times)
-
-    @property
-    def both(self) -> Traffic:
-        """Forward and backward together."""
-        return self.forward + self.backward
-
-    @property
-    def total(self) -> Fraction:
-        """Elements of both, over all collectives and axes."""
-        return self.both.total
-
-
-# Collectives ------------------------------------------------------------------------------------------------------
-
-
-def all_gather(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
-    """Gather pieces that make `whole` elements together."""
-    return _ring("all_gather", tensor, letters, whole)
-
-
-def reduce_scatter(tensor: Tensor, letters: Letters, whole: Number) -> Traffic:
-    """Reduce `whole` elements of each rank to pieces."""
-    return _ring("reduce_scatter", tensor, letters, whole)
-
-
-def all_reduce(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Reduce `elements` of each rank: a reduce-scatter and an all-gather."""
-    return _ring("all_reduce", tensor, letters, 2 * elements)
-
-
-def all_to_all(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Exchange `elements` of each rank, an equal part with each other rank."""
-    return _ring("all_to_all", tensor, letters, elements)
-
-
-def send(tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    """Send `elements` to one other rank along the axis."""
-    name, size = _axis(tensor, letters)
-    return Traffic({("send", name): elements if size > 1 else 0})
-
-
-def _ring(collective: str, tensor: Tensor, letters: Letters, elements: Number) -> Traffic:
-    name, size = _axis(tensor, letters)
-    return Traffic({(collective, name): Fraction(size - 1, size) * elements})
-
-
-def _axis(tensor: Tensor, letters: Letters) -> tuple[str, int]:
-    """Return the name and the size of the group over some letters."""
-    present = [letter for letter in TENSOR_AXES if letter in letters and getattr(tensor, letter) > 1]
-    return " ".join(present), ranks(tensor, letters)
-
-
-# Layers -----------------------------------------------------------------------------------------------------------
 
 Role = Literal["inward", "outward"]
 

@@ -45,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.forecast.traffic import Key, Number, Traffic
+from dslpar.forecast.ring import Key, Number, Traffic
 
 OTHER = "other"
 

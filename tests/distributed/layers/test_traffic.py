@@ -18,7 +18,7 @@ from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast import traffic
-from dslpar.forecast.traffic import LayerTraffic, Traffic
+from dslpar.forecast.ring import LayerTraffic, Traffic
 from dslpar.layers import (
     MLP,
     Attention,

@@ -6,7 +6,7 @@ from dslpar.core.mesh import Tensor
 from dslpar.forecast import flops, memory, traffic
 from dslpar.forecast.flops import Flops
 from dslpar.forecast.memory import LayerMemory
-from dslpar.forecast.traffic import LayerTraffic, Number
+from dslpar.forecast.ring import LayerTraffic, Number
 from tests.support.mlp_family.section import ResidualMLP
 
 

@@ -14,7 +14,7 @@ import pytest
 from dslpar.core.mesh import Tensor
 from dslpar.forecast import comparison, memory, traffic
 from dslpar.forecast.comparison import break_even
-from dslpar.forecast.traffic import Traffic
+from dslpar.forecast.ring import Traffic
 from dslpar.linter import check
 from dslpar.models.gpt import costs, section
 from tests.support.layouts import LAYOUTS
