@@ -32,13 +32,13 @@ import torch
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor
-from dslpar.layout.cuts import INWARD_WEIGHT, OUTWARD_WEIGHT
-from dslpar.layout.cuts import Cuts as Cuts
-from dslpar.layout.cuts import Letters as Letters
-from dslpar.layout.cuts import inner_cuts as inner_cuts
-from dslpar.layout.cuts import residual_cuts as residual_cuts
 from dslpar.layout.divisors import vocabulary
 from dslpar.layout.nearest import multiples
+from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT
+from dslpar.layout.sharding import Cuts as Cuts
+from dslpar.layout.sharding import Letters as Letters
+from dslpar.layout.sharding import inner_cuts as inner_cuts
+from dslpar.layout.sharding import residual_cuts as residual_cuts
 
 
 def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:

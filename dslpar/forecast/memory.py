@@ -31,8 +31,8 @@ from dslpar.core.frozen import frozen
 from dslpar.core.mesh import Tensor
 from dslpar.forecast.ring import Number
 from dslpar.forecast.traffic import Role
-from dslpar.layout.cuts import inner_cuts, residual_cuts
 from dslpar.layout.divisors import ranks
+from dslpar.layout.sharding import inner_cuts, residual_cuts
 
 
 @frozen

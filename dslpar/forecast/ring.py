@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import TENSOR_AXES, Tensor
-from dslpar.layout.cuts import Letters
 from dslpar.layout.divisors import ranks
+from dslpar.layout.sharding import Letters
 
 Key = tuple[str, str]
 """(collective, axis): ("all_gather", "y")."""

@@ -37,8 +37,8 @@ from dslpar.forecast.ring import (
     reduce_scatter,
     send,
 )
-from dslpar.layout.cuts import Letters, inner_cuts, residual_cuts
 from dslpar.layout.divisors import ranks, vocabulary
+from dslpar.layout.sharding import Letters, inner_cuts, residual_cuts
 
 Role = Literal["inward", "outward"]
 

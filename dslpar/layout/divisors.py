@@ -2,7 +2,7 @@
 
 Every rank holds pieces of the same size, so each size that is cut divides by the ranks that cut it. This one table is
 what the linter checks, what `dslpar show` prints, and what the layers demand when they are built, no more and no less;
-which activations are cut by what stands in `dslpar.layout.cuts`. A model family composes its own from these.
+which activations are cut by what stands in `dslpar.layout.sharding`. A model family composes its own from these.
 
 Letters: A heads, G heads of keys and values, H residual features, F features of the MLP, a head has H / A of them.
 
@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout.cuts import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, residual_cuts
+from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT, inner_cuts, residual_cuts
 
 
 class Condition(NamedTuple):

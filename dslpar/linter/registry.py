@@ -15,16 +15,15 @@ from dslpar.linter.rule import Rule
 from dslpar.linter.rules import (
     batch,
     comments,
-    dead,
     deepspeed,
     hosts,
     keys,
     language,
+    no_effect,
     offload,
     parallel,
     performance,
     pipeline,
-    schedules,
     tensor,
     zero,
 )
@@ -42,12 +41,11 @@ RULES: tuple[Rule, ...] = (
     *batch.RULES,
     *zero.RULES,
     *offload.RULES,
-    *schedules.RULES,
     *deepspeed.RULES,
     *hosts.RULES,
     *performance.RULES,
     *(rule for package in FAMILIES.values() for rule in import_module(f"{package}.rules").RULES),
-    *dead.RULES,
+    *no_effect.RULES,
     *comments.RULES,  # last: they look at what the others found
 )
 

@@ -1,4 +1,4 @@
-"""BAT101 and on: the samples of one step, the tokens of a sample, optimizers, and the learning rate over the run."""
+"""BAT101 and on: the samples of one step, the tokens of a sample, optimizers, and learning-rate schedulers."""
 
 from __future__ import annotations
 
@@ -274,6 +274,85 @@ def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
 _LEAST_USEFUL_RATIO = 0.01
 
 
+@rule("BAT107", "two-accumulations")
+def two_accumulations(cx: Context) -> Iterator[Problem]:
+    """schedule.num_microbatches differs from batch.accumulation.
+
+    What it does:
+        Compares the two, if both are given.
+
+    Why:
+        They are the same number: the micro-batches of one step.
+
+    Example:
+        parallel = dict(pipeline=2)
+        batch = dict(accumulation=2)
+        schedule = dict(type='1f1b', num_microbatches=4)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        schedule = dict(type='1f1b', num_microbatches=4)
+    """
+    if cx.spec.schedule is None:
+        return
+    theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
+    if None not in (theirs, ours) and theirs != ours:
+        message = f"num_microbatches is {theirs}, and batch.accumulation is {ours}"
+        yield cx.problem("schedule.num_microbatches", message, "keep one of the two")
+
+
+@rule("BAT108", "schedule-ends-too-early")
+def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
+    """A learning-rate scheduler that ends before the run.
+
+    What it does:
+        Compares total_steps of OneCycleLR with train.steps.
+
+    Why:
+        torch's OneCycleLR raises an error at the first step beyond its end.
+
+    Example:
+        lr_scheduler = dict(type='OneCycleLR', total_steps=50)
+        train = dict(steps=100)
+
+    Use instead:
+        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
+        train = dict(steps=100)
+    """
+    total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
+    if total is not None and total < steps:
+        message = f"the scheduler has {total} steps, and the run {steps}"
+        yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or a shorter run")
+
+
+@rule("BAT109", "no-momentum-to-cycle")
+def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
+    """A scheduler that cycles the momentum with an optimizer without momentum.
+
+    What it does:
+        Checks that the optimizer has momentum or betas for CyclicLR and OneCycleLR, unless cycle_momentum is False.
+
+    Why:
+        torch's schedulers raise an error when they are built.
+
+    Example:
+        optimizer = dict(type='Adadelta', lr=1.0)
+        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
+
+    Use instead:
+        optimizer = dict(type='Adadelta', lr=1.0)
+        lr_scheduler = dict(type='OneCycleLR', total_steps=100, cycle_momentum=False)
+    """
+    schedule, optimizer = cx.other_lr_scheduler, cx.other_optimizer
+    from dslpar.schema.torch_optimizers import named
+
+    row = named(optimizer.target)
+    cycles = schedule.target in ("CyclicLR", "OneCycleLR") and schedule.args.get("cycle_momentum") is not False
+    if cycles and row is not None and not {"momentum", "betas"} & set(row.args):
+        message = f"{schedule.target} cycles the momentum, and {optimizer.target} has none"
+        yield cx.problem("lr_scheduler", message, "add cycle_momentum=False to lr_scheduler")
+
+
 RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
@@ -284,4 +363,7 @@ RULES = (
     differentiable_step,
     fused_and_foreach,
     rate_at_its_floor,
+    two_accumulations,
+    schedule_ends_too_early,
+    no_momentum_to_cycle,
 )

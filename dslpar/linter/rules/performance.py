@@ -21,7 +21,7 @@ from dslpar.layout.stages import EvenWeights, balanced, imbalance
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.dead import uses_bf16_optimizer
+from dslpar.linter.rules.no_effect import uses_bf16_optimizer
 from dslpar.linter.rules.pipeline import partition_keys, partition_of
 from dslpar.schema.sections import Model
 
@@ -302,6 +302,31 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
+@rule("PERF102", "whole-stage-recomputed", "info")
+def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
+    """All layers of the model are one segment of activation checkpointing.
+
+    What it does:
+        Compares activation_checkpoint.interval with the number of layers, if there is no pipeline.
+
+    Why:
+        The backward pass of that segment stores the activations of all layers at once, so the peak memory is the same.
+        (A pipeline stage holds several micro-batches, of which only one is recomputed at a time.)
+
+    Example:
+        activation_checkpoint = 100
+
+    Use instead:
+        activation_checkpoint = 2
+    """
+    if cx.spec.activation_checkpoint is None or cx.stages > 1:
+        return
+    interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
+    if interval >= layers > 1:
+        message = f"a segment has {interval} layers, and the model {layers}: the peak memory is not reduced"
+        yield cx.problem("activation_checkpoint.interval", message, f"fewer than {layers}, such as 1")
+
+
 RULES = (
     below_break_even,
     bubble,
@@ -309,4 +334,5 @@ RULES = (
     uneven_stages,
     all_reduce_of_gradients,
     gradients_sent_many_times,
+    whole_stage_recomputed,
 )

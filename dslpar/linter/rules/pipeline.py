@@ -457,6 +457,29 @@ def _ids(cx: Context) -> tuple[int, ...]:
     return ids
 
 
+@rule("PIP112", "interleaved-schedule")
+def interleaved_schedule(cx: Context) -> Iterator[Problem]:
+    """Several chunks of layers on each stage.
+
+    What it does:
+        Finds schedule.num_chunks above 1.
+
+    Why:
+        Several chunks need the interleaved schedule, which is not part of this version of dslpar.
+
+    Example:
+        parallel = dict(pipeline=2)
+        schedule = dict(type='1f1b', num_chunks=2)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        schedule = dict(type='1f1b')
+    """
+    if cx.spec.schedule is not None and cx.spec.schedule.num_chunks > 1:
+        message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which is not supported"
+        yield cx.problem("schedule.num_chunks", message, "num_chunks=1")
+
+
 RULES = (
     more_stages_than_layers,
     wrong_number_of_stage_ids,
@@ -472,4 +495,5 @@ RULES = (
     stage_without_parameters,
     fewer_matches_than_stages,
     cut_without_stages,
+    interleaved_schedule,
 )

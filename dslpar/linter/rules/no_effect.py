@@ -1,4 +1,4 @@
-"""DEAD110 and on: keys without an effect in this combination of sections; other DEAD rules are beside their subject.
+"""DEAD: keys without an effect in this combination of sections; a few other DEAD rules are beside their subject.
 
 A key that nothing reads costs the most and shows the least: the run is another one than was meant. Which keys have an
 effect was looked up one by one: those of dslpar's sections in dslpar, those of DeepSpeed in DeepSpeed 0.19.8
@@ -311,6 +311,102 @@ def uses_bf16_optimizer(cx: Context) -> bool:
     return cx.spec.precision.dtype == "bf16" and cx.spec.zero.stage == 1 and not offloads(cx.spec, "optimizer")
 
 
+@rule("DEAD102", "schedule-without-stages", "warning")
+def schedule_without_stages(cx: Context) -> Iterator[Problem]:
+    """A pipeline schedule without a pipeline.
+
+    What it does:
+        Finds schedule.type if the pipeline has one stage.
+
+    Why:
+        It has no effect; probably the pipeline's size is missing. (num_microbatches has an effect without a pipeline.)
+
+    Example:
+        schedule = dict(type='1f1b', num_microbatches=4)
+
+    Use instead:
+        parallel = dict(pipeline=2)
+        schedule = dict(type='1f1b', num_microbatches=4)
+    """
+    schedule = cx.spec.schedule
+    if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
+        message = "schedule.type has no effect: the pipeline has one stage"
+        yield cx.problem("schedule.type", message, "give the pipeline a size, or write batch = dict(accumulation=...)")
+
+
+@rule("DEAD103", "handler-with-nothing-to-do", "warning")
+def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
+    """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does.
+
+    What it does:
+        Finds DataParallelGradientHandler, ZeROGradientHandler, PipelineSharedModuleGradientHandler and
+        SequenceParallelGradientHandler, which are left out.
+
+    Why:
+        Gradients that are reduced twice would be wrong.
+
+    Example:
+        gradient_handler = [dict(type='PipelineSharedModuleGradientHandler')]
+
+    Use instead:
+        gradient_handler = []
+    """
+    yield from cx.misreads("DEAD103")
+
+
+@rule("DEAD105", "nothing-to-keep", "warning")
+def nothing_to_keep(cx: Context) -> Iterator[Problem]:
+    """checkpoint.keep without any checkpoint.
+
+    What it does:
+        Finds checkpoint.keep if train.save_interval is 0.
+
+    Why:
+        It has no effect; probably save_interval was meant to be left out, which saves the last step.
+
+    Example:
+        train = dict(save_interval=0)
+        checkpoint = dict(keep=2)
+
+    Use instead:
+        train = dict(save_interval=50)
+        checkpoint = dict(keep=2)
+    """
+    if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
+        message = "keep has no effect: save_interval 0 writes no checkpoint"
+        yield cx.problem("checkpoint.keep", message, "leave keep out, or give train.save_interval")
+
+
+@rule("DEAD106", "lr-without-effect", "warning")
+def lr_without_effect(cx: Context) -> Iterator[Problem]:
+    """optimizer.lr with a scheduler that has another peak.
+
+    What it does:
+        Finds optimizer.lr together with another value of the scheduler's key for its peak: cycle_max_lr of OneCycle,
+        max_lr of CyclicLR and OneCycleLR, warmup_max_lr of WarmupLR and WarmupDecayLR, lr_range_test_min_lr of
+        LRRangeTest.
+
+    Why:
+        The scheduler's value is used. If it is left out, optimizer.lr is the peak.
+
+    Example:
+        optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+        lr_scheduler = dict(type='OneCycleLR', max_lr=0.5, total_steps=100)
+
+    Use instead:
+        optimizer = dict(type='SGD', lr=0.5, momentum=0.9)
+        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
+    """
+    name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
+    from dslpar.schema.torch_schedulers import LR_SCHEDULERS
+
+    key = LR_SCHEDULERS[name].sets_lr
+    lr = cx.spec.optimizer.lr
+    if cx.given("optimizer.lr") and args.get(key, lr) != lr:
+        message = f"optimizer.lr {lr} has no effect: {name} has {key} {args[key]}"
+        yield cx.problem("optimizer.lr", message, f"keep one of optimizer.lr and lr_scheduler.{key}")
+
+
 RULES = (
     options_of_one_rank,
     order_of_one_axis,
@@ -321,4 +417,8 @@ RULES = (
     zero_key_of_another_stage,
     raw_key_without_effect,
     bf16_key_of_another_stage,
+    schedule_without_stages,
+    handler_with_nothing_to_do,
+    nothing_to_keep,
+    lr_without_effect,
 )

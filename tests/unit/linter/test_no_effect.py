@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.linter.rules.dead import _IDLE, _stages_of
+from dslpar.linter.rules.no_effect import _IDLE, _stages_of
 from dslpar.schema import deepspeed_policy
 from tests.support.lint import MODEL, codes, findings, marked
 
