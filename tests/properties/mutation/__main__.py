@@ -40,7 +40,7 @@ LEFT_OUT = ("*mutation*", "*speed*", "*typed_rules*", "*readme*", "*oracle*", "*
 """Tests that lint nothing that others do not, or far too much."""
 QUICK = tuple(
     f"tests/unit/linter/test_{name}.py"
-    for name in ("rule_pages", "locations", "messages", "rule_boundaries", "performance", "dead_keys")
+    for name in ("rule_pages", "locations", "messages", "rule_boundaries", "performance", "no_effect")
 )
 """Enough to see that a rule is missed."""
 SLOW_S = 1.0
