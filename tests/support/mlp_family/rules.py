@@ -11,7 +11,7 @@ from tests.support.mlp_family.layout import conditions
 from tests.support.mlp_family.section import ResidualMLP
 
 
-@rule("MLP101", "width-does-not-divide")
+@rule("TEN290", "width-does-not-divide")
 def width_does_not_divide(cx: Context) -> Iterator[Problem]:
     """The width does not divide over the ranks that cut it.
 

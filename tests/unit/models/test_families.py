@@ -58,8 +58,8 @@ def test_a_family_s_config_is_linted_by_its_section_and_its_rules(folder: Path) 
     ended = run(folder, COMMAND, "lint", "cfg.py", "--world-size", "8", "--format=json", ignored, *wrong)
     found = {finding["code"]: finding["message"] for finding in json.loads(ended.stdout)}
     assert ended.returncode == 1
-    assert set(found) == {"MLP101", "CFG101", "CFG103"}
-    assert found["MLP101"] == "width 50 does not divide by y * q = 4"
+    assert set(found) == {"TEN290", "CFG101", "CFG103"}
+    assert found["TEN290"] == "width 50 does not divide by y * q = 4"
 
 
 def test_a_family_s_job_is_shown_with_its_divisors_its_cut_and_its_traffic(folder: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_family_s_job_is_shown_with_its_divisors_its_cut_and_its_traffic(folde
 
 
 def test_a_family_s_keys_and_rules_are_in_the_reference(folder: Path) -> None:
-    assert "MLP101" in command(folder, "explain", "MLP101")
+    assert "TEN290" in command(folder, "explain", "TEN290")
     reference = command(folder, "config", "--reference")
     assert re.search(r"model\.width\b", reference)
     assert "Features of the residual stream, and of each MLP's hidden layer." in " ".join(reference.split())
