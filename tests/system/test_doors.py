@@ -33,3 +33,11 @@ def test_an_anchor_that_is_gone_is_seen(tmp_path: Path) -> None:
     gone = Recipe("gone", "", 1, (Edit("setup.cfg", "after", "no such line", "x\n"),), ())
     with pytest.raises(AssertionError, match="'no such line' stands in 0 lines"):
         carry_out(gone, tmp_path)
+
+
+def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
+    fails = Recipe(
+        "fails", "", 1, (Edit("new.py", "", "", "print(2)\nraise SystemExit(3)\n"),), (("python new.py", ("2",)),)
+    )
+    with pytest.raises(AssertionError, match="status 3"):
+        carry_out(fails, tmp_path)
