@@ -37,7 +37,7 @@ from dslpar.launch import preflight
 from dslpar.launch.request import Launch
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
-from dslpar.watchdog import rank_monitor
+from dslpar.watchdog import processes, rank_monitor
 from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.marks import Stopped
 from dslpar.watchdog.receiver import Receiver
@@ -258,11 +258,12 @@ class _Supervised:
 
 def _receiver(launch: Launch, folder: Path) -> Receiver:
     """Listen at those of our addresses from which the ranks' hosts can be reached."""
-    addresses: set[str] = set()
+    addresses: dict[str, None] = {}
     for name in [host.address for host in launch.hosts] or [socket.gethostname()]:
         with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
-            addresses.add(network.source_towards(name))
-    return Receiver(folder, sorted(addresses, key=lambda address: (address.startswith("127."), address)))
+            addresses[network.source_towards(name)] = None
+    # In the order of the hosts, loopback last: guards try one after the other, and each try may take seconds.
+    return Receiver(folder, sorted(addresses, key=lambda address: address.startswith("127.")))
 
 
 def _adopt_orphans() -> None:
@@ -279,12 +280,19 @@ def _living() -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks)."""
-    living = []
-    for process in psutil.Process(root).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            living += [process.pid] if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else []
-    return living
+    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks).
+
+    Not psutil's `children`: where /proc hides other users' processes (hidepid=1) it raises AccessDenied.
+    """
+    children: dict[int, list[int]] = {}
+    for pid in psutil.pids():
+        fields = processes.stat(pid)
+        if fields and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found = list(children.get(root, ()))
+    for pid in found:  # grows while it runs
+        found += children.get(pid, ())
+    return found
 
 
 def _send(pids: Iterable[int], number: int) -> None:

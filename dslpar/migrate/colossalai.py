@@ -315,8 +315,8 @@ def only_of_their_adam(value: Any, view: View, row: Row) -> Outcome:
 
 def optimizer(value: Any, view: View, row: Row) -> Outcome:
     """Convert the name of an optimizer."""
-    name = str(value).rpartition(".")[2]
-    if name in _ADAMS and view.get("optimizer.adamw_mode", True) is False:
+    package, _, name = str(value).rpartition(".")
+    if name in _ADAMS and not package.startswith("torch") and view.get("optimizer.adamw_mode", True) is False:
         return changed(row.to, "Adam", f"{name} with adamw_mode=False is Adam, its decay in the gradient")
     return _class_name(value, row, _OPTIMIZERS)
 

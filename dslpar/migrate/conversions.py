@@ -13,7 +13,7 @@ from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, droppe
 def only(value: Any, view: View, row: Row) -> Outcome:
     """Drop the value that dslpar's way implies ("VALUE else TEXT"); any other one needs the author."""
     right, _, otherwise = row.argument.partition(" else ")
-    return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise)
+    return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise, row.to)
 
 
 def on(value: Any, view: View, row: Row) -> Outcome:

@@ -53,6 +53,7 @@ def read_table(name: str, lists: Lists) -> Table:
         facts.get("wrapper", ""),
         facts.get("own_names") == "yes",
         facts.get("json") == "yes",
+        facts.get("detected_first") == "yes",
     )
 
 

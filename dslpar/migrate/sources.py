@@ -63,10 +63,11 @@ def recognise(config: Config, text: str) -> str:
     imported = set(_packages(text, config.path))
     if OURS in imported:
         return OURS
-    for table in TABLES.values():
+    tables = sorted(TABLES.values(), key=lambda table: not table.detected_first)
+    for table in tables:
         if not imported.isdisjoint(table.packages):
             return table.name
-    for table in TABLES.values():
+    for table in tables:
         if any(config.root.get(name) is not None for name in table.names):
             return table.name
     return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""

@@ -152,6 +152,8 @@ class Table(NamedTuple):
     """Whether top-level names that are in no row are the author's own variables."""
     json: bool = False
     """Whether it is JSON."""
+    detected_first: bool = False
+    """Whether its names come before other sources' where a config has names of both."""
 
     def outcome(self, row: Row, value: Any, rest: str, view: View) -> Outcome:
         """Return what becomes of a value by its row."""

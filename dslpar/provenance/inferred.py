@@ -25,6 +25,15 @@ def _fixed(value: object, why: str) -> Decide:
     return lambda subject: Decision(value, why, how="default")
 
 
+def _num_stages(subject: Subject) -> Decision:
+    # Asked of the context, not just 1: where `train.dist` could not be read, nobody knows.
+    return Decision(subject.cx.stages, "there is no pipeline: one stage", how="default")
+
+
+def _tensor_size(subject: Subject) -> Decision:
+    return Decision(subject.cx.cuboid.size, "no tensor parallelism: each rank has whole layers", how="default")
+
+
 def _data_size(subject: Subject) -> Decision:
     cx = subject.cx
     return resolve.data_size_of(cx.data_size * cx.stages * cx.cuboid.size, cx.stages, cx.cuboid.size)
@@ -162,11 +171,11 @@ def _monitor_path(section: str) -> Decide:
 _FILE_MONITORS = ("csv", "tensorboard")
 DECISIONS: Mapping[str, Decide] = {
     "parallel.data.size": _data_size,
-    "parallel.pipeline.size": _fixed(1, "there is no pipeline: one stage"),
+    "parallel.pipeline.size": _num_stages,
     "parallel.pipeline.method": _method,
     "parallel.pipeline.stage_ids": _cut("actual_ids"),
     "parallel.pipeline.counts": _cut("counts"),
-    "parallel.tensor.size": _fixed(1, "no tensor parallelism: each rank has whole layers"),
+    "parallel.tensor.size": _tensor_size,
     "parallel.tensor.mode": _mode,
     "parallel.tensor.shape": _shape,
     "parallel.tensor.depth": _depth,

@@ -124,7 +124,7 @@ class Guard:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.rank = settings, RankProcess(settings)
         self.state = State.WATCHING
-        self.now = time.monotonic()
+        self.now = self._ticked_s = time.monotonic()
         self.poller = Poller()
         self.hub = Hub(self.poller, settings.token, self._greet, self._handle_peer) if settings.rank == 0 else None
         self.link = HubLink(self.poller, self._handle_hub)
@@ -149,6 +149,7 @@ class Guard:
 
     def handle(self, event: Event, *details: Any) -> None:
         """Take the event's action in this state, then go to the next. An action may itself cause an event."""
+        self.now = time.monotonic()  # what is heard just after a pause of ours must not set clocks that have run out
         transition = TRANSITIONS[event].get(self.state)
         if transition is not None:
             transition.action(self, *details)
@@ -166,8 +167,8 @@ class Guard:
 
     def _tick(self) -> None:
         """Do what time brings."""
-        paused_s = time.monotonic() - self.now
-        self.now += paused_s
+        self.now = time.monotonic()
+        paused_s, self._ticked_s = self.now - self._ticked_s, self.now
         if paused_s > _PAUSE_S:
             self._forgive(paused_s)
         if self.rank.is_gone():
@@ -187,11 +188,12 @@ class Guard:
 
     def _forgive(self, paused_s: float) -> None:
         """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
-        self.link.received_s += paused_s if self.link.received_s else 0  # 0: it was not met yet, and may take its time
+        if self.link.received_s:  # 0: it was not met yet, and may take its time
+            self.link.received_s = min(self.now, self.link.received_s + paused_s)
         self.link.wanted_s += paused_s if self.link.wanted_s else 0
         self.rank.forgive(paused_s)
         for peer in self.hub.peers.values() if self.hub else ():
-            peer.received_s += paused_s
+            peer.received_s = min(self.now, peer.received_s + paused_s)
 
     def _relay_marks(self) -> None:
         """Bring the rank's new marks to `dslpar launch`, if it is elsewhere; a failure is an event as well."""

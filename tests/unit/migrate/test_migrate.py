@@ -202,6 +202,17 @@ def test_a_sharded_model_is_zero_3() -> None:
     )
 
 
+def test_what_needs_the_author_stands_in_the_file_too() -> None:
+    text = "from titans.model.gpt import gpt2_small\nmodel = dict(type=gpt2_small, activation_offload=True)\n"
+    written = file_of(convert(read_text(text, "old.py")))
+    assert "# needs you: activation_checkpoint: model.activation_offload = True" in written
+
+
+def test_adams_of_torch_packages_keep_their_name() -> None:
+    made = convert(read_text("optimizer = dict(type='torchx.CPUAdam', adamw_mode=False)\n", "old.py", "colossalai"))
+    assert [entry.fate for entry in made.entries if entry.key == "optimizer.type"] == ["kept"]
+
+
 def test_the_old_zero() -> None:
     told = fates(made_of(OLD_ZERO))
     assert told["zero.level"] == ("renamed", "zero.stage", 2)
@@ -432,6 +443,20 @@ def test_a_config_of_libai(tmp_path: Path) -> None:
     assert told["train.dist.pipeline_parallel_size"] == ("kept", "train.dist.pipeline_parallel_size", 2)
     assert [told[f"model.cfg.{name}_dropout_prob"][0] for name in ("embedding", "attention")] == ["changed", "dropped"]
     assert by_key(made)["train.train_iter"].location.path == str(tmp_path / "common/train.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BATCH_SIZE = 8\nSEQ_LEN = 32\noptim = dict(lr=1e-3)\ntrain = dict(train_micro_batch_size=BATCH_SIZE)\n",
+        "loss = 1\noptim = dict(lr=0.1)\n",
+        "from libai.config import LazyCall\nfrom colossalai.amp import AMP_TYPE\noptim = dict(lr=0.1)\n",
+    ],
+)
+def test_a_config_of_libai_may_have_variables_by_names_of_colossalai(text: str) -> None:
+    source = read_text(text, "old.py")
+    assert source.name == "libai"
+    assert "optimizer.lr" in {entry.to for entry in convert(source).entries}
 
 
 def test_a_config_of_libai_alone_says_what_is_missing(tmp_path: Path) -> None:

@@ -374,6 +374,16 @@ def test_yaml_without_a_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert check.resolve(str(tmp_path / "again.yaml"), 8).spec.train.steps == 7
 
 
+def test_sizes_are_not_known_where_the_other_form_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train.dist` might have set them: that they are 1 would be a guess."""
+    (tmp_path / "c.py").write_text(MODEL + "train = dict(dist=3)\n")
+    assert cli_main.main(["config", str(tmp_path / "c.py"), "--format", "json"]) == 1
+    ways = {value["key"]: value["how"] for value in json.loads(capsys.readouterr().out)["values"]}
+    assert ways["parallel.pipeline.size"] == ways["parallel.tensor.size"] == "unknown"
+
+
 def test_a_config_with_errors_explains_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["config", "configs/gpt_3d.py", "--world-size", "7", "optimizer.lr='x'", "--explain"]
     assert cli_main.main([*argv, "train.steps", "--explain", "parallel.data", "--explain", "optimizer.lr"]) == 1
