@@ -13,6 +13,7 @@ import contextlib
 import socket
 
 _ANY_PORT = 9
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _OUTSIDE = "192.0.2.1"
 """An address for documentation (RFC 5737): as far away as any."""
 
@@ -65,12 +66,14 @@ def _addresses() -> dict[str, list[str]]:
     """Return the addresses of each interface but the loopback."""
     import psutil  # not at the head: most commands that import this module need no interface, and start sooner
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: [entry.address for entry in entries if entry.family in families]
-        for name, entries in psutil.net_if_addrs().items()
-        if name != "lo"
-    }
+    found: dict[str, list[str]] = {}
+    for label, entries in psutil.net_if_addrs().items():
+        name = label.partition(":")[0]  # eth0:1 is another address of eth0, which gloo and NCCL know by that name alone
+        if name != "lo":
+            # Without the scope of a link-local address (fe80::1%eth0): a socket's own address has none.
+            addresses = [entry.address.partition("%")[0] for entry in entries if entry.family in _FAMILIES]
+            found.setdefault(name, []).extend(addresses)
+    return found
 
 
 def is_here(host: str) -> bool:
