@@ -256,7 +256,7 @@ def test_architecture_lists_every_mend_of_deepspeed() -> None:
 def test_every_test_is_in_one_part_of_prove() -> None:
     """`make prove PART=...`, part by part, runs each file of tests once."""
     found: list[str] = []
-    for line in run("make", "parts").stdout.splitlines():
+    for line in run("make", "--no-print-directory", "parts").stdout.splitlines():
         folder, *ignored = line.partition("\t")[2].replace("--ignore=", "").split()
         inside = [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("test_*.py")]
         found += [path for path in inside if not any(path.startswith(f"{other}/") for other in ignored)]
