@@ -1,8 +1,9 @@
 """What a lint rule is: a code, a name, a severity, and a function from the linted config to problems.
 
-The function's docstring is the rule's page. After its first line it has the sections `What it does`, `Why`, `Example`
-and `Use instead`; both examples are whole config files, and the tests lint them. The shape of a page is ruff's, the
-one-function-one-rule shape is flake8's and pluggy's.
+The function's docstring is the summary of the rule's page; the rest stands in `pages/CODE.md` beside the rule's module,
+in the sections `What it does`, `Why`, `Example` and `Use instead`. Both examples are whole config files, and the tests
+lint them. The shape of a page is ruff's, pages in files of their own are clang-tidy's, the one-function-one-rule shape
+is flake8's and pluggy's.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ class Rule(NamedTuple):
     severity: Severity
     check: Check
 
-    @property
-    def page(self) -> str:
-        """What `dslpar explain CODE` prints below the title."""
-        return self.check.__doc__ or ""
-
     def text(self) -> str:
-        """Return the page without the indentation of a docstring."""
-        from inspect import cleandoc
+        """Return the page: what `dslpar explain CODE` prints below the title. Reads its file; lint never does.
 
-        return cleandoc(self.page)
+        Raises:
+            FileNotFoundError: the rule has no file.
+        """
+        from importlib.resources import files
+        from inspect import getdoc
+
+        page = files(self.check.__module__.rpartition(".")[0]) / "pages" / f"{self.code}.md"
+        return f"{getdoc(self.check)}\n\n{page.read_text(encoding='utf-8').rstrip()}"
 
     def findings(self, cx: Context) -> Iterator[Finding]:
         """Check a config; at the first value that is not known, the rule stops."""

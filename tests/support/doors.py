@@ -1,8 +1,8 @@
 """How many files an addition touches: `python -m tests.support.doors` carries out the recipes of docs/contributing.md.
 
 Each recipe is applied to a copy of this checkout, as the page shows it; then its commands run there, and must print
-what the page says they print. The files that changed are counted against the bound that the page gives. Generated pages
-are not counted, nor are tests: they come with every addition.
+what the page says they print. The files that changed are counted against the bound that the page gives. Pages of rules
+and generated ones are not counted, nor are tests: they come with every addition.
 
 A block of the page names its file, and where in it the code goes; without `after` or `before` the file is new:
 
@@ -28,14 +28,17 @@ from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "contributing.md"
 SECTION = re.compile(
-    r"^## (.+?) \((?:the folder (\S+) and )?(\d+) files?\)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+    r"^## (.+?) \((?:the folder (\S+) and )?(\d+) files?(?: and its page)?\)\n(.*?)(?=^## |\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 BLOCK = re.compile(
     r'^```\w+ file=(\S+)(?: (after|before|in place of)="([^\n]*)")?\n(.*?)^```', re.MULTILINE | re.DOTALL
 )
 SHELL = re.compile(r"^```\n(\$ .*?)^```", re.MULTILINE | re.DOTALL)
-IGNORED = re.compile(r"tests/|outputs/|docs/(config|import)\.md|docs/rules/|.*__pycache__/|\.\w+_cache/")
-"""Not counted: tests, and pages that are generated."""
+IGNORED = re.compile(
+    r"tests/|outputs/|docs/(config|import)\.md|docs/rules/|.*/pages/\w+\.md|.*__pycache__/|\.\w+_cache/"
+)
+"""Not counted: tests, pages of rules (data, not code), and pages that are generated."""
 
 
 class Edit(NamedTuple):

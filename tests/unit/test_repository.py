@@ -156,8 +156,9 @@ def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "configs/common/models/gpt.py", elsewhere)
     lint = run(sys.executable, "-m", "dslpar.cli", "lint", "mine.py", "--world-size", "8", cwd=elsewhere, env=env)
     assert lint.returncode == 0, lint.stdout + lint.stderr
-    explain = run(sys.executable, "-m", "dslpar.cli", "explain", "CKP211", cwd=elsewhere, env=env)
+    explain = run(sys.executable, "-m", "dslpar.cli", "explain", "CKP211", "TEN201", cwd=elsewhere, env=env)
     assert explain.stdout.startswith("CKP211 output-dir-in-use (error)\n\nAnother run writes"), explain.stderr
+    assert "A rank computes whole heads." in explain.stdout
 
 
 # The tree -------------------------------------------------------------------------------------------------------

@@ -13,20 +13,7 @@ from dslpar.schema import sections
 
 @rule("BAT101", "batch-does-not-fit")
 def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
-    """global_size is not micro_size * accumulation * data size.
-
-    What it does:
-        Checks the product. A size that is left out is computed from the others, and must be a whole number.
-
-    Why:
-        DeepSpeed rounds the division down and then fails at an assertion, on the cluster (its issue 6914).
-
-    Example:
-        batch = dict(global_size=12, micro_size=1)  # a world of 8
-
-    Use instead:
-        batch = dict(global_size=16, micro_size=1)  # a world of 8
-    """
+    """global_size is not micro_size * accumulation * data size."""
     global_size, micro, accumulation = cx.batch
     data, given = cx.data_size, cx.requested_batch
     if micro * accumulation * data != global_size:
@@ -56,23 +43,7 @@ def _fitting_sizes(cx: Context) -> list[str]:
 
 @rule("BAT102", "micro-size-does-not-divide")
 def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """micro_size is not a multiple of the number of ranks that split the samples.
-
-    What it does:
-        Checks that micro_size is a multiple of x, of x * y if the residual stream is split by batch, and of x * z if
-        inner activations are.
-
-    Why:
-        Every rank of a tensor group holds the same number of samples.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='2d'))
-        batch = dict(micro_size=3)
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='2d'))
-        batch = dict(micro_size=4)
-    """
+    """micro_size is not a multiple of the number of ranks that split the samples."""
     least, given = least_micro_size(cx.cuboid), cx.requested_batch
     micro, accumulation = given.micro_size or cx.batch.micro_size, given.accumulation or 1
     if micro % least == 0:
@@ -92,23 +63,7 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
-    """The samples are longer than the model's longest sequence.
-
-    What it does:
-        Compares data.seq_len with the model's max_seq_len.
-
-    Why:
-        A position beyond the table has no embedding. Rotary positions have no table; there max_seq_len is the length
-        for which the model is meant.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        data = dict(seq_len=128)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=128)
-        data = dict(seq_len=128)
-    """
+    """The samples are longer than the model's longest sequence."""
     length, longest = cx.spec.data.seq_len, cx.model_of(sections.Model).max_seq_len
     if length is not None and length > longest:
         message = f"samples have {length} tokens, and max_seq_len is {longest}"
@@ -117,23 +72,7 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
 def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
-    """The learning rate never reaches its peak.
-
-    What it does:
-        Compares lr_scheduler.warmup_steps with train.steps; for DeepSpeed's schedulers warmup_num_steps, whose default
-        is 1000.
-
-    Why:
-        The run ends while the learning rate is still rising.
-
-    Example:
-        lr_scheduler = dict(type='cosine', warmup_steps=200)
-        train = dict(steps=100)
-
-    Use instead:
-        lr_scheduler = dict(type='cosine', warmup_steps=10)
-        train = dict(steps=100)
-    """
+    """The learning rate never reaches its peak."""
     scheduler, steps = cx.spec.lr_scheduler, cx.spec.train.steps
     if isinstance(scheduler, sections.OtherLRScheduler):
         key = "lr_scheduler.warmup_num_steps"
@@ -158,22 +97,7 @@ def _default_warmup(schedule: str) -> int:
 
 @rule("BAT106", "min-lr-above-lr")
 def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
-    """The last learning rate is above the peak.
-
-    What it does:
-        Compares lr_scheduler.min_lr with optimizer.lr.
-
-    Why:
-        The learning rate would rise to min_lr instead of falling to it.
-
-    Example:
-        optimizer = dict(type='AdamW', lr=1e-4)
-        lr_scheduler = dict(type='cosine', min_lr=1e-3)
-
-    Use instead:
-        optimizer = dict(type='AdamW', lr=1e-3)
-        lr_scheduler = dict(type='cosine', min_lr=1e-4)
-    """
+    """The last learning rate is above the peak."""
     low, peak = cx.own_lr_scheduler.min_lr, cx.spec.optimizer.lr
     if low > peak:
         yield cx.problem("lr_scheduler.min_lr", f"min_lr {low} is above lr {peak}", f"at most {peak}")
@@ -181,20 +105,7 @@ def min_lr_above_lr(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT110", "nesterov-without-momentum")
 def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
-    """Nesterov momentum with a momentum of 0.
-
-    What it does:
-        Checks that optimizer.momentum is above 0 if optimizer.nesterov is True.
-
-    Why:
-        torch's SGD raises an error when it is built.
-
-    Example:
-        optimizer = dict(type='SGD', lr=0.1, nesterov=True)
-
-    Use instead:
-        optimizer = dict(type='SGD', lr=0.1, momentum=0.9, nesterov=True)
-    """
+    """Nesterov momentum with a momentum of 0."""
     optimizer = cx.spec.optimizer
     if isinstance(optimizer, sections.SGD) and optimizer.nesterov and not optimizer.momentum:
         yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
@@ -202,21 +113,7 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT130", "differentiable-step")
 def differentiable_step(cx: Context) -> Iterator[Problem]:
-    """An optimizer with a differentiable step.
-
-    What it does:
-        Finds differentiable=True.
-
-    Why:
-        torch then updates the parameters in place with autograd enabled, which is an error for leaves: the first step
-        fails.
-
-    Example:
-        optimizer = dict(type='RMSprop', lr=1e-3, differentiable=True)
-
-    Use instead:
-        optimizer = dict(type='RMSprop', lr=1e-3)
-    """
+    """An optimizer with a differentiable step."""
     if cx.other_optimizer.args.get("differentiable"):
         message = "differentiable=True fails at the first step: torch cannot update leaves in place with autograd"
         yield cx.problem("optimizer.differentiable", message, "leave differentiable out")
@@ -224,20 +121,7 @@ def differentiable_step(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT131", "fused-and-foreach")
 def fused_and_foreach(cx: Context) -> Iterator[Problem]:
-    """An optimizer with both fused and foreach.
-
-    What it does:
-        Finds fused=True together with foreach=True.
-
-    Why:
-        They are two implementations of one step; torch raises an error when the optimizer is built.
-
-    Example:
-        optimizer = dict(type='Adagrad', lr=1e-2, fused=True, foreach=True)
-
-    Use instead:
-        optimizer = dict(type='Adagrad', lr=1e-2, fused=True)
-    """
+    """An optimizer with both fused and foreach."""
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
         message = "fused=True and foreach=True are two implementations of one step"
@@ -246,23 +130,7 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT132", "rate-at-its-floor", "warning")
 def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
-    """The learning rate reaches its floor long before the run ends.
-
-    What it does:
-        Compares total_num_steps of DeepSpeed's WarmupDecayLR and WarmupCosineLR with train.steps.
-
-    Why:
-        After its last step WarmupDecayLR gives a learning rate of 0, and WarmupCosineLR the peak times cos_min_ratio,
-        by default 0.0001: those steps train nothing. (A cos_min_ratio of 0.01 or more is accepted.)
-
-    Example:
-        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=50, warmup_num_steps=5)
-        train = dict(steps=100)
-
-    Use instead:
-        lr_scheduler = dict(type='WarmupDecayLR', total_num_steps=100, warmup_num_steps=5)
-        train = dict(steps=100)
-    """
+    """The learning rate reaches its floor long before the run ends."""
     args, steps = cx.other_lr_scheduler.args, cx.spec.train.steps
     total = args.get("total_num_steps")
     floor = args.get("cos_min_ratio", 1e-4) if cx.other_lr_scheduler.target == "WarmupCosineLR" else 0
@@ -276,23 +144,7 @@ _LEAST_USEFUL_RATIO = 0.01
 
 @rule("BAT107", "two-accumulations")
 def two_accumulations(cx: Context) -> Iterator[Problem]:
-    """schedule.num_microbatches differs from batch.accumulation.
-
-    What it does:
-        Compares the two, if both are given.
-
-    Why:
-        They are the same number: the micro-batches of one step.
-
-    Example:
-        parallel = dict(pipeline=2)
-        batch = dict(accumulation=2)
-        schedule = dict(type='1f1b', num_microbatches=4)
-
-    Use instead:
-        parallel = dict(pipeline=2)
-        schedule = dict(type='1f1b', num_microbatches=4)
-    """
+    """schedule.num_microbatches differs from batch.accumulation."""
     if cx.spec.schedule is None:
         return
     theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
@@ -303,22 +155,7 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT108", "schedule-ends-too-early")
 def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
-    """A learning-rate scheduler that ends before the run.
-
-    What it does:
-        Compares total_steps of OneCycleLR with train.steps.
-
-    Why:
-        torch's OneCycleLR raises an error at the first step beyond its end.
-
-    Example:
-        lr_scheduler = dict(type='OneCycleLR', total_steps=50)
-        train = dict(steps=100)
-
-    Use instead:
-        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
-        train = dict(steps=100)
-    """
+    """A learning-rate scheduler that ends before the run."""
     total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
         message = f"the scheduler has {total} steps, and the run {steps}"
@@ -327,22 +164,7 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
 
 @rule("BAT109", "no-momentum-to-cycle")
 def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
-    """A scheduler that cycles the momentum with an optimizer without momentum.
-
-    What it does:
-        Checks that the optimizer has momentum or betas for CyclicLR and OneCycleLR, unless cycle_momentum is False.
-
-    Why:
-        torch's schedulers raise an error when they are built.
-
-    Example:
-        optimizer = dict(type='Adadelta', lr=1.0)
-        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
-
-    Use instead:
-        optimizer = dict(type='Adadelta', lr=1.0)
-        lr_scheduler = dict(type='OneCycleLR', total_steps=100, cycle_momentum=False)
-    """
+    """A scheduler that cycles the momentum with an optimizer without momentum."""
     schedule, optimizer = cx.other_lr_scheduler, cx.other_optimizer
     from dslpar.schema.torch_optimizers import named
 

@@ -14,40 +14,13 @@ from dslpar.schema import sections
 
 @rule("DSC101", "unknown-deepspeed-key")
 def unknown_deepspeed_key(cx: Context) -> Iterator[Problem]:
-    """An unknown key of `deepspeed`.
-
-    What it does:
-        Compares the keys of the section, at every depth, with DeepSpeed's.
-
-    Why:
-        DeepSpeed silently accepts unknown keys at the top level (its issues 653, 774 and 1809), and in most of its
-        sections.
-
-    Example:
-        deepspeed = dict(flops_profiler=dict(profil_step=10))
-
-    Use instead:
-        deepspeed = dict(flops_profiler=dict(profile_step=10))
-    """
+    """An unknown key of `deepspeed`."""
     yield from cx.misreads("DSC101")
 
 
 @rule("DSC102", "decided-elsewhere")
 def decided_elsewhere(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that a section of the config sets.
-
-    What it does:
-        Finds batch sizes, clipping, optimizer, scheduler, ZeRO and precision under `deepspeed`.
-
-    Why:
-        One value in two places would differ one day, and the linter could not check the layout.
-
-    Example:
-        deepspeed = dict(train_batch_size=16)
-
-    Use instead:
-        batch = dict(global_size=16)
-    """
+    """A key of `deepspeed` that a section of the config sets."""
     if cx.spec.deepspeed:
         from dslpar.schema.deepspeed_policy import OURS  # most configs have no such section
 
@@ -58,20 +31,7 @@ def decided_elsewhere(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC103", "removed-deepspeed-key")
 def removed_deepspeed_key(cx: Context) -> Iterator[Problem]:
-    """A key that DeepSpeed has removed.
-
-    What it does:
-        Finds keys for which DeepSpeed 0.19 raises an error, in `deepspeed` and in `zero`.
-
-    Why:
-        The job would start on every host, and fail.
-
-    Example:
-        deepspeed = dict(curriculum_learning=dict(enabled=True))
-
-    Use instead:
-        deepspeed = dict(steps_per_print=10)
-    """
+    """A key that DeepSpeed has removed."""
     if cx.spec.deepspeed:
         from dslpar.schema.deepspeed_policy import REMOVED
 
@@ -83,21 +43,7 @@ def removed_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC104", "unsupported-deepspeed-key")
 def unsupported_deepspeed_key(cx: Context) -> Iterator[Problem]:
-    """A key of DeepSpeed that dslpar does not support.
-
-    What it does:
-        Finds keys that would change the mesh, the training loop, the computation or the checkpoints without dslpar
-        knowing.
-
-    Why:
-        What dslpar checks and guarantees would no longer hold.
-
-    Example:
-        deepspeed = dict(expert_parallel=dict(enabled=True))
-
-    Use instead:
-        deepspeed = dict(steps_per_print=10)
-    """
+    """A key of DeepSpeed that dslpar does not support."""
     if cx.spec.deepspeed:
         from dslpar.schema.deepspeed_policy import UNSUPPORTED
 
@@ -109,63 +55,19 @@ def unsupported_deepspeed_key(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC105", "wrong-deepspeed-value")
 def wrong_deepspeed_value(cx: Context) -> Iterator[Problem]:
-    """An invalid value of `deepspeed`.
-
-    What it does:
-        Checks the type, the range and the choices of every value, at every depth.
-
-    Why:
-        DeepSpeed does not check most of its keys at the start: a step of 0 divides by zero at the first step, and a
-        string such as 'false' is true.
-
-    Example:
-        deepspeed = dict(wall_clock_breakdown='false')
-
-    Use instead:
-        deepspeed = dict(wall_clock_breakdown=False)
-    """
+    """An invalid value of `deepspeed`."""
     yield from cx.misreads("DSC105")
 
 
 @rule("DSC106", "deprecated-deepspeed-key")
 def deprecated_deepspeed_key(cx: Context) -> Iterator[Problem]:
-    """A key that DeepSpeed has renamed.
-
-    What it does:
-        Finds names that DeepSpeed still accepts with a warning, and names the new key.
-
-    Why:
-        DeepSpeed turns the old key into the new one, and raises an error if both are given. Rules about the new key
-        would not see the old one.
-
-    Example:
-        zero = dict(stage=2, cpu_offload=True)
-
-    Use instead:
-        zero = dict(stage=2, offload_optimizer='cpu')
-    """
+    """A key that DeepSpeed has renamed."""
     yield from cx.misreads("DSC106")
 
 
 @rule("DSC107", "scaled-before-the-sum")
 def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
-    """Gradients that are divided before they are summed, with ZeRO 2 or 3.
-
-    What it does:
-        Finds prescale_gradients, and a gradient_predivide_factor other than 1, at ZeRO stages 2 and 3, unless
-        zero.reduce_scatter is off.
-
-    Why:
-        DeepSpeed fails at an assertion after the model is built: its reduce-scatter can divide only after the sum.
-
-    Example:
-        zero = 2
-        deepspeed = dict(prescale_gradients=True)
-
-    Use instead:
-        zero = 1
-        deepspeed = dict(prescale_gradients=True)
-    """
+    """Gradients that are divided before they are summed, with ZeRO 2 or 3."""
     zero = cx.spec.zero
     if zero.stage < 2 or not zero.extra.get("reduce_scatter", True):
         return
@@ -177,25 +79,7 @@ def scaled_before_the_sum(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC108", "needed-and-turned-off")
 def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
-    """A key of `deepspeed` that overrides what the optimizer needs.
-
-    What it does:
-        Finds zero_allow_untested_optimizer=False with ZeRO and an optimizer that DeepSpeed has not tested with it, and
-        zero_force_ds_cpu_optimizer=True with zero.offload_optimizer and an optimizer of torch's.
-
-    Why:
-        dslpar sets both keys as the optimizer needs them, and `deepspeed` is merged last. DeepSpeed then rejects the
-        optimizer after the model is built.
-
-    Example:
-        optimizer = dict(type='SGD', lr=0.1)
-        zero = 1
-        deepspeed = dict(zero_allow_untested_optimizer=False)
-
-    Use instead:
-        optimizer = dict(type='SGD', lr=0.1)
-        zero = 1
-    """
+    """A key of `deepspeed` that overrides what the optimizer needs."""
     name = _optimizer_name(cx)
     if not cx.spec.zero.stage or not _is_elementwise(name):
         return  # ZER103 reports optimizers that are not elementwise
@@ -210,21 +94,7 @@ def needed_and_turned_off(cx: Context) -> Iterator[Problem]:
 
 @rule("DSC109", "direct-storage-without-nvme")
 def direct_storage_without_nvme(cx: Context) -> Iterator[Problem]:
-    """aio.use_gds without offload to NVMe.
-
-    What it does:
-        Finds deepspeed.aio.use_gds=True.
-
-    Why:
-        It is an option of offload to NVMe, which is not part of this version; and without CUDA, DeepSpeed fails at an
-        assertion.
-
-    Example:
-        deepspeed = dict(aio=dict(use_gds=True))
-
-    Use instead:
-        deepspeed = dict(steps_per_print=10)
-    """
+    """aio.use_gds without offload to NVMe."""
     if "aio" in cx.spec.deepspeed and _value(cx, "aio", {}).get("use_gds"):
         message = "use_gds needs offload to NVMe, which is not part of this version of dslpar"
         yield cx.problem("deepspeed.aio.use_gds", message, "leave use_gds out")

@@ -21,21 +21,7 @@ from dslpar.linter.rule import rule
 
 @rule("DEAD110", "options-of-one-rank", "warning")
 def options_of_one_rank(cx: Context) -> Iterator[Problem]:
-    """Options of a tensor mode with a tensor group of one rank.
-
-    What it does:
-        Finds sequence, depth, shape, impl, residual, inner and keep if parallel.tensor has size 1 and a mode with these
-        options. A mode by itself is accepted: dict(size=1, mode='1d') is a form that ColossalAI documents.
-
-    Why:
-        One rank holds the whole layer in every mode; probably the size is missing.
-
-    Example:
-        parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=2, mode='1d', sequence=True))
-    """
+    """Options of a tensor mode with a tensor group of one rank."""
     tensor = cx.spec.parallel.tensor
     if tensor is None or tensor.size > 1 or tensor.mode is None or tensor.mode not in MODES:
         return
@@ -49,20 +35,7 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD111", "order-of-one-axis", "warning")
 def order_of_one_axis(cx: Context) -> Iterator[Problem]:
-    """An order of the axes that makes no difference.
-
-    What it does:
-        Finds order=('data', 'pipe', 'tensor') if the pipeline has one stage, or if the data size is 1.
-
-    Why:
-        The orders exchange the data and pipeline axes; if one of them has size 1, they are the same.
-
-    Example:
-        parallel = dict(order=('data', 'pipe', 'tensor'))
-
-    Use instead:
-        parallel = dict(pipeline=2, order=('data', 'pipe', 'tensor'))
-    """
+    """An order of the axes that makes no difference."""
     if cx.spec.parallel.order == mesh.LEGACY_ORDER and (cx.stages == 1 or cx.data_size == 1):
         why = "the pipeline has one stage" if cx.stages == 1 else "data is 1"
         yield cx.problem("parallel.order", f"order has no effect: {why}", "leave it out")
@@ -70,20 +43,7 @@ def order_of_one_axis(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD112", "evaluation-that-never-runs", "info")
 def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
-    """train.eval_steps without an evaluation.
-
-    What it does:
-        Finds train.eval_steps if train.eval_interval is left out.
-
-    Why:
-        Only `train.py --eval-only` uses it then. Probably eval_interval is missing.
-
-    Example:
-        train = dict(steps=100, eval_steps=4)
-
-    Use instead:
-        train = dict(steps=100, eval_steps=4, eval_interval=50)
-    """
+    """train.eval_steps without an evaluation."""
     train = cx.spec.train
     if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
         message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
@@ -92,22 +52,7 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
 def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
-    """An interval of more steps than the run has.
-
-    What it does:
-        Compares train.eval_interval, log_interval and save_interval with train.steps. A run that is shortened on the
-        command line is a trial, and accepted.
-
-    Why:
-        The interval has no effect: only the last step logs, evaluates and saves, and an evaluation precedes the first
-        one. A run that should be saved along the way is saved only at its end.
-
-    Example:
-        train = dict(steps=100, save_interval=1000)
-
-    Use instead:
-        train = dict(steps=100, save_interval=10)
-    """
+    """An interval of more steps than the run has."""
     train, trial = cx.spec.train, cx.at("train.steps").path == COMMAND_LINE
     for name, what in _INTERVALS.items():
         interval = getattr(train, name)
@@ -128,20 +73,7 @@ _INTERVALS: Mapping[str, str] = {
 
 @rule("DEAD114", "floor-of-a-constant", "warning")
 def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
-    """min_lr with a constant learning rate.
-
-    What it does:
-        Finds lr_scheduler.min_lr above 0 if the type is 'constant', the default.
-
-    Why:
-        After its warm-up a constant learning rate never falls; probably the type is missing.
-
-    Example:
-        lr_scheduler = dict(warmup_steps=10, min_lr=1e-5)
-
-    Use instead:
-        lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-5)
-    """
+    """min_lr with a constant learning rate."""
     scheduler = cx.own_lr_scheduler
     low, peak = scheduler.min_lr, cx.spec.optimizer.lr
     if scheduler.type == "constant" and 0 < low <= peak:  # BAT106 reports one above the peak
@@ -151,23 +83,7 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
-    """ZeRO with one data rank.
-
-    What it does:
-        Finds zero.stage 1 to 3 in fp32, without offload, if pipeline and tensor take all ranks. (Half precision and
-        offload need ZeRO, even if it shards nothing. A run of one rank is a trial, and accepted.)
-
-    Why:
-        ZeRO shards over the data ranks. With one it saves nothing, and still costs buffers and copies.
-
-    Example:
-        parallel = dict(pipeline=8)
-        zero = 1
-
-    Use instead:
-        parallel = dict(pipeline=4)
-        zero = 1
-    """
+    """ZeRO with one data rank."""
     stage, half = cx.spec.zero.stage, cx.spec.precision.dtype != "fp32"
     if not stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
         return
@@ -179,21 +95,7 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
 def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of `zero` that DeepSpeed does not use at this stage.
-
-    What it does:
-        Compares the keys with those that DeepSpeed 0.19 uses at the stage. At stage 1 in bf16, without offload, it uses
-        another optimizer, which has only allgather_bucket_size; with a pipeline it turns overlap_comm off.
-
-    Why:
-        DeepSpeed silently accepts all of them at any stage.
-
-    Example:
-        zero = dict(stage=2, stage3_prefetch_bucket_size=5e7)
-
-    Use instead:
-        zero = dict(stage=3, stage3_prefetch_bucket_size=5e7)
-    """
+    """A key of `zero` that DeepSpeed does not use at this stage."""
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
     bf16_optimizer = uses_bf16_optimizer(cx)
     for name in extra:
@@ -246,21 +148,7 @@ _NOT_IN_BF16 = {*_KEYS_OF_STAGES[1, 2], *_KEYS_OF_STAGES[1, 2, 3]} - {
 
 @rule("DEAD117", "raw-key-without-effect", "warning")
 def raw_key_without_effect(cx: Context) -> Iterator[Problem]:
-    """A known key of `deepspeed` that has no effect with dslpar.
-
-    What it does:
-        Finds dataloader_drop_last, vocabulary_size, disable_allgather, seq_parallel_communication_data_type and aio.
-
-    Why:
-        dslpar loads the data and splits sequences itself; offload to NVMe is not part of this version; and DeepSpeed
-        reads two of the keys without using them.
-
-    Example:
-        deepspeed = dict(dataloader_drop_last=True)
-
-    Use instead:
-        deepspeed = dict(steps_per_print=10)
-    """
+    """A known key of `deepspeed` that has no effect with dslpar."""
     for name in cx.spec.deepspeed:
         if name in _IDLE:
             yield cx.problem_of_key(f"deepspeed.{name}", f"{name} has no effect: {_IDLE[name]}", "leave it out")
@@ -277,24 +165,7 @@ _IDLE: Mapping[str, str] = {
 
 @rule("DEAD118", "bf16-key-of-another-stage", "warning")
 def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
-    """A key of bf16 that DeepSpeed does not use at this stage of ZeRO.
-
-    What it does:
-        Finds immediate_grad_update at other stages than 1 and with offload, and check_grad_overflow at stage 3, and at
-        stage 1 without offload.
-
-    Why:
-        In bf16 DeepSpeed has three optimizers: one for stage 1 without offload, one for stage 1 with offload and stage
-        2, and one for stage 3. Each has keys of its own.
-
-    Example:
-        precision = dict(dtype='bf16', immediate_grad_update=True)
-        zero = 2
-
-    Use instead:
-        precision = dict(dtype='bf16', immediate_grad_update=True)
-        zero = 1
-    """
+    """A key of bf16 that DeepSpeed does not use at this stage of ZeRO."""
     stage, bf16_optimizer = cx.spec.zero.stage, uses_bf16_optimizer(cx)
     if cx.spec.precision.dtype != "bf16" or not stage:
         return  # PRE101 reports stage 0
@@ -313,21 +184,7 @@ def uses_bf16_optimizer(cx: Context) -> bool:
 
 @rule("DEAD102", "schedule-without-stages", "warning")
 def schedule_without_stages(cx: Context) -> Iterator[Problem]:
-    """A pipeline schedule without a pipeline.
-
-    What it does:
-        Finds schedule.type if the pipeline has one stage.
-
-    Why:
-        It has no effect; probably the pipeline's size is missing. (num_microbatches has an effect without a pipeline.)
-
-    Example:
-        schedule = dict(type='1f1b', num_microbatches=4)
-
-    Use instead:
-        parallel = dict(pipeline=2)
-        schedule = dict(type='1f1b', num_microbatches=4)
-    """
+    """A pipeline schedule without a pipeline."""
     schedule = cx.spec.schedule
     if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
@@ -336,42 +193,13 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
 def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
-    """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does.
-
-    What it does:
-        Finds DataParallelGradientHandler, ZeROGradientHandler, PipelineSharedModuleGradientHandler and
-        SequenceParallelGradientHandler, which are left out.
-
-    Why:
-        Gradients that are reduced twice would be wrong.
-
-    Example:
-        gradient_handler = [dict(type='PipelineSharedModuleGradientHandler')]
-
-    Use instead:
-        gradient_handler = []
-    """
+    """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does."""
     yield from cx.misreads("DEAD103")
 
 
 @rule("DEAD105", "nothing-to-keep", "warning")
 def nothing_to_keep(cx: Context) -> Iterator[Problem]:
-    """checkpoint.keep without any checkpoint.
-
-    What it does:
-        Finds checkpoint.keep if train.save_interval is 0.
-
-    Why:
-        It has no effect; probably save_interval was meant to be left out, which saves the last step.
-
-    Example:
-        train = dict(save_interval=0)
-        checkpoint = dict(keep=2)
-
-    Use instead:
-        train = dict(save_interval=50)
-        checkpoint = dict(keep=2)
-    """
+    """checkpoint.keep without any checkpoint."""
     if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
         message = "keep has no effect: save_interval 0 writes no checkpoint"
         yield cx.problem("checkpoint.keep", message, "leave keep out, or give train.save_interval")
@@ -379,24 +207,7 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD106", "lr-without-effect", "warning")
 def lr_without_effect(cx: Context) -> Iterator[Problem]:
-    """optimizer.lr with a scheduler that has another peak.
-
-    What it does:
-        Finds optimizer.lr together with another value of the scheduler's key for its peak: cycle_max_lr of OneCycle,
-        max_lr of CyclicLR and OneCycleLR, warmup_max_lr of WarmupLR and WarmupDecayLR, lr_range_test_min_lr of
-        LRRangeTest.
-
-    Why:
-        The scheduler's value is used. If it is left out, optimizer.lr is the peak.
-
-    Example:
-        optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
-        lr_scheduler = dict(type='OneCycleLR', max_lr=0.5, total_steps=100)
-
-    Use instead:
-        optimizer = dict(type='SGD', lr=0.5, momentum=0.9)
-        lr_scheduler = dict(type='OneCycleLR', total_steps=100)
-    """
+    """optimizer.lr with a scheduler that has another peak."""
     name, args = cx.other_lr_scheduler.target, cx.other_lr_scheduler.args
     from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 

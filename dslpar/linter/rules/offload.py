@@ -12,20 +12,7 @@ from dslpar.linter.rule import rule
 
 @rule("ZER104", "offload-without-shards")
 def offload_without_shards(cx: Context) -> Iterator[Problem]:
-    """Offload of state that ZeRO does not shard at this stage.
-
-    What it does:
-        Checks that the stage is 1 or more for offload_optimizer, and 3 for offload_param.
-
-    Why:
-        DeepSpeed offloads only what it shards. At other stages it accepts offload_param, without an effect.
-
-    Example:
-        zero = dict(stage=2, offload_param='cpu')
-
-    Use instead:
-        zero = dict(stage=3, offload_param='cpu')
-    """
+    """Offload of state that ZeRO does not shard at this stage."""
     for what, least in (("optimizer", 1), ("param", 3)):
         if offloads(cx.spec, what) and cx.spec.zero.stage < least:
             message = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
@@ -35,22 +22,7 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER105", "optimizer-in-the-wrong-place")
 def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
-    """An optimizer for the CPU without offload, or one for the accelerator with it.
-
-    What it does:
-        Checks that zero.offload_optimizer is on for DeepSpeedCPUAdam, and off for FusedAdam.
-
-    Why:
-        DeepSpeedCPUAdam fails at the first parameter that is not in CPU memory, FusedAdam at the first that is.
-
-    Example:
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
-        zero = dict(stage=2)
-
-    Use instead:
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
-        zero = dict(stage=2, offload_optimizer='cpu')
-    """
+    """An optimizer for the CPU without offload, or one for the accelerator with it."""
     name, offloaded = cx.other_optimizer.target, offloads(cx.spec, "optimizer")
     from dslpar.schema.torch_optimizers import named
 
@@ -68,23 +40,7 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER107", "partial-offload")
 def partial_offload(cx: Context) -> Iterator[Problem]:
-    """Partial offload of the optimizer where DeepSpeed does not support it.
-
-    What it does:
-        Checks that the stage is 3 and the optimizer DeepSpeedCPUAdam for an offload_optimizer.ratio below 1 and for
-        super_offload.
-
-    Why:
-        Only ZeRO 3 splits an optimizer between CPU and accelerator, and only this optimizer. At other stages DeepSpeed
-        silently offloads all of it.
-
-    Example:
-        zero = dict(stage=2, offload_optimizer=dict(device='cpu', ratio=0.5))
-
-    Use instead:
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
-        zero = dict(stage=3, offload_optimizer=dict(device='cpu', ratio=0.5))
-    """
+    """Partial offload of the optimizer where DeepSpeed does not support it."""
     if cx.spec.zero.stage == 3 and is_cpu_adam(cx):
         return
     offload = cx.spec.zero.extra.get("offload_optimizer", {})
@@ -96,20 +52,7 @@ def partial_offload(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD107", "keys-of-nvme", "warning")
 def keys_of_nvme(cx: Context) -> Iterator[Problem]:
-    """Keys of offload to NVMe with offload to the CPU.
-
-    What it does:
-        Finds nvme_path, buffer_count, buffer_size, max_in_cpu, pipeline_read, pipeline_write and fast_init.
-
-    Why:
-        They have no effect if the device is 'cpu'.
-
-    Example:
-        zero = dict(stage=3, offload_param=dict(device='cpu', buffer_count=8))
-
-    Use instead:
-        zero = dict(stage=3, offload_param=dict(device='cpu'))
-    """
+    """Keys of offload to NVMe with offload to the CPU."""
     for what in ("optimizer", "param"):
         for key in cx.spec.zero.extra[f"offload_{what}"] if offloads(cx.spec, what) else ():
             if key in _OF_NVME:

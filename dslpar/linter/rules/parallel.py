@@ -11,20 +11,7 @@ from dslpar.linter.rule import rule
 
 @rule("PAR101", "world-not-a-multiple")
 def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
-    """The world size is not a multiple of pipeline * tensor.
-
-    What it does:
-        Checks that the ranks divide into whole replicas of pipeline * tensor ranks.
-
-    Why:
-        The remaining ranks would have no place in the mesh. dslpar never leaves ranks idle, and never changes a size.
-
-    Example:
-        parallel = dict(pipeline=3)  # a world of 8
-
-    Use instead:
-        parallel = dict(pipeline=4)  # a world of 8
-    """
+    """The world size is not a multiple of pipeline * tensor."""
     ranks, world = cx.stages * cx.cuboid.size, cx.world
     if world > ranks and world % ranks:
         below = world // ranks * ranks
@@ -35,20 +22,7 @@ def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
 
 @rule("PAR102", "too-few-ranks")
 def too_few_ranks(cx: Context) -> Iterator[Problem]:
-    """One replica needs more ranks than the world has.
-
-    What it does:
-        Checks that the world has at least pipeline * tensor ranks.
-
-    Why:
-        Some frameworks clamp a size to the world size, and train another layout than was requested. dslpar does not.
-
-    Example:
-        parallel = dict(pipeline=16)  # a world of 8
-
-    Use instead:
-        parallel = dict(pipeline=8)  # a world of 8
-    """
+    """One replica needs more ranks than the world has."""
     ranks = cx.stages * cx.cuboid.size
     if cx.world < ranks:
         message = f"one replica needs {_product(cx)} ranks, and the world has {cx.world}"
@@ -57,21 +31,7 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
 
 @rule("PAR103", "data-size-differs")
 def data_size_differs(cx: Context) -> Iterator[Problem]:
-    """The data size is not world / (pipeline * tensor).
-
-    What it does:
-        Compares parallel.data, and LiBai's data_parallel_size if it is over 1, with the number of replicas that the
-        other sizes leave.
-
-    Why:
-        The data size follows from the other sizes. ColossalAI ignores a wrong one, LiBai overwrites it.
-
-    Example:
-        parallel = dict(data=3, pipeline=2)  # a world of 8
-
-    Use instead:
-        parallel = dict(data=4, pipeline=2)  # a world of 8; or leave data out
-    """
+    """The data size is not world / (pipeline * tensor)."""
     libai = cx.spec.train.dist.data_parallel_size
     for key, size in (
         ("parallel.data.size", cx.spec.parallel.data.size),
@@ -85,21 +45,7 @@ def data_size_differs(cx: Context) -> Iterator[Problem]:
 
 @rule("PAR104", "two-forms-differ")
 def two_forms_differ(cx: Context) -> Iterator[Problem]:
-    """`parallel` and `train.dist` describe different layouts.
-
-    What it does:
-        Compares the sizes over 1 and the stage ids of `train.dist`, LiBai's form, with `parallel`.
-
-    Why:
-        Neither form has precedence over the other.
-
-    Example:
-        parallel = dict(pipeline=2)
-        train = dict(dist=dict(pipeline_parallel_size=4))
-
-    Use instead:
-        parallel = dict(pipeline=4)
-    """
+    """`parallel` and `train.dist` describe different layouts."""
     if not cx.given("parallel") or not (cx.from_parallel("pipeline") or cx.from_parallel("tensor")):
         return
     dist, tensor, pipeline = cx.spec.train.dist, cx.spec.parallel.tensor, cx.spec.parallel.pipeline

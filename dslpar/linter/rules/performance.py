@@ -28,26 +28,7 @@ from dslpar.schema.sections import Model
 
 @rule("PERF103", "below-break-even", "warning")
 def below_break_even(cx: Context) -> Iterator[Problem]:
-    """The tensor mode sends more than '1d' would, for micro-batches of this size.
-
-    What it does:
-        Counts the elements that a rank sends for one transformer layer, forward and backward, in this mode and in '1d'
-        on as many ranks, and from how many tokens on this mode sends less.
-
-    Why:
-        All modes but '1d' send weights and activations. Weights are sent once a micro-batch, however small it is; in
-        return fewer elements are sent for each token. Below the break-even, '1d' sends less.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=96, num_heads=4, vocab_size=256, max_seq_len=96)
-        parallel = dict(tensor=dict(size=4, mode='2d'))
-        batch = dict(micro_size=2)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=96, num_heads=4, vocab_size=256, max_seq_len=96)
-        parallel = dict(tensor=dict(size=4, mode='2d'))
-        batch = dict(micro_size=4)
-    """
+    """The tensor mode sends more than '1d' would, for micro-batches of this size."""
     cuboid, model = cx.cuboid, cx.model_of(Model)
     if cuboid.x == cuboid.z == 1:
         return  # the layout is 1d, whatever its mode is called
@@ -81,24 +62,7 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 
 @rule("PERF104", "bubble", "warning")
 def bubble(cx: Context) -> Iterator[Problem]:
-    """The stages of the pipeline are idle for more than 20 % of the step.
-
-    What it does:
-        Computes (S - 1) / (m + S - 1) for S stages and m micro-batches, the share of a step in which a stage is idle
-        while the pipeline fills and drains. It is 20 % or less from 4 * (S - 1) micro-batches on.
-
-    Why:
-        Idle ranks cost as much as busy ones. More and smaller micro-batches shorten the wait, with the same number of
-        samples a step.
-
-    Example:
-        parallel = dict(pipeline=4)
-        batch = dict(global_size=64, accumulation=8)
-
-    Use instead:
-        parallel = dict(pipeline=4)
-        batch = dict(global_size=64, accumulation=16)
-    """
+    """The stages of the pipeline are idle for more than 20 % of the step."""
     stages, count = cx.stages, _micro_batches(cx)
     share = (stages - 1) / (count + stages - 1)
     if count >= stages and share > _MOST_BUBBLE:
@@ -108,23 +72,7 @@ def bubble(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF105", "too-few-micro-batches", "warning")
 def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
-    """The pipeline has fewer micro-batches than stages.
-
-    What it does:
-        Compares the micro-batches of a step (batch.accumulation, by default 1) with the stages.
-
-    Why:
-        A stage computes one micro-batch at a time, so some stages are always idle. With a single micro-batch a pipeline
-        is as slow as one rank.
-
-    Example:
-        parallel = dict(pipeline=4)
-        batch = dict(micro_size=4)
-
-    Use instead:
-        parallel = dict(pipeline=4)
-        batch = dict(micro_size=1, accumulation=12)
-    """
+    """The pipeline has fewer micro-batches than stages."""
     stages, count = cx.stages, _micro_batches(cx)
     if count < stages:
         share = (stages - 1) / (count + stages - 1)
@@ -182,23 +130,7 @@ def _more_micro_batches(cx: Context) -> str:
 
 @rule("PERF106", "uneven-stages", "warning")
 def uneven_stages(cx: Context) -> Iterator[Problem]:
-    """One stage computes over 15 % more than the mean of the stages.
-
-    What it does:
-        Adds up the multiplications of each stage: its layers, and on the last one the head. Compares the busiest stage
-        with the mean. Partitions by method='parameters' and 'type:...' are accepted: they balance something else.
-
-    Why:
-        In a full pipeline all stages are as slow as the busiest one.
-
-    Example:
-        parallel = dict(pipeline=dict(size=2, counts=[2, 6]))
-        batch = dict(accumulation=4)
-
-    Use instead:
-        parallel = dict(pipeline=dict(size=2, counts=[4, 4]))
-        batch = dict(accumulation=4)
-    """
+    """One stage computes over 15 % more than the mean of the stages."""
     counts, model = partition_of(cx), cx.model_of(Model)
     if counts is None or len(counts) == 1:
         return
@@ -244,21 +176,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 
 @rule("PERF108", "all-reduce-of-gradients", "warning")
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce.
-
-    What it does:
-        Finds zero.use_multi_rank_bucket_allreduce=True. dslpar's default is False; DeepSpeed's is True.
-
-    Why:
-        DeepSpeed 0.19 then sums each gradient on all ranks, though only one rank needs it: 3 (N-1)/N instead of
-        2 (N-1)/N elements a parameter and step, for N data ranks.
-
-    Example:
-        zero = dict(stage=1, use_multi_rank_bucket_allreduce=True)
-
-    Use instead:
-        zero = dict(stage=1)
-    """
+    """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
     used = zero.stage == 2 or (zero.stage == 1 and not uses_bf16_optimizer(cx))  # else DEAD116 reports it
     if used and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.data_size > 1:
@@ -269,24 +187,7 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 with accumulation: gradients are reduced at every micro-batch.
-
-    What it does:
-        Finds stage 2 with more than one micro-batch a step, and counts what is sent: (m + 1) (N-1)/N elements a
-        parameter for m micro-batches and N data ranks, where ZeRO 1 sends 2 (N-1)/N.
-
-    Why:
-        ZeRO 2 keeps no whole gradients to accumulate into, so each micro-batch's gradients are reduced at once. ZeRO 1
-        accumulates them first, and needs memory for whole gradients.
-
-    Example:
-        zero = 2
-        batch = dict(accumulation=4)
-
-    Use instead:
-        zero = 1
-        batch = dict(accumulation=4)
-    """
+    """ZeRO 2 with accumulation: gradients are reduced at every micro-batch."""
     count = cx.batch.accumulation
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.data_size > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
@@ -304,21 +205,7 @@ def _percent(share: float) -> str:
 
 @rule("PERF102", "whole-stage-recomputed", "info")
 def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
-    """All layers of the model are one segment of activation checkpointing.
-
-    What it does:
-        Compares activation_checkpoint.interval with the number of layers, if there is no pipeline.
-
-    Why:
-        The backward pass of that segment stores the activations of all layers at once, so the peak memory is the same.
-        (A pipeline stage holds several micro-batches, of which only one is recomputed at a time.)
-
-    Example:
-        activation_checkpoint = 100
-
-    Use instead:
-        activation_checkpoint = 2
-    """
+    """All layers of the model are one segment of activation checkpointing."""
     if cx.spec.activation_checkpoint is None or cx.stages > 1:
         return
     interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers

@@ -20,22 +20,7 @@ _PARTITIONS = ("stage_ids", "counts", "method")
 
 @rule("PIP101", "more-stages-than-layers")
 def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
-    """The pipeline has more stages than the model has transformer layers.
-
-    What it does:
-        Compares the number of stages with num_layers.
-
-    Why:
-        A stage without parameters fails only on its own ranks, and the others hang (DeepSpeed's issue 1522).
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=4)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=4)
-    """
+    """The pipeline has more stages than the model has transformer layers."""
     layers = cx.num_layers
     if cx.stages > layers:
         message = f"{cx.stages} stages, and the model has {layers} layers"
@@ -44,22 +29,7 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP102", "wrong-number-of-stage-ids")
 def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
-    """The number of stage ids is not the number of layers.
-
-    What it does:
-        Compares the length of stage_ids (LiBai: custom_pipeline_stage_id) with num_layers.
-
-    Why:
-        There is one id for each transformer layer.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, stage_ids=[0, 0, 1, 1]))
-    """
+    """The number of stage ids is not the number of layers."""
     ids, layers = _ids(cx), cx.num_layers
     if len(ids) != layers:
         message = f"{len(ids)} stage ids for {layers} layers"
@@ -68,22 +38,7 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP103", "stage-ids-decrease")
 def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
-    """Stage ids that decrease.
-
-    What it does:
-        Checks that stage ids never decrease.
-
-    Why:
-        Activations go from stage to stage in one direction; a stage holds consecutive layers.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[3, 0, 2, 1]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
-    """
+    """Stage ids that decrease."""
     ids = _ids(cx)
     for layer, (before, stage) in enumerate(pairwise(ids), start=1):
         if stage < before:
@@ -94,22 +49,7 @@ def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP104", "no-such-stage")
 def no_such_stage(cx: Context) -> Iterator[Problem]:
-    """An unknown stage id.
-
-    What it does:
-        Checks that stage ids are from 0 to the pipeline size - 1.
-
-    Why:
-        The size of the pipeline bounds the ids. LiBai checks them against the world size, and accepts such a list.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 5]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
-    """
+    """An unknown stage id."""
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
             message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
@@ -119,22 +59,7 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP105", "empty-stage")
 def empty_stage(cx: Context) -> Iterator[Problem]:
-    """A stage without layers.
-
-    What it does:
-        Checks that each stage occurs in stage_ids, and that no count is 0.
-
-    Why:
-        A stage without parameters fails only on its own ranks, and the others hang.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 0, 0, 0]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=4, stage_ids=[0, 1, 2, 3]))
-    """
+    """A stage without layers."""
     pipeline = cx.multi_stage_pipeline
     if cx.stages > cx.num_layers:
         return  # PIP101 reports it
@@ -154,22 +79,7 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP106", "two-cuts")
 def two_cuts(cx: Context) -> Iterator[Problem]:
-    """More than one of stage_ids, counts and method.
-
-    What it does:
-        Finds a pipeline with several partitions of its layers.
-
-    Why:
-        Only one of them can have an effect.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, counts=[1, 3], method='cost'))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
-    """
+    """More than one of stage_ids, counts and method."""
     pipeline = cx.spec.parallel.pipeline
     given = [name for name in _PARTITIONS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
@@ -179,22 +89,7 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP107", "counts-do-not-fit")
 def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
-    """The counts of layers do not match the stages or the model.
-
-    What it does:
-        Checks that counts has one number for each stage and that they add up to num_layers.
-
-    Why:
-        Megatron-LM once silently built 28 layers of 30 (its issue 1304).
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=dict(size=2, counts=[1, 3]))
-    """
+    """The counts of layers do not match the stages or the model."""
     pipeline = cx.spec.parallel.pipeline
     if pipeline is None or pipeline.counts is None:
         return
@@ -209,22 +104,7 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP108", "layers-differ")
 def layers_differ(cx: Context) -> Iterator[Problem]:
-    """train.dist.pipeline_num_layers is not the model's number of layers.
-
-    What it does:
-        Compares LiBai's pipeline_num_layers, if it is set, with the model's number of layers.
-
-    Why:
-        LiBai partitions the pipeline by the one, and builds the model by the other.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        train = dict(dist=dict(pipeline_parallel_size=2, pipeline_num_layers=6))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        train = dict(dist=dict(pipeline_parallel_size=2))
-    """
+    """train.dist.pipeline_num_layers is not the model's number of layers."""
     given, layers = cx.spec.train.dist.pipeline_num_layers, cx.num_layers
     if given is not None and given != layers:
         message = f"pipeline_num_layers is {given}, and the model has {layers} layers"
@@ -233,21 +113,7 @@ def layers_differ(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP109", "unknown-method")
 def unknown_method(cx: Context) -> Iterator[Problem]:
-    """An unknown method of partitioning the layers.
-
-    What it does:
-        Compares parallel.pipeline.method with the list of methods. After 'type:' it expects names of layer classes,
-        with '|' between them, and '^', '$' and '.' as in regular expressions.
-
-    Why:
-        The layers could not be partitioned.
-
-    Example:
-        parallel = dict(pipeline=dict(size=2, method='unifrom'))
-
-    Use instead:
-        parallel = dict(pipeline=dict(size=2, method='uniform'))
-    """
+    """An unknown method of partitioning the layers."""
     pipeline = cx.spec.parallel.pipeline
     method = pipeline.method if pipeline is not None else None
     if method is None or method in sections.METHODS:
@@ -266,23 +132,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
-    """A pipeline over a model whose layers are known only when it is built.
-
-    What it does:
-        Reports that the partition is checked later, if the model is a class of your own without a layers_cfg.
-
-    Why:
-        Linting does not import the class. It must be a torch.nn.Sequential, a dslpar.models.LayeredModel or a
-        dslpar.ModelFromConfig: any other module cannot be partitioned, and the run ends with an error.
-
-    Example:
-        model = dict(type='my_package.my_module.MyModel')
-        parallel = dict(pipeline=2)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        parallel = dict(pipeline=2)
-    """
+    """A pipeline over a model whose layers are known only when it is built."""
     if cx.unlisted and cx.stages > 1:
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
         yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, so that its layers are known")
@@ -290,44 +140,13 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP111", "layer-idx-with-gaps")
 def layer_idx_with_gaps(cx: Context) -> Iterator[Problem]:
-    """Gaps in the layer_idx of a layers_cfg.
-
-    What it does:
-        Checks that each layer_idx is that of the layer before, or the next one, from 0; -1 is the last. A layer without
-        one belongs to its neighbour.
-
-    Why:
-        A stage holds consecutive layers, and can begin with any layer_idx.
-
-    Example:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
-                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=2)])
-
-    Use instead:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8, layer_idx=0),
-                                                    dict(type='Linear', in_features=8, out_features=8, layer_idx=1)])
-    """
+    """Gaps in the layer_idx of a layers_cfg."""
     yield from cx.misreads("PIP111")
 
 
 @rule("DEAD101", "cut-without-stages", "warning")
 def cut_without_stages(cx: Context) -> Iterator[Problem]:
-    """A partition of the layers without a pipeline.
-
-    What it does:
-        Finds stage_ids, counts or method if the pipeline has one stage.
-
-    Why:
-        They have no effect; probably the pipeline's size is missing.
-
-    Example:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        train = dict(dist=dict(custom_pipeline_stage_id=[0, 0, 0, 0]))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-        train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 0, 1, 1]))
-    """
+    """A partition of the layers without a pipeline."""
     if cx.stages > 1:
         return
     for key in (*(f"parallel.pipeline.{name}" for name in _PARTITIONS), "train.dist.custom_pipeline_stage_id"):
@@ -338,27 +157,7 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP113", "stage-without-parameters")
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
-    """A stage of a layers_cfg without parameters.
-
-    What it does:
-        Checks that each stage, and the model as a whole, has a layer with parameters. It is known which of torch.nn's
-        layers have some; a class of your own is assumed to have some.
-
-    Why:
-        DeepSpeed builds an optimizer on each stage, fails only on that one, and the others hang (its issue 1522).
-
-    Example:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
-                                                    dict(type='Linear', in_features=8, out_features=8),
-                                                    dict(type='ReLU')])
-        parallel = dict(pipeline=dict(size=2, counts=[2, 1]))
-
-    Use instead:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8),
-                                                    dict(type='Linear', in_features=8, out_features=8),
-                                                    dict(type='ReLU')])
-        parallel = dict(pipeline=dict(size=2, counts=[1, 2]))
-    """
+    """A stage of a layers_cfg without parameters."""
     model, layers = cx.other_model, cx.num_layers
     if listed_layers.without_parameters(model, (layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
@@ -375,21 +174,7 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP114", "fewer-matches-than-stages", "warning")
 def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
-    """method='type:REGEX' matches fewer layers than there are stages.
-
-    What it does:
-        Counts the layers whose class matches.
-
-    Why:
-        This method gives each stage the same number of matching layers; here some stages get none, and which other
-        layers they hold is arbitrary.
-
-    Example:
-        parallel = dict(pipeline=dict(size=4, method='type:Embedding|Head'))
-
-    Use instead:
-        parallel = dict(pipeline=dict(size=4, method='type:Block'))
-    """
+    """method='type:REGEX' matches fewer layers than there are stages."""
     pipeline, model = cx.spec.parallel.pipeline, cx.spec.model
     method = (pipeline.method if pipeline is not None else None) or ""
     if not method.startswith("type:") or not _is_method(method):
@@ -459,22 +244,7 @@ def _ids(cx: Context) -> tuple[int, ...]:
 
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """Several chunks of layers on each stage.
-
-    What it does:
-        Finds schedule.num_chunks above 1.
-
-    Why:
-        Several chunks need the interleaved schedule, which is not part of this version of dslpar.
-
-    Example:
-        parallel = dict(pipeline=2)
-        schedule = dict(type='1f1b', num_chunks=2)
-
-    Use instead:
-        parallel = dict(pipeline=2)
-        schedule = dict(type='1f1b')
-    """
+    """Several chunks of layers on each stage."""
     if cx.spec.schedule is not None and cx.spec.schedule.num_chunks > 1:
         message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which is not supported"
         yield cx.problem("schedule.num_chunks", message, "num_chunks=1")

@@ -20,20 +20,7 @@ _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in ro
 
 @rule("TEN101", "no-mode")
 def no_mode(cx: Context) -> Iterator[Problem]:
-    """Tensor parallelism over more than one rank has no mode.
-
-    What it does:
-        Checks that parallel.tensor has a mode if its size is over 1.
-
-    Why:
-        Without a mode each rank would hold the whole layer: ColossalAI silently replicates it.
-
-    Example:
-        parallel = dict(tensor=4)
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """Tensor parallelism over more than one rank has no mode."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode is None and tensor.size > 1:
         message = f"tensor parallelism of size {tensor.size} has no mode"
@@ -42,20 +29,7 @@ def no_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN102", "unknown-mode")
 def unknown_mode(cx: Context) -> Iterator[Problem]:
-    """An unknown mode of tensor parallelism.
-
-    What it does:
-        Compares parallel.tensor.mode with the list of modes.
-
-    Why:
-        The mode says how a layer is sharded; there is no default.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='1D'))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """An unknown mode of tensor parallelism."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode is not None and tensor.mode not in MODES:
         hint = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
@@ -65,58 +39,19 @@ def unknown_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN103", "not-a-cube")
 def not_a_cube(cx: Context) -> Iterator[Problem]:
-    """Mode '3d' with a size that is not a cube.
-
-    What it does:
-        Checks that the size is q * q * q.
-
-    Why:
-        A 3D layer is sharded over a cube of ranks; mode 'cuboid' takes any shape.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='3d'))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=8, mode='3d'))
-    """
+    """Mode '3d' with a size that is not a cube."""
     yield from _not_a_power(cx, "3d", 3)
 
 
 @rule("TEN104", "not-a-square")
 def not_a_square(cx: Context) -> Iterator[Problem]:
-    """Mode '2d' with a size that is not a square.
-
-    What it does:
-        Checks that the size is q * q.
-
-    Why:
-        A 2D layer is sharded over a square of ranks; mode 'cuboid' takes any shape.
-
-    Example:
-        parallel = dict(tensor=dict(size=2, mode='2d'))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='2d'))
-    """
+    """Mode '2d' with a size that is not a square."""
     yield from _not_a_power(cx, "2d", 2)
 
 
 @rule("TEN105", "no-depth")
 def no_depth(cx: Context) -> Iterator[Problem]:
-    """Mode '2.5d' without a depth.
-
-    What it does:
-        Checks that mode '2.5d' has a depth.
-
-    Why:
-        size = depth * q * q has more than one solution.
-
-    Example:
-        parallel = dict(tensor=dict(size=8, mode='2.5d'))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))
-    """
+    """Mode '2.5d' without a depth."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
         depths = [str(depth) for depth in _depths(tensor.size)]
@@ -126,20 +61,7 @@ def no_depth(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN106", "not-depth-times-square")
 def not_depth_times_square(cx: Context) -> Iterator[Problem]:
-    """Mode '2.5d' with a size that is not depth * q * q.
-
-    What it does:
-        Checks that size / depth is a square.
-
-    Why:
-        A 2.5D layer is sharded over a square of ranks, and replicated depth times.
-
-    Example:
-        parallel = dict(tensor=dict(size=8, mode='2.5d', depth=3))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))
-    """
+    """Mode '2.5d' with a size that is not depth * q * q."""
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth and MODES["2.5d"].axes(tensor) is None:
         message = f"size {tensor.size} is not depth {tensor.depth} times a square"
@@ -151,20 +73,7 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN107", "shape-is-not-the-size")
 def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
-    """Mode 'cuboid' without a shape, or with a shape whose product is not the size.
-
-    What it does:
-        Checks that shape=(x, y, z) is given and that x * y * z = size.
-
-    Why:
-        The size is the number of ranks of a tensor group, the shape how they are arranged.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='cuboid', shape=(2, 3, 1)))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='cuboid', shape=(2, 2, 1)))
-    """
+    """Mode 'cuboid' without a shape, or with a shape whose product is not the size."""
     tensor = cx.tensor
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
@@ -179,21 +88,7 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN108", "option-of-another-mode")
 def option_of_another_mode(cx: Context) -> Iterator[Problem]:
-    """A key of parallel.tensor that has no effect in its mode.
-
-    What it does:
-        Finds depth outside '2.5d', shape outside 'cuboid', sequence outside '1d', impl outside 'sequence', residual and
-        inner outside '3d' and 'cuboid'.
-
-    Why:
-        The author expects an effect; probably another mode was meant.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='1d', depth=2))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=8, mode='2.5d', depth=2))
-    """
+    """A key of parallel.tensor that has no effect in its mode."""
     tensor = cx.spec.parallel.tensor
     if tensor is None or (tensor.mode is None and tensor.size > 1) or tensor.mode not in (None, *MODES):
         return
@@ -207,22 +102,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD109", "keep-without-effect", "warning")
 def keep_without_effect(cx: Context) -> Iterator[Problem]:
-    """keep names panels that are not gathered.
-
-    What it does:
-        Compares keep with the panels that the layers gather on this cuboid: panels of activations if z is over 1, or if
-        y is over 1 and the residual stream is not replicated; panels of weights if q is over 1.
-
-    Why:
-        A panel that is not gathered can be neither kept nor freed. In modes '1d' (without sequence) and 'sequence' none
-        is, and keep has no effect; in the other modes 'w' may mean 'none', and 'both' may mean 'x' or 'w'.
-
-    Example:
-        parallel = dict(tensor=dict(size=2, mode='1d', keep='none'))
-
-    Use instead:
-        parallel = dict(tensor=dict(size=2, mode='1d', sequence=True, keep='none'))
-    """
+    """keep names panels that are not gathered."""
     tensor, cuboid = cx.tensor, cx.cuboid
     if tensor is None or tensor.keep is None or (tensor.size == 1 and tensor.mode):
         return  # DEAD110 reports options of one rank
@@ -241,22 +121,7 @@ def keep_without_effect(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN130", "layers-not-parallel")
 def layers_not_parallel(cx: Context) -> Iterator[Problem]:
-    """Tensor parallelism with torch.nn's layers in a layers_cfg.
-
-    What it does:
-        Finds layers of torch.nn that have parameters, if the tensor size is over 1.
-
-    Why:
-        They are not sharded: each rank of a tensor group would hold the whole layer, and train it on the same samples.
-
-    Example:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
-        parallel = dict(tensor=dict(size=2, mode='1d'))
-
-    Use instead:
-        model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)])
-        parallel = dict(tensor=1)
-    """
+    """Tensor parallelism with torch.nn's layers in a layers_cfg."""
     model, size = cx.other_model, cx.cuboid.size
     if size == 1 or cx.unlisted:
         return
@@ -273,23 +138,7 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The sequence length is not a multiple of the number of ranks that split the sequence.
-
-    What it does:
-        Checks that the tokens of a sample are a multiple of y if the residual stream is split by sequence, and of x in
-        mode 'sequence'.
-
-    Why:
-        Every rank holds the same number of tokens.
-
-    Example:
-        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
-        data = dict(seq_len=30)
-
-    Use instead:
-        parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))
-        data = dict(seq_len=32)
-    """
+    """The sequence length is not a multiple of the number of ranks that split the sequence."""
     longest = cx.model_of(sections.Model).max_seq_len
     length = cx.spec.data.seq_len or longest
     for by in (condition.by for condition in divisors.sequence(length, cx.cuboid) if not condition.holds):

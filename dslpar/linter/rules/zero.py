@@ -14,23 +14,7 @@ from dslpar.linter.rules.offload import is_cpu_adam
 
 @rule("ZER101", "zero-with-pipeline")
 def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
-    """ZeRO 2 or 3 with a pipeline.
-
-    What it does:
-        Checks that zero.stage is 0 or 1 if the pipeline has two stages or more.
-
-    Why:
-        DeepSpeed raises an error after the model is built (its issues 568, 1110, 3589). Sharded gradients would have to
-        be reduced at every micro-batch.
-
-    Example:
-        parallel = dict(pipeline=2)
-        zero = dict(stage=2)
-
-    Use instead:
-        parallel = dict(pipeline=2)
-        zero = dict(stage=1)
-    """
+    """ZeRO 2 or 3 with a pipeline."""
     stage = cx.spec.zero.stage
     if stage > 1 and cx.stages > 1:
         message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.stages} stages"
@@ -39,20 +23,7 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER102", "no-gradient-norm")
 def no_gradient_norm(cx: Context) -> Iterator[Problem]:
-    """zero.compute_grad_norm is off.
-
-    What it does:
-        Finds compute_grad_norm=False.
-
-    Why:
-        Clipping needs the norm, and every step reports it.
-
-    Example:
-        zero = dict(stage=1, compute_grad_norm=False)
-
-    Use instead:
-        zero = dict(stage=1)
-    """
+    """zero.compute_grad_norm is off."""
     if cx.spec.zero.extra.get("compute_grad_norm") is False:
         key = "zero.compute_grad_norm"
         yield cx.problem(key, "clipping and the step's report need the gradient norm", "leave it out")
@@ -60,23 +31,7 @@ def no_gradient_norm(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER103", "optimizer-not-elementwise")
 def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
-    """An optimizer that needs whole tensors, with sharded ones.
-
-    What it does:
-        Checks that zero.stage is 0 and the tensor size 1, unless the optimizer is known to be elementwise. AdamW, Adam,
-        SGD and most of torch's optimizers are elementwise; Adafactor and Lamb are not; a class of your own may be.
-
-    Why:
-        ZeRO and tensor parallelism give the optimizer shards of tensors. An optimizer that uses the norm, the rows or
-        the columns of a tensor would use those of the shard, and the layout would change the result.
-
-    Example:
-        optimizer = dict(type='Adafactor', lr=1e-3)
-        zero = 1
-
-    Use instead:
-        optimizer = dict(type='Adafactor', lr=1e-3)
-    """
+    """An optimizer that needs whole tensors, with sharded ones."""
     optimizer = cx.other_optimizer
     from dslpar.schema.torch_optimizers import elementwise, named
 
@@ -97,22 +52,7 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER106", "handler-with-zero")
 def handler_with_zero(cx: Context) -> Iterator[Problem]:
-    """A gradient handler with ZeRO.
-
-    What it does:
-        Checks that zero.stage is 0 if gradient_handler names a handler of your own.
-
-    Why:
-        With ZeRO, gradients are reduced during the backward pass and sharded: at no moment could a handler see whole
-        gradients.
-
-    Example:
-        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
-        zero = 1
-
-    Use instead:
-        gradient_handler = [dict(type='my_package.my_module.MyHandler')]
-    """
+    """A gradient handler with ZeRO."""
     if cx.spec.gradient_handler and cx.spec.zero.stage:
         message = f"gradient handlers need whole gradients, which ZeRO stage {cx.spec.zero.stage} shards"
         yield cx.problem("gradient_handler", message, "zero = 0, or no handler")
@@ -120,22 +60,7 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE101", "half-precision-needs-zero")
 def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
-    """Half precision at ZeRO 0.
-
-    What it does:
-        Checks that zero.stage is at least 1 if the precision is bf16 or fp16.
-
-    Why:
-        At stage 0 DeepSpeed 0.19 uses another optimizer wrapper, whose first Adam step is too small, whose norm counts
-        only one tensor rank, and whose fp16 step ignores the loss scale.
-
-    Example:
-        precision = 'bf16'
-
-    Use instead:
-        precision = 'bf16'
-        zero = dict(stage=1)
-    """
+    """Half precision at ZeRO 0."""
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
         message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong"
@@ -144,25 +69,7 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE102", "low-precision-masters")
 def low_precision_masters(cx: Context) -> Iterator[Problem]:
-    """Master weights in half precision with an optimizer that does not support them.
-
-    What it does:
-        Checks that the optimizer is 'DeepSpeedCPUAdam' and offloaded if fp16_master_weights_and_grads or
-        bf16_master_weights_and_grads is on; with bf16_optimizer_states, masters in bf16 may stay on the accelerator.
-        And that bf16_master_weights_and_grads is on if bf16_optimizer_states is.
-
-    Why:
-        DeepSpeed fails at an assertion after the model is built.
-
-    Example:
-        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
-        zero = 2
-
-    Use instead:
-        precision = dict(dtype='fp16', fp16_master_weights_and_grads=True)
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
-        zero = dict(stage=2, offload_optimizer='cpu')
-    """
+    """Master weights in half precision with an optimizer that does not support them."""
     extra, offloaded = cx.spec.precision.extra, offloads(cx.spec, "optimizer")
     on_accelerator = extra.get("bf16_optimizer_states") and not offloaded
     for dtype in ("fp16", "bf16"):
@@ -180,23 +87,7 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD104", "scale-that-never-changes", "warning")
 def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
-    """Keys of the dynamic loss scale with a fixed one.
-
-    What it does:
-        Finds initial_scale_power, loss_scale_window, hysteresis, consecutive_hysteresis and min_loss_scale together
-        with a loss_scale above 0.
-
-    Why:
-        loss_scale=0, the default, is dynamic; any other loss scale is fixed, and these keys have no effect.
-
-    Example:
-        precision = dict(dtype='fp16', loss_scale=128, loss_scale_window=500)
-        zero = 1
-
-    Use instead:
-        precision = dict(dtype='fp16', loss_scale_window=500)
-        zero = 1
-    """
+    """Keys of the dynamic loss scale with a fixed one."""
     extra = cx.spec.precision.extra
     for name in _DYNAMIC if extra.get("loss_scale") else ():
         if name in extra:
@@ -209,23 +100,7 @@ _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecuti
 
 @rule("ZER108", "refused-by-zero")
 def refused_by_zero(cx: Context) -> Iterator[Problem]:
-    """A value of `zero` that DeepSpeed rejects.
-
-    What it does:
-        Finds legacy_stage1=True; elastic_checkpoint=True at stage 3; pipeline_loading_checkpoint=True at stages 1 and
-        2; an odd allgather_bucket_size at stages 1 and 2; and zero_quantized_gradients without reduce_scatter at stage
-        3.
-
-    Why:
-        DeepSpeed fails at an assertion after the model is built; with elastic_checkpoint at the first checkpoint, with
-        pipeline_loading_checkpoint when the run resumes.
-
-    Example:
-        zero = dict(stage=1, allgather_bucket_size=999)
-
-    Use instead:
-        zero = dict(stage=1, allgather_bucket_size=1000)
-    """
+    """A value of `zero` that DeepSpeed rejects."""
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
     size = extra.get("allgather_bucket_size", 0)
     if stage and extra.get("legacy_stage1"):
@@ -246,21 +121,7 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
 
 @rule("ZER109", "secondary-shards")
 def secondary_shards(cx: Context) -> Iterator[Problem]:
-    """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks.
-
-    What it does:
-        Checks, at stage 3, that the world size is a multiple of zero_hpz_partition_size, and that the tensor size is 1.
-
-    Why:
-        DeepSpeed divides all ranks in order into groups of that size, and asserts that no rank remains. With tensor
-        parallelism such a group would hold shards of different tensors, and silently gather them into one.
-
-    Example:
-        zero = dict(stage=3, zero_hpz_partition_size=3)
-
-    Use instead:
-        zero = dict(stage=3, zero_hpz_partition_size=4)
-    """
+    """Secondary shards of parameters (zero_hpz_partition_size) that do not fit the ranks."""
     size, key = int(cx.spec.zero.extra.get("zero_hpz_partition_size", 1)), "zero.zero_hpz_partition_size"
     if size < 2 or cx.spec.zero.stage != 3:
         return
@@ -275,24 +136,7 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
 
 @rule("PRE103", "optimizer-keeps-fp32")
 def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
-    """Optimizer states in bf16, offloaded, with an optimizer that keeps them in fp32.
-
-    What it does:
-        Checks that DeepSpeedCPUAdam has fp32_optimizer_states=False if precision has bf16_optimizer_states.
-
-    Why:
-        The default is True. DeepSpeed fails at an assertion after the model is built.
-
-    Example:
-        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4)
-        zero = dict(stage=2, offload_optimizer='cpu')
-
-    Use instead:
-        precision = dict(dtype='bf16', bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
-        optimizer = dict(type='DeepSpeedCPUAdam', lr=3e-4, fp32_optimizer_states=False)
-        zero = dict(stage=2, offload_optimizer='cpu')
-    """
+    """Optimizer states in bf16, offloaded, with an optimizer that keeps them in fp32."""
     extra = cx.spec.precision.extra
     if not (extra.get("bf16_optimizer_states") and extra.get("bf16_master_weights_and_grads")):
         return  # PRE102 reports one without the other

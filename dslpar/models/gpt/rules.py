@@ -26,70 +26,19 @@ def _gpt(cx: Context) -> GPT:
 
 @rule("TEN201", "heads-do-not-divide")
 def heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """num_heads is not a multiple of the number of ranks that share the attention heads.
-
-    What it does:
-        Checks that num_heads is a multiple of y (of y * z if inner activations are split by heads), and for Ulysses
-        that num_heads / y is a multiple of x.
-
-    Why:
-        A rank computes whole heads.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=6, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """num_heads is not a multiple of the number of ranks that share the attention heads."""
     yield from _attention(cx, "TEN201", "num_heads")
 
 
 @rule("TEN202", "hidden-does-not-divide")
 def hidden_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """hidden_size is not a multiple of the number of ranks that shard it.
-
-    What it does:
-        Checks that hidden_size is a multiple of z * q and of y * q, of z * y if the residual stream is split by hidden
-        features, and of y * z if inner activations are split by heads.
-
-    Why:
-        All shards of a weight and of the residual stream have the same size.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=38, num_heads=2, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=8, mode='3d'))
-        batch = dict(micro_size=4)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=2, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=8, mode='3d'))
-        batch = dict(micro_size=4)
-    """
+    """hidden_size is not a multiple of the number of ranks that shard it."""
     yield from _attention(cx, "TEN202", "hidden_size")
 
 
 @rule("TEN203", "ffn-does-not-divide")
 def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """ffn_hidden_size is not a multiple of the number of ranks that shard it.
-
-    What it does:
-        Checks that ffn_hidden_size is a multiple of y * q, and of y * z if inner activations are split by heads.
-
-    Why:
-        All shards of a weight have the same size.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     ffn_hidden_size=90)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     ffn_hidden_size=96)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """ffn_hidden_size is not a multiple of the number of ranks that shard it."""
     ffn, found = _gpt(cx).ffn_hidden_size, list(divisors.inner_features(_gpt(cx).ffn_size, cx.cuboid))
     broken = _broken(found, "TEN203")
     if ffn is not None and broken:
@@ -101,20 +50,7 @@ def ffn_does_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN205", "heads-do-not-divide-hidden")
 def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
-    """hidden_size is not a multiple of num_heads.
-
-    What it does:
-        Checks that a head has a whole number of features.
-
-    Why:
-        Attention splits hidden_size into num_heads equal heads.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=50, num_heads=4, vocab_size=256, max_seq_len=64)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=52, num_heads=4, vocab_size=256, max_seq_len=64)
-    """
+    """hidden_size is not a multiple of num_heads."""
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if hidden % heads:
         message = f"hidden_size {hidden} is not a multiple of num_heads {heads}"
@@ -123,46 +59,13 @@ def heads_do_not_divide_hidden(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN206", "kv-heads-do-not-divide")
 def kv_heads_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """num_kv_heads is not a multiple of the number of ranks that share the attention heads.
-
-    What it does:
-        Checks that num_kv_heads is a multiple of what num_heads must be: y (y * z if inner activations are split by
-        heads), and y * x for Ulysses.
-
-    Why:
-        A rank computes whole heads, with the keys and values of its own queries; none are replicated.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=2)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=4)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """num_kv_heads is not a multiple of the number of ranks that share the attention heads."""
     yield from _attention(cx, "TEN206", "num_kv_heads")
 
 
 @rule("TEN207", "kv-heads-do-not-divide-heads")
 def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
-    """num_heads is not a multiple of num_kv_heads.
-
-    What it does:
-        Checks that each head of keys and values serves a whole number of query heads.
-
-    Why:
-        Grouped-query attention shares each key and value among num_heads / num_kv_heads queries.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=3)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=4)
-    """
+    """num_heads is not a multiple of num_kv_heads."""
     heads, kv_heads = _gpt(cx).num_heads, _gpt(cx).num_kv_heads
     if kv_heads is not None and heads % kv_heads:
         message = f"num_heads {heads} is not a multiple of num_kv_heads {kv_heads}"
@@ -171,27 +74,7 @@ def kv_heads_do_not_divide_heads(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN208", "kv-features-do-not-divide")
 def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
-    """The features of keys and values are not a multiple of the number of ranks that shard their weights.
-
-    What it does:
-        Checks that num_kv_heads * hidden_size / num_heads is a multiple of y * q.
-
-    Why:
-        The weights of queries, keys and values are blocks of one weight, and each block is split into equal shards. If
-        many queries share a key, the block of the keys is the smaller one.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=2)
-        parallel = dict(tensor=dict(size=16, mode='cuboid', shape=(8, 2, 1)))
-        batch = dict(micro_size=8)  # a world of 16
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=64,
-                     num_kv_heads=2)
-        parallel = dict(tensor=dict(size=8, mode='cuboid', shape=(4, 2, 1)))
-        batch = dict(micro_size=4)
-    """
+    """The features of keys and values are not a multiple of the number of ranks that shard their weights."""
     sizes = attention_sizes(_gpt(cx))
     if not all(each.holds for each in divisors.heads(sizes, cx.cuboid)) or sizes.hidden_size % sizes.num_heads:
         return  # without whole heads their features are not known; other rules report that
@@ -203,22 +86,7 @@ def kv_features_do_not_divide(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN209", "odd-head")
 def odd_head(cx: Context) -> Iterator[Problem]:
-    """Rotary positions with an odd number of features a head.
-
-    What it does:
-        Checks that hidden_size / num_heads is even if positions='rotary'.
-
-    Why:
-        Rotary positions rotate pairs of features.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=36, num_heads=4, vocab_size=256, max_seq_len=64,
-                     positions='rotary')
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=40, num_heads=4, vocab_size=256, max_seq_len=64,
-                     positions='rotary')
-    """
+    """Rotary positions with an odd number of features a head."""
     hidden, heads = _gpt(cx).hidden_size, _gpt(cx).num_heads
     if _gpt(cx).positions == "rotary" and hidden % heads == 0 and hidden // heads % 2:
         message = f"a head has {hidden // heads} features, and rotary positions rotate pairs of them"
@@ -262,20 +130,7 @@ def _name(cx: Context, key: str) -> str:
 
 @rule("BAT104", "vocabulary-too-small")
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
-    """The model's vocabulary is smaller than the data's.
-
-    What it does:
-        Checks that vocab_size is at least 256, for byte-level text.
-
-    Why:
-        A token beyond the vocabulary has no embedding.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=128, max_seq_len=64)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64)
-    """
+    """The model's vocabulary is smaller than the data's."""
     vocabulary = _gpt(cx).vocab_size
     if vocabulary < 256:
         message = f"vocab_size is {vocabulary}, and byte-level text has 256 tokens"
@@ -284,23 +139,7 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF107", "padded-vocabulary", "warning")
 def padded_vocabulary(cx: Context) -> Iterator[Problem]:
-    """More than 5 % of the vocabulary's rows are padding.
-
-    What it does:
-        Pads vocab_size to a multiple of the shards of the tensor layout (y * lcm(q, z) if inner activations are split
-        by heads, else y * q), and counts the rows without a token.
-
-    Why:
-        Those rows are stored, multiplied and summed like the others. In a large vocabulary they are negligible.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=257, max_seq_len=64)
-        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=32, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=32, mode='1d'))  # dslpar lint FILE
-    """
+    """More than 5 % of the vocabulary's rows are padding."""
     rows = _gpt(cx).vocab_size
     _, padded, by, *_ = divisors.vocabulary(rows, cx.cuboid)
     share = (padded - rows) / padded
@@ -314,22 +153,7 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
 
 @rule("DEAD108", "wavelength-without-rotary", "warning")
 def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
-    """rope_theta without rotary positions.
-
-    What it does:
-        Finds model.rope_theta if positions is 'learned', the default.
-
-    Why:
-        A table of positions has no wavelength; probably positions='rotary' is missing.
-
-    Example:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     rope_theta=500000.0)
-
-    Use instead:
-        model = dict(type='GPT', num_layers=2, hidden_size=48, num_heads=4, vocab_size=256, max_seq_len=64,
-                     rope_theta=500000.0, positions='rotary')
-    """
+    """rope_theta without rotary positions."""
     if cx.given("model.rope_theta") and _gpt(cx).positions != "rotary":
         message = f"rope_theta has no effect with positions={_gpt(cx).positions!r}"
         yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")

@@ -13,22 +13,7 @@ from tests.support.mlp_family.section import ResidualMLP
 
 @rule("TEN290", "width-does-not-divide")
 def width_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """The width does not divide over the ranks that cut it.
-
-    What it does:
-        Checks width against the axes of the tensor layout.
-
-    Why:
-        Every rank holds pieces of the same size.
-
-    Example:
-        model = dict(type='ResidualMLP', num_layers=2, width=50, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-
-    Use instead:
-        model = dict(type='ResidualMLP', num_layers=2, width=52, vocab_size=256, max_seq_len=64)
-        parallel = dict(tensor=dict(size=4, mode='1d'))
-    """
+    """The width does not divide over the ranks that cut it."""
     for condition in conditions(cx.model_of(ResidualMLP), cx.cuboid, 0):
         if not condition.holds:
             message = f"width {condition.value} does not divide by {condition.why}"

@@ -59,6 +59,11 @@ def test_use_instead_is_right(rule: Rule) -> None:
     assert set(lint_example(rule, sections(rule)["Use instead"])) <= allowed
 
 
+def test_every_file_of_a_page_has_its_rule() -> None:
+    files = [file.stem for file in (Path(__file__).parents[3] / "dslpar").rglob("pages/*.md")]
+    assert sorted(files) == sorted(rule.code for rule in RULES)
+
+
 def test_codes_and_names_are_unique() -> None:
     for field in ("code", "name"):
         counts = Counter(getattr(page, field) for page in (*RULES, *PAGES))
