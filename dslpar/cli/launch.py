@@ -17,15 +17,15 @@ from typing import NamedTuple
 from dslpar.cli import arguments
 from dslpar.cluster import network, nodelist
 from dslpar.cluster.hostfile import Cluster
+from dslpar.cluster.launcher import DEFAULT_PORT
 from dslpar.cluster.launchers import LAUNCHERS, launched_by
+from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
 from dslpar.language.load import Config
 from dslpar.launch import commands, preflight, supervise
 from dslpar.launch.host_findings import HostChecks, port_taken
-from dslpar.launch.launchers import load
 from dslpar.launch.local_facts import find_local_facts
-from dslpar.launch.request import DEFAULT_PORT, Launch, LocalFacts, Request
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
 
@@ -65,7 +65,7 @@ class _Prepared(NamedTuple):
     @property
     def by_scheduler(self) -> bool:
         """Whether the launcher starts ranks on a scheduler's hosts, which may not accept ssh."""
-        return bool(load(self.request.launcher).scheduler)
+        return bool(LAUNCHERS[self.request.launcher].scheduler)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def _refuse_launched_twice(args: argparse.Namespace) -> None:
 def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prepared | None:
     """Read the command line, the hosts and the config; print findings, and return None if one of them is an error."""
     sources: dict[str, str] = {}
-    scheduler = load(args.launcher).scheduler if args.launcher else ""
+    scheduler = LAUNCHERS[args.launcher].scheduler if args.launcher else ""
     if args.hostfile is None and scheduler and nodelist.is_inside(scheduler, os.environ):
         args.hostfile = scheduler  # srun starts ranks on the hosts of its job
     cluster = arguments.load_cluster(args, parser, sources)

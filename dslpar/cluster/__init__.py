@@ -1,4 +1,5 @@
-"""Which hosts there are: hostfiles, node lists of schedulers, filters over them, addresses; a row for each launcher.
+"""Which hosts there are, and the launchers that start ranks on them, a module each.
 
-In: a hostfile in any launcher's syntax, or the environment of Slurm or PBS. Out: a `Cluster` of hosts with slots.
+In: a hostfile in any launcher's syntax, or the environment of Slurm or PBS; a request to start a job on them. Out: a
+`Cluster` of hosts with slots; a launcher's command lines, and where a rank beneath it stands.
 """

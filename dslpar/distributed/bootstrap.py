@@ -26,7 +26,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
-from dslpar.cluster.launchers import VARIABLES, RankVariables
+from dslpar.cluster.launcher import DEFAULT_PORT, LOCALHOST, RankVariables
+from dslpar.cluster.launchers import VARIABLES
 from dslpar.core.catalog import raise_finding
 from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.marks import Rank
@@ -35,9 +36,7 @@ from dslpar.watchdog.rank_monitor import RankMonitor
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LOCALHOST = "127.0.0.1"
 _LOOPBACKS = (LOCALHOST, "localhost", "::1")
-DEFAULT_PORT = 29500
 _GUARD_KEY = "dslpar/guard"
 """Key in torch.distributed's store: where rank 0's guard listens."""
 _TIMEOUT_MARGIN_S = 60.0

@@ -6,20 +6,20 @@
 
 The flags are those that DeepSpeed 0.19, OpenMPI 5, MPICH 5 and torchrun were seen to need, on one host and on two. Over
 several hosts each launcher is told the hosts in its own syntax, takes along the variables that ranks need, and ends
-when a host is gone (ssh.py).
+when a host is gone (dslpar/cluster/ssh.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dslpar.cluster.launcher import Launcher
+from dslpar.cluster.launchers import LAUNCHERS
+from dslpar.cluster.request import Context, Launch, LocalFacts, Request
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.launch import validation
 from dslpar.launch.agent import JOB
-from dslpar.launch.launchers import all_launchers, load
-from dslpar.launch.launchers.launcher import Launcher
-from dslpar.launch.request import Context, Launch, LocalFacts, Request
 
 _PACKAGES = {"pdsh": "pdsh", "ssh": "openssh-client"}
 
@@ -30,7 +30,7 @@ def prepare(request: Request, facts: LocalFacts) -> Launch:
     Raises:
         DslparError: the launcher is not installed, or would start something else than was requested.
     """
-    context, launcher = Context(request, facts), load(request.launcher)
+    context, launcher = Context(request, facts), LAUNCHERS[request.launcher]
     findings = [*_not_installed(context, launcher), *validation.findings(context, launcher)]
     findings += [*_not_host_by_host(context, launcher)] if request.no_ssh else []
     if findings:
@@ -56,12 +56,12 @@ def default_launcher(facts: LocalFacts) -> str:
 def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
     name, facts = context.request.launcher, context.facts
     if launcher.program not in facts.programs:
-        others = [other for other, one in all_launchers() if one.program in facts.programs and _is_mpi(other, facts)]
+        others = [other for other, one in LAUNCHERS.items() if one.program in facts.programs and _is_mpi(other, facts)]
         installed = f"; installed: {', '.join(others)}" if others else ""
         yield finding("HST204", f"{name}: {launcher.program} is not installed", launcher.install + installed)
     elif not _is_mpi(name, facts):
         message = f"{facts.programs['mpirun']} is {facts.mpi}, which takes other flags than {name}"
-        known = f"--launcher {facts.mpi}, or " if facts.mpi in dict(all_launchers()) else ""
+        known = f"--launcher {facts.mpi}, or " if facts.mpi in LAUNCHERS else ""
         yield finding("HST205", message, known + launcher.install)
     missing = [program for program in launcher.remote_programs if program not in facts.programs]
     if context.remote and not context.request.no_ssh and missing:
@@ -74,13 +74,13 @@ def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
 
 def _is_mpi(name: str, facts: LocalFacts) -> bool:
     """Whether `mpirun`, if the launcher has that program, is its own: two MPIs call theirs so."""
-    return load(name).program != "mpirun" or facts.mpi == name
+    return LAUNCHERS[name].program != "mpirun" or facts.mpi == name
 
 
 def _not_host_by_host(context: Context, launcher: Launcher) -> Iterator[Finding]:
     request, count = context.request, len(context.hosts)
     if launcher.commands_without_ssh is None:
-        able = " and ".join(name for name, other in all_launchers() if other.commands_without_ssh)
+        able = " and ".join(name for name, other in LAUNCHERS.items() if other.commands_without_ssh)
         yield finding(
             "HST220", f"{request.launcher} starts all hosts from one of them", f"--no-ssh goes with --launcher {able}"
         )

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dslpar.cluster import ssh
 from dslpar.cluster.hostfile import Host
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding
-from dslpar.launch import agent, ssh
+from dslpar.launch import agent
 from dslpar.launch.agent import HostReport
 
 CONNECT_S = 5

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from dslpar.cluster import network
 from dslpar.cluster.hostfile import Cluster
+from dslpar.cluster.launchers import LAUNCHERS
+from dslpar.cluster.request import LocalFacts
 from dslpar.launch.agent import JOB, num_accelerators, num_cores
-from dslpar.launch.launchers import all_launchers
-from dslpar.launch.request import LocalFacts
 
 FORWARDED = ("DS_", "DSLPAR_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_", "UCX_")
 """How variables begin that ranks on other hosts get from here."""
@@ -48,7 +48,7 @@ def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     beside, path = os.path.dirname(sys.executable), environ.get("PATH", os.defpath)
     yield "python", sys.executable
     known: set[str] = set()
-    for _, launcher in all_launchers():
+    for launcher in LAUNCHERS.values():
         # An MPI or Slurm is the one of PATH. A launcher that starts ranks with its own Python is to have this one.
         folders = (beside, path) if launcher.of_this_python else (path, beside)
         for name in {launcher.program, *launcher.remote_programs} - known:
@@ -60,7 +60,7 @@ def _programs(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _mpi_of(mpirun: str) -> str:
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
-    kinds = (name for name, launcher in all_launchers() if any(text in version for text in launcher.mpirun_version))
+    kinds = (name for name, launcher in LAUNCHERS.items() if any(text in version for text in launcher.mpirun_version))
     return next(kinds, version.strip().partition("\n")[0] or "unknown")
 
 

@@ -24,10 +24,11 @@ from pathlib import Path
 from threading import Timer
 from typing import NamedTuple, TypeVar
 
+from dslpar.cluster import ssh
 from dslpar.cluster.hostfile import Host
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding, has_errors
-from dslpar.launch import agent, host_findings, ssh
+from dslpar.launch import agent, host_findings
 from dslpar.launch.agent import HostReport
 from dslpar.launch.host_findings import CONNECT_S, HostChecks, HostResult
 

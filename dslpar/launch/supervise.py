@@ -32,9 +32,9 @@ from typing import NamedTuple
 import psutil
 
 from dslpar.cluster import network
+from dslpar.cluster.request import Launch
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import preflight
-from dslpar.launch.request import Launch
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
 from dslpar.watchdog import processes, rank_monitor

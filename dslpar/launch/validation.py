@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslpar.cluster.launcher import LOCALHOST, Launcher
+from dslpar.cluster.request import Context
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding
-from dslpar.launch.launchers.launcher import Launcher
-from dslpar.launch.request import LOCALHOST, Context
 
 
 def findings(context: Context, launcher: Launcher) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ def ends_with_job(argv: Sequence[str]) -> bool:
     (True, False)
     """
     name = program(argv)
-    begins = [row.ends_with_job[name] for row in LAUNCHERS.values() if name in row.ends_with_job]
+    begins = [one.ends_with_job[name] for one in LAUNCHERS.values() if name in one.ends_with_job]
     return any(word.startswith(begin) for begin in begins for word in argv)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dslpar.cluster.launchers import LAUNCHERS
 
-_PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for row in LAUNCHERS.values() for name in row.programs)))
+_PROGRAMS = frozenset(("dslpar", "dslpar.cli", *(name for one in LAUNCHERS.values() for name in one.processes)))
 
 
 def launchers_above(pid: int) -> list[tuple[int, int]]:

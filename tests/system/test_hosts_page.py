@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from dslpar.cli.main import main
-from dslpar.launch import launchers, local_facts, ssh
+from dslpar.cluster import ssh
+from dslpar.cluster.launchers import LAUNCHERS
+from dslpar.launch import local_facts
 from dslpar.linter.registry import page_of
 from tests.support.runs import ROOT
 
@@ -50,4 +52,4 @@ def test_codes_and_settings_of_the_page_are_real() -> None:
     assert [code for code in set(re.findall(r"HST\d{3}", text)) if page_of(code) is None] == []
     assert all(setting in text for setting in ssh.OPTIONS)
     assert all(f"`{start}`" in text for start in local_facts.FORWARDED)
-    assert all(f"| `{name}` |" in text for name in launchers.NAMES)
+    assert all(f"| `{name}` |" in text for name in LAUNCHERS)

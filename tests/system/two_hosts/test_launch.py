@@ -29,9 +29,9 @@ sys.stdout.write("PROBE " + json.dumps(said) + chr(10))
 STARTER = """\
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
-from dslpar.cluster import filter, hostfile
-from dslpar.launch import commands, local_facts, request
-from dslpar.launch.launchers import deepspeed, torchrun
+from dslpar.cluster import filter, hostfile, request
+from dslpar.cluster.launchers import deepspeed, torchrun
+from dslpar.launch import commands, local_facts
 name, path, include, words, value = json.loads(sys.argv[1])
 for module in (request, deepspeed, torchrun):
     module.MODULE = "probe"

@@ -14,12 +14,12 @@ import pytest
 
 from dslpar.cluster.filter import filter_hosts
 from dslpar.cluster.hostfile import Cluster, parse
+from dslpar.cluster.launchers import LAUNCHERS, deepspeed
+from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.errors import DslparError
 from dslpar.launch import supervise
 from dslpar.launch.commands import default_launcher, prepare, with_environ
-from dslpar.launch.launchers import NAMES, deepspeed
 from dslpar.launch.local_facts import find_local_facts
-from dslpar.launch.request import Launch, LocalFacts, Request
 
 HERE = LocalFacts(
     programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},
@@ -65,7 +65,7 @@ def facts_for(launcher: str) -> LocalFacts:
     return HERE._replace(mpi="mpich") if launcher == "mpich" else HERE
 
 
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_on_this_host(launcher: str) -> None:
     assert lines(launcher, facts=facts_for(launcher)) == [ON_THIS_HOST[launcher]]
 
@@ -114,7 +114,7 @@ ON_TWO_HOSTS = {
 }
 
 
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_on_two_hosts(launcher: str) -> None:
     made = launch(launcher, TWO, facts_for(launcher))
     assert [command.shell() for command in made.commands] == ON_TWO_HOSTS[launcher]
@@ -149,7 +149,7 @@ def test_srun_forgets_no_cores() -> None:
 
 
 @pytest.mark.parametrize("text", [None, TWO])
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_port_that_is_asked_for_is_the_port(launcher: str, text: str | None) -> None:
     for line in lines(launcher, text, facts_for(launcher), port=4444):
         assert any(said in line for said in ("--master_port 4444 ", "MASTER_PORT=4444 ", "-genv MASTER_PORT 4444 "))
@@ -219,7 +219,7 @@ def test_what_travels_of_the_environment() -> None:
     assert facts.forwarded == said
 
 
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_it_travels_under_each_launcher(launcher: str) -> None:
     facts = facts_for(launcher)._replace(forwarded={"GLOO_SOCKET_IFNAME": "eth1"}, job_id="j")
     made = with_environ(launch(launcher, TWO, facts), {"DSLPAR_REPORTS": "tcp://1.2.3.4,1.2.3.5:6/t"})
@@ -231,7 +231,7 @@ def test_it_travels_under_each_launcher(launcher: str) -> None:
     assert made.facts.job_id == "j"
 
 
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_on_this_host_too(launcher: str) -> None:
     made = with_environ(launch(launcher, facts=facts_for(launcher)._replace(job_id="j")), {"DSLPAR_REPORTS": "/tmp/x"})
     line = made.commands[0].shell()
@@ -454,13 +454,13 @@ def test_localhost_among_hosts() -> None:
 def test_two_names_of_this_machine() -> None:
     """torchrun would start 8 ranks of a world of 16."""
     local = frozenset({"node1", "node1-ib"})
-    for launcher in NAMES:
+    for launcher in LAUNCHERS:
         found = refused(launcher, "node1 slots=8\nnode1-ib slots=8\n", facts_for(launcher)._replace(local_hosts=local))
         assert (found["code"], found["at"]) == ("HST226", "hosts:2:1")
         assert "node1 slots=16" in found["help"]
 
 
-@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_address_with_colons(launcher: str) -> None:
     """pdsh takes fd00::1 for a host of type fd00, mpirun for one with a number of slots."""
     text = "fd00::1 slots=8\nfd00::2 slots=8\n"

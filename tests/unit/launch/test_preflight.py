@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dslpar.cluster import network
+from dslpar.cluster import network, ssh
 from dslpar.cluster.hostfile import parse
 from dslpar.core.errors import Finding
-from dslpar.launch import agent, host_findings, preflight, ssh
+from dslpar.launch import agent, host_findings, preflight
 from dslpar.launch.agent import HostReport
 from dslpar.launch.host_findings import HostChecks, HostResult
 from tests.support.runs import ROOT, write_config

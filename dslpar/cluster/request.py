@@ -1,23 +1,12 @@
-"""What is to be started, what this host has for it, and the command lines that they become."""
+"""What is to be started, what this host has for it, and what launchers make their command lines of."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dslpar.cluster.hostfile import Cluster, Host
-
-MODULE = "dslpar.training"
-"""What every rank runs."""
-LOCALHOST = "127.0.0.1"
-DEFAULT_PORT = 29500
-"""Where ranks meet if no port is given and none can be agreed on: every launcher's own default."""
-FILES = "DSLPAR_FILES"
-"""Stands in a command line for the folder of its files."""
-NOTHING: Mapping[str, str] = MappingProxyType({})
+from dslpar.cluster.launcher import DEFAULT_PORT, LOCALHOST, MODULE, NOTHING, Command
 
 
 class Request(NamedTuple):
@@ -64,35 +53,6 @@ class LocalFacts(NamedTuple):
     """Where the job runs, on every host."""
     job_id: str = ""
     """Tells this job's processes from others', on every host."""
-
-
-class Command(NamedTuple):
-    """One process to start, which starts the ranks."""
-
-    environ: Mapping[str, str]
-    """Added to this process's."""
-    argv: tuple[str, ...]
-    host: str = ""
-    """Whose ranks it starts; empty: those of all hosts."""
-    files: Mapping[str, str] = NOTHING
-    """Name to text of files that it reads, in a folder that argv and environ call DSLPAR_FILES."""
-
-    def shell(self) -> str:
-        """A line for a shell, to copy and paste."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
-        line = " ".join([*settings, shlex.join(self.argv)])
-        if not self.files:
-            return line
-        lines = {name: shlex.join(text.splitlines()) for name, text in self.files.items()}
-        written = "".join(f"printf '%s\\n' {text} > \"$D\"/{name}; " for name, text in lines.items())
-        return f"D=$(mktemp -d); {written}" + line.replace(FILES, '"$D"')
-
-    def with_files_in(self, folder: Path) -> Command:
-        """Write the files into `folder`; return the command that finds them there."""
-        for name, text in self.files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        environ = {name: value.replace(FILES, str(folder)) for name, value in self.environ.items()}
-        return Command(environ, tuple(word.replace(FILES, str(folder)) for word in self.argv), self.host)
 
 
 class Context(NamedTuple):

@@ -7,17 +7,18 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dslpar.cluster import filter, hostfile
-from dslpar.core.catalog import finding
-from dslpar.core.errors import Finding
-from dslpar.launch import ssh
-from dslpar.launch.launchers.launcher import Launcher
-from dslpar.launch.request import FILES, LOCALHOST, MODULE, Command, Context
+from dslpar.cluster import ssh
+from dslpar.cluster.launcher import FILES, LOCALHOST, MODULE, TORCH_VARIABLES, Command, Launcher
+
+if TYPE_CHECKING:
+    from dslpar.cluster.request import Context
+    from dslpar.core.errors import Finding
 
 JOB_HOSTFILE = "/job/hostfile"
 """DeepSpeed reads it where it exists, whether told to or not."""
-_NOT_FOR_PDSH = re.compile(r"[^\w@%+=:,./~-]|%[hnu%]")
+_NOT_FOR_PDSH = r"[^\w@%+=:,./~-]|%[hnu%]"
 """What a shell, or pdsh, reads as something else."""
 
 
@@ -49,6 +50,8 @@ def _host_flags(context: Context) -> tuple[tuple[str, ...], dict[str, str]]:
 
     Without --master_addr DeepSpeed runs `ssh HOST hostname -I`, even if HOST is this one.
     """
+    from dslpar.cluster import filter, hostfile
+
     facts, cluster = context.facts, context.request.cluster
     if cluster is not None and (context.remote or cluster.filtered):
         own = cluster.readable_by_deepspeed
@@ -105,6 +108,8 @@ def _quote_for_pdsh(word: str) -> str:
 
 
 def _findings(context: Context) -> Iterator[Finding]:
+    from dslpar.core.catalog import finding
+
     facts = context.facts
     if context.remote:
         lines = [line.strip() for line in _users_lines(context)]
@@ -113,7 +118,11 @@ def _findings(context: Context) -> Iterator[Finding]:
             message = f"DeepSpeed cannot parse a line of .deepspeed_env: {bad[0]!r}"
             yield finding("HST218", message, "NAME=value a line")
         if not context.request.no_ssh:
-            yield from _paths_for_pdsh(context)
+            # DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path.
+            for name, path in (("folder", facts.folder), ("Python", facts.programs["python"])):
+                if unsafe := re.search(_NOT_FOR_PDSH, path):
+                    message = f"this {name} is {path}, and DeepSpeed hands {unsafe[0]!r} to pdsh and a shell unquoted"
+                    yield finding("HST222", message, "another path, or --launcher torchrun")
     elif facts.accelerators:
         # --include takes numbers alone
         for name in [name for name in facts.visible_devices or () if not name.isdecimal()][:1]:
@@ -121,15 +130,11 @@ def _findings(context: Context) -> Iterator[Finding]:
             yield finding("HST208", message, "--launcher torchrun, or the devices' numbers")
 
 
-def _paths_for_pdsh(context: Context) -> Iterator[Finding]:
-    """DeepSpeed has pdsh run `cd FOLDER; PYTHON ...` on the hosts, and quotes neither path."""
-    for name, path in (("folder", context.facts.folder), ("Python", context.facts.programs["python"])):
-        if bad := _NOT_FOR_PDSH.search(path):
-            message = f"this {name} is {path}, and DeepSpeed hands {bad[0]!r} to pdsh and a shell unquoted"
-            yield finding("HST222", message, "another path, or --launcher torchrun")
-
-
 LAUNCHER = Launcher(
+    title="deepspeed",
+    variables=TORCH_VARIABLES,
+    processes=("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+    ends_with_job={"deepspeed.launcher.launch": ""},  # the runner ends with what it runs
     program="deepspeed",
     install="pip install deepspeed",
     commands=_commands,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dslpar.cluster import nodelist
-from dslpar.core.catalog import finding
-from dslpar.core.errors import Finding
-from dslpar.launch.launchers.launcher import Launcher
-from dslpar.launch.request import Command, Context
+from dslpar.cluster.launcher import Command, Launcher, RankVariables
+
+if TYPE_CHECKING:
+    from dslpar.cluster.request import Context
+    from dslpar.core.errors import Finding
 
 
 def _commands(context: Context) -> Iterator[Command]:
     """Ranks take MASTER_ADDR from Slurm's node list, and the port, unless one is given, from the job's number."""
+    from dslpar.cluster import nodelist
+
     request = context.request
     flags = [context.facts.programs["srun"], "--nodes", str(len(context.hosts) or 1)]
     flags += ["--ntasks", str(request.world_size), "--ntasks-per-node", str(context.slots)]
@@ -28,12 +31,24 @@ def _commands(context: Context) -> Iterator[Command]:
 
 
 def _findings(context: Context) -> Iterator[Finding]:
+    from dslpar.core.catalog import finding
+
     if any(host.devices for host in context.hosts):
         message = "accelerators are selected, and Slurm assigns them itself"
         yield finding("HST219", message, "whole hosts in --include and --exclude, or --launcher torchrun")
 
 
 LAUNCHER = Launcher(
+    title="Slurm",
+    # Of a step that srun started; in a batch script by itself, Slurm's variables are those of one process.
+    variables=RankVariables(
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID"),  # a job may have several steps on one host at once
+    ),
+    processes=(),  # above a rank stands slurmstepd, which ends the step by itself
     program="srun",
     install="srun comes with Slurm: start this on a node of the cluster",
     commands=_commands,
