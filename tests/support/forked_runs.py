@@ -22,20 +22,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support import warm
 from tests.support.fork import fork
 from tests.support.runs import ROOT, Finished, free_port
-
-_IMPORTED_BY_RANKS = (
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "torch.fx.experimental.symbolic_shapes",
-    "dslpar.engine.build",
-    "dslpar.training.loop",
-    "dslpar.training",
-)
 
 
 class ForkedJob:
@@ -93,8 +85,7 @@ class ForkedJob:
 @contextlib.contextmanager
 def start_job(ranks: int, argv: Sequence[str], output: Path) -> Iterator[ForkedJob]:
     """Starts train.py on that many ranks of this host. What is left of it at the end of the `with` is killed."""
-    for name in _IMPORTED_BY_RANKS:  # once, here
-        import_module(name)
+    warm.import_deepspeed()
     sys.stdout.flush()
     sys.stderr.flush()
     port, pids = str(free_port()), list[int]()

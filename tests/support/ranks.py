@@ -28,6 +28,7 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.distributed as dist
 
+from tests.support import warm
 from tests.support.fork import fork
 
 Init = Literal["torch", "deepspeed"] | None
@@ -52,13 +53,7 @@ def on_ranks(
     `init`: what each rank starts before `fn`: torch.distributed over gloo, DeepSpeed over it as well, or nothing.
     `timeout`, in seconds, is for everything. RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are set, and `env`.
     """
-    # What ranks would import, once, here: the first backward brings sympy with it, 0.4 s a rank.
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-    if init == "deepspeed":
-        # With ZeRO on, the second one brings torch's compiler with it.
-        import deepspeed
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    warm.import_deepspeed() if init == "deepspeed" else warm.import_torch()
     with tempfile.TemporaryDirectory(prefix="dslpar_ranks_") as folder:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -162,8 +157,6 @@ def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> N
     if init == "deepspeed":
         import deepspeed
 
-        # Else: a compile of 30 s, and an all-reduce that ignores its group.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
 

@@ -1,0 +1,35 @@
+"""Imports, once, what every rank that forks from this process would import for itself, a second of each rank's life."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+
+@cache
+def import_torch() -> None:
+    """What a first backward imports: sympy comes with it, 0.4 s a rank."""
+    import torch.fx.experimental.symbolic_shapes
+    import torch.profiler._cupti_monitor  # noqa: F401
+
+
+@cache
+def import_deepspeed() -> None:
+    """What a first engine imports and looks up: with ZeRO 1 and 2 torch's compiler, with ZeRO 3 more."""
+    import_torch()
+    for name in (
+        "deepspeed.comm.mori",
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.runtime.superoffload.superoffload_stage3",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "deepspeed.utils.pin_memory",
+        "torch._subclasses.schema_check_mode",
+        "dslpar.checkpoint.full_state_dict",
+        "dslpar.engine.build",
+        "dslpar.models.gpt.model",
+        "dslpar.training.loop",
+    ):
+        import_module(name)
+    from dslpar.distributed.deepspeed_patches import skip_shm_op
+
+    skip_shm_op()  # DeepSpeed probes for all its ops when it is first asked: 0.15 s, and a run of the C compiler
