@@ -38,16 +38,8 @@ from dslpar.layout.sharding import INWARD_WEIGHT, OUTWARD_WEIGHT
 from dslpar.layout.sharding import Cuts as Cuts
 from dslpar.layout.sharding import Letters as Letters
 from dslpar.layout.sharding import inner_cuts as inner_cuts
+from dslpar.layout.sharding import piece as piece
 from dslpar.layout.sharding import residual_cuts as residual_cuts
-
-
-def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
-    """Return (index, count): which of how many equal pieces of a dim cut by `letters` the rank at `coord` holds."""
-    index, count = 0, 1
-    for letter in letters:
-        size = getattr(tensor, letter)
-        index, count = index * size + coord[letter], count * size
-    return index, count
 
 
 def take(full: torch.Tensor, dim: int, tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> torch.Tensor:

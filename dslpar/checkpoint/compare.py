@@ -24,6 +24,7 @@ from dslpar.layout.resolve import Job
 from dslpar.linter import check as linter_check
 from dslpar.reporting import run_dir
 from dslpar.schema import sections, sections_reader
+from dslpar.schema.fields import Resume
 
 _MAX_LISTED = 12
 """Differing keys that a finding lists; for another model there may be dozens."""
@@ -35,6 +36,11 @@ class Change(NamedTuple):
     key: str
     saved: Any
     requested: Any
+
+    @property
+    def section(self) -> str:
+        """The first part of the key."""
+        return self.key.partition(".")[0]
 
     def __str__(self) -> str:
         return f"{self.key}: {_format_value(self.saved)} -> {_format_value(self.requested)}"
@@ -49,10 +55,8 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
     _check_format(checkpoint, job)
     refused = _refused_changes(checkpoint, job, data)
     if refused:
-        lines = [
-            f"{change.key}: saved {_format_value(change.saved)}, requested {_format_value(change.requested)}"
-            for change in refused
-        ]
+        sides = [(each.key, _format_value(each.saved), _format_value(each.requested)) for each in refused]
+        lines = [f"{key}: saved {saved}, requested {requested}" for key, saved, requested in sides]
         more = [f"and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
         message = f"{checkpoint.path} is of another run:\n    " + "\n    ".join(lines[:_MAX_LISTED] + more)
         raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key)
@@ -62,11 +66,8 @@ def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
     """List what a resume that `check` has passed does differently from the run that saved; a layout is one line."""
     layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))
     layout = [f"layout: {layouts[0]} -> {layouts[1]}"] if layouts[0] != layouts[1] else []
-    first = checkpoint.step + 1
-    reported = (
-        change for change in _changed_keys(checkpoint, job) if _resume_class(change, checkpoint, job) == REPORTED
-    )
-    return [*layout, *_other_versions(checkpoint), *(f"{change}, from step {first} on" for change in reported)]
+    reported = [f"{change}, from step {checkpoint.step + 1} on" for change in _changed_keys(checkpoint, job, REPORTED)]
+    return [*layout, *_other_versions(checkpoint), *reported]
 
 
 def _other_versions(checkpoint: Checkpoint) -> Iterator[str]:
@@ -91,13 +92,13 @@ def _check_format(checkpoint: Checkpoint, job: Job) -> None:
 # ---- differences ----
 
 
-def _changed_keys(checkpoint: Checkpoint, job: Job) -> Iterator[Change]:
-    """Yield the keys of the config that differ; one that is not in the saved config is compared with its default."""
+def _changed_keys(checkpoint: Checkpoint, job: Job, wanted: Resume) -> Iterator[Change]:
+    """Yield differing keys of the config whose change is of that class; a key that was not saved had its default."""
     before, now = manifest.flatten(checkpoint.manifest["config"]), manifest.flatten(manifest.config_of(job))
-    defaults = _defaults(job.spec)
+    defaults = manifest.flatten(manifest.plain_of(_with_defaults(job.spec)))
     for key in sorted({*before, *now}):
         change = Change(key, before.get(key, defaults.get(key)), now.get(key))
-        if change.saved != change.requested:
+        if change.saved != change.requested and _resume_class(change, checkpoint, job) == wanted:
             yield change
 
 
@@ -107,57 +108,42 @@ def _refused_changes(checkpoint: Checkpoint, job: Job, data: str) -> list[Change
         for key, now in manifest.derived_values(job, data).items()
         if checkpoint.manifest["fixed"].get(key) != now
     ]
-    configured = [
-        change for change in _changed_keys(checkpoint, job) if _resume_class(change, checkpoint, job) == REFUSED
-    ]
-    return sorted(derived + _by_type_only(configured), key=lambda change: change.key)
+    configured = list(_changed_keys(checkpoint, job, REFUSED))
+    # Of a section of another type only the type is listed: its other keys are those of something else.
+    retyped = {change.key.removesuffix(".type") for change in configured if change.key.endswith(".type")}
+    configured = [each for each in configured if each.key.endswith(".type") or each.section not in retyped]
+    return sorted(derived + configured, key=lambda change: change.key)
 
 
-def _by_type_only(refused: list[Change]) -> list[Change]:
-    """Of a section of another type list the type only: its other keys are those of something else."""
-    other = {change.key.partition(".")[0] for change in refused if change.key.endswith(".type")}
-    return [change for change in refused if change.key.endswith(".type") or change.key.partition(".")[0] not in other]
-
-
-def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> str:
+def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
     """Return the class of a change: its key's, except where it depends on the values."""
-    section = change.key.partition(".")[0]
-    if section in ("optimizer", "lr_scheduler") and _scheduler_sets_optimizer(checkpoint, job):
-        return REFUSED
-    if section == "optimizer" and resume_class(change.key) == REFUSED and _keeps_optimizer_tensors(change):
-        return REPORTED
-    return resume_class(change.key)
-
-
-def _scheduler_sets_optimizer(checkpoint: Checkpoint, job: Job) -> bool:
-    """Whether a torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state."""
-    before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
-    return before not in sections.LR_SCHEDULERS or not isinstance(job.spec.lr_scheduler, sections.LRScheduler)
-
-
-def _keeps_optimizer_tensors(change: Change) -> bool:
-    """Whether the optimizer has the same tensors either way: a non-zero number became another one."""
-    return all(type(value) in (int, float) and value for value in (change.saved, change.requested))
+    of_key = resume_class(change.key)
+    if change.section in ("optimizer", "lr_scheduler"):
+        # A torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state.
+        before = checkpoint.manifest["config"]["lr_scheduler"]["type"]
+        if before not in sections.LR_SCHEDULERS or not isinstance(job.spec.lr_scheduler, sections.LRScheduler):
+            return REFUSED
+    # A non-zero number that becomes another one leaves the optimizer its tensors (SGD with momentum 0 has none).
+    keeps_tensors = all(type(value) in (int, float) and value for value in (change.saved, change.requested))
+    return REPORTED if change.section == "optimizer" and of_key == REFUSED and keeps_tensors else of_key
 
 
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest's config without the values that are defaults: as its author would write it."""
     spec = sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
     bare = manifest.flatten(manifest.plain_of(sections.Spec(model=spec.model)))
+    # A section that is not in the bare spec exists only where it is written, as `monitor.csv` does: its defaults stay,
+    # or the section would go with them.
     defaults = {
         key: value
         for key, value in manifest.flatten(manifest.plain_of(_with_defaults(spec, required=_REQUIRED))).items()
-        if not key.endswith(".type") and (key in bare or not _is_optional(key, bare))
+        if not key.endswith(".type")
+        and (key in bare or any(known.startswith(f"{key.rpartition('.')[0]}.") for known in bare))
     }
     return _without(config, defaults)
 
 
 _REQUIRED = "<required>"
-
-
-def _is_optional(key: str, bare: Mapping[str, Any]) -> bool:
-    """Whether its section exists only where it is written, as `monitor.csv` does."""
-    return not any(known.startswith(key.rpartition(".")[0] + ".") for known in bare)
 
 
 def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -167,11 +153,6 @@ def _without(config: Mapping[str, Any], defaults: Mapping[str, Any], above: str 
         if rest != {} and defaults.get(f"{above}{key}", _REQUIRED) != rest:
             remaining[key] = rest
     return remaining
-
-
-def _defaults(spec: sections.Spec) -> dict[str, Any]:
-    """Return the default of each key of these sections; of a required key its value."""
-    return manifest.flatten(manifest.plain_of(_with_defaults(spec)))
 
 
 def _with_defaults(section: Any, required: Any = None) -> Any:
@@ -210,8 +191,8 @@ def _suggestion(change: Change) -> str:
     return f"{change.key}={_format_value(change.saved)}"
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     """Format a value as one writes it on the command line."""
-    if value is None:
-        return "nothing"
-    return value if isinstance(value, str) else repr(value) if not isinstance(value, Mapping) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return "nothing" if value is None else value if isinstance(value, str) else repr(value)

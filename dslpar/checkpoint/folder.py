@@ -63,6 +63,10 @@ class FileDigest(NamedTuple):
     xxh3_128: str
 
 
+class ManifestError(ValueError):
+    """A manifest that cannot be read; the text says why: "missing", "altered", "no JSON", ..."""
+
+
 class Corruption(NamedTuple):
     """What is wrong with one file of a checkpoint."""
 
@@ -130,8 +134,8 @@ def scan(root: Path) -> Scan:
     for path in list_folders(root):
         try:
             found.checkpoints.append(open_checkpoint(path))
-        except (OSError, ValueError) as error:
-            found.unreadable[path] = f"{MANIFEST}: {describe_error(error)}"
+        except ManifestError as error:
+            found.unreadable[path] = f"{MANIFEST}: {error}"
     return found
 
 
@@ -139,34 +143,31 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint's manifest, and check that it is as it was written; for its files see `verify`.
 
     Raises:
-        FileNotFoundError: there is no manifest.
-        ValueError: it is no manifest, was altered, or is of another step than the folder's name says.
+        ManifestError: there is no manifest, it was altered, or is of another step than the folder's name says.
     """
-    text = (folder / MANIFEST).read_bytes()
-    manifest = json.loads(text)
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(text)
+    except OSError as error:
+        raise ManifestError("missing" if isinstance(error, FileNotFoundError) else str(error)) from error
+    except ValueError as error:
+        raise ManifestError("no JSON") from error
     if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
-        raise ValueError("no manifest")
+        raise ManifestError("no manifest")
     # Format 1 had no digest: the caller refuses it by its number, which says more than "altered".
     if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
-        raise ValueError("altered")
+        raise ManifestError("altered")
     if step_of(folder) not in (None, manifest["step"]):
-        raise ValueError(f"of step {manifest['step']}, in {folder.name}")
+        raise ManifestError(f"of step {manifest['step']}, in {folder.name}")
     return Checkpoint(str(folder), manifest)
 
 
-def _digest_matches(text: bytes, digest: Any) -> bool:
+def _digest_matches(text: bytes, digest: object) -> bool:
     """Whether these are the bytes that `_serialize` made."""
     if not isinstance(digest, str) or len(digest) != len(_NO_DIGEST):
         return False
     before, found, behind = text.rpartition(digest.encode())
     return bool(found) and xxhash.xxh3_128_hexdigest(before + _NO_DIGEST.encode() + behind) == digest
-
-
-def describe_error(error: Exception) -> str:
-    """Say in a few words why `open_checkpoint` has failed."""
-    if isinstance(error, FileNotFoundError):
-        return "missing"
-    return str(error) if isinstance(error, OSError) or type(error) is ValueError else "no JSON"
 
 
 # ---- whether it is intact ----
@@ -222,8 +223,8 @@ def _file_problem(path: Path, recorded: FileDigest | None, num_bytes: int | None
 def _manifest_problem(checkpoint: Checkpoint) -> str:
     try:
         return "" if open_checkpoint(Path(checkpoint.path)).manifest == checkpoint.manifest else "altered"
-    except (OSError, ValueError) as error:
-        return describe_error(error)
+    except ManifestError as error:
+        return str(error)
 
 
 def file_digest(path: Path) -> str:

@@ -39,19 +39,16 @@ def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) ->
     """
     state = {}
     for name, p in pipeline_module.named_parameters(module):
-        full = _gather(p, groups)  # on every rank: the gather is a collective of the tensor group
+        placement, piece = placement_of(p), _local_piece(p)
+        # On every rank, whoever keeps the result: the gather is a collective of the tensor group.
+        full = piece.clone() if placement is None else gather(piece.view(placement.local_shape), placement, groups)
         if everywhere or groups.axis("tensor").index == 0:
             state[name] = full.cpu()
     return state
 
 
 def load_full_state(
-    module: nn.Module,
-    full: Mapping[str, Tensor],
-    groups: Groups,
-    *,
-    strict: bool = True,
-    source: str = "<weights>",
+    module: nn.Module, full: Mapping[str, Tensor], groups: Groups, *, strict: bool = True, source: str = "<weights>"
 ) -> None:
     """Set every parameter of this rank to its piece of the tensor of its name.
 
@@ -70,12 +67,6 @@ def load_full_state(
 
 
 # ---- one parameter ----
-
-
-def _gather(p: nn.Parameter, groups: Groups) -> Tensor:
-    """Gather the full, unpadded tensor on every rank of the tensor group."""
-    placement, piece = placement_of(p), _local_piece(p)
-    return piece.clone() if placement is None else gather(piece.view(placement.local_shape), placement, groups)
 
 
 def _local_piece(p: nn.Parameter) -> Tensor:
@@ -119,7 +110,13 @@ def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Group
     stages = collectives.gather_objects(dict(local), groups.axis("pipe"))
     model = {name: shape for stage in stages for name, shape in stage.items()}
     given = {name: tuple(tensor.shape) for name, tensor in full.items()}
-    mismatches = [*_other_shapes(given, model), *(_other_names(given, local, model) if strict else ())]
+    mismatches: list[Mismatch] = [
+        (f"{name!r} has shape {given[name]}, and the model's {shape}", "give weights of the same model")
+        for name, shape in model.items()
+        if given.get(name, shape) != shape
+    ]
+    mismatches += _other_names(given, local, model) if strict else ()
+    # A stage knows only what its own names lack: every rank raises what any of them has found.
     everywhere = dict.fromkeys(each for found in collectives.gather_objects(mismatches, world) for each in found)
     if everywhere:
         raise DslparError(finding("CKP207", message, hint, source) for message, hint in everywhere)
@@ -127,12 +124,6 @@ def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Group
 
 Mismatch = tuple[str, str]
 """Message and hint."""
-
-
-def _other_shapes(given: Mapping[str, Shape], model: Mapping[str, Shape]) -> Iterator[Mismatch]:
-    for name, shape in model.items():
-        if name in given and given[name] != shape:
-            yield f"{name!r} has shape {given[name]}, and the model's {shape}", "give weights of the same model"
 
 
 def _other_names(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from dslpar.checkpoint.folder import TENSORS
-from dslpar.checkpoint.slices import Box, Piece, Segment, Shape, covers
+from dslpar.checkpoint.slices import Piece, Segment, Shape, covers
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 
@@ -85,7 +85,9 @@ class Index:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Index:
         """Read `to_json`'s values. Raises: KeyError, TypeError, ValueError or IndexError: these are no such values."""
-        parameters, copies = (_entries(plain[key]) for key in ("parameters", "copies"))
+        parameters, copies = (
+            {name: _entry_from_json(entry) for name, entry in plain[key].items()} for key in ("parameters", "copies")
+        )
         return cls(parameters, copies, list(plain["groups"]))
 
 
@@ -112,23 +114,15 @@ def merge(indices: Iterable[Index]) -> Index:
     groups: list[Mapping[str, Any]] = []
     parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
-        at = [_group_number(dict(group), groups) for group in index.groups]
+        groups += [group for group in map(dict, index.groups) if group not in groups]
+        number = [groups.index(group) for group in index.groups]  # in the merged index, by the rank's own number
         for found, part in zip(parts, (index.parameters, index.copies), strict=True):
             for name, entry in part.items():
-                found.setdefault(name, []).append(_with_group(entry, at))
+                if entry.group is not None and number[entry.group] != entry.group:
+                    entry = replace(entry, group=number[entry.group])
+                found.setdefault(name, []).append(entry)
     parameters, copies = ({name: _merge_entries(name, entries) for name, entries in found.items()} for found in parts)
     return Index(parameters, copies, groups)
-
-
-def _group_number(group: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> int:
-    if group not in groups:
-        groups.append(group)
-    return groups.index(group)
-
-
-def _with_group(entry: Entry, at: Sequence[int]) -> Entry:
-    same = entry.group is None or at[entry.group] == entry.group
-    return entry if same else replace(entry, group=at[entry.group or 0])
 
 
 def _merge_entries(name: str, entries: Sequence[Entry]) -> Entry:
@@ -195,12 +189,11 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
     return plain
 
 
-def _entries(plain: Mapping[str, Any]) -> dict[str, Entry]:
-    return {name: _entry_from_json(entry) for name, entry in plain.items()}
-
-
 def _entry_from_json(plain: Mapping[str, Any]) -> Entry:
-    boxes = [_box_from_json(box) for box in plain["boxes"]]
+    boxes = [
+        tuple(tuple(Segment(_count(start), _count(length)) for start, length in dim) for dim in box)
+        for box in plain["boxes"]
+    ]
     return Entry(
         shape=tuple(map(_count, plain["shape"])),
         dtype=str(plain["dtype"]),
@@ -217,11 +210,7 @@ def _entry_from_json(plain: Mapping[str, Any]) -> Entry:
     )
 
 
-def _box_from_json(plain: Any) -> Box:
-    return tuple(tuple(Segment(_count(start), _count(length)) for start, length in dim) for dim in plain)
-
-
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value

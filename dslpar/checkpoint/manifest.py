@@ -127,7 +127,7 @@ _BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values())
 """Sections that a config names by their class; one of another class has its `target`."""
 _OPEN_FIELDS = ("args", "extra")
 """Fields with further keys of their section, which are written beside its others."""
-_EMPTY: tuple[Any, ...] = (None, {}, [])
+_EMPTY: tuple[object, ...] = (None, {}, [])
 
 
 def _plain_section(value: Any) -> Any:

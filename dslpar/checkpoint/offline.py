@@ -21,14 +21,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dslpar.checkpoint import compare, folder, manifest, rank_state
 from dslpar.checkpoint.folder import Checkpoint, FileDigest
-from dslpar.checkpoint.index import INDEX, Entry, Index, file_key, load_index, tensor_path
+from dslpar.checkpoint.index import INDEX, Index, file_key, load_index, tensor_path
 from dslpar.checkpoint.slices import Box, Piece, box_of, full_box, num_elements
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, TensorReader, torch_bytes, write_lazy_tensors
 from dslpar.core.catalog import finding, raise_finding
@@ -159,7 +159,7 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
             yield rank, found
 
 
-def _json(values: Any) -> bytes:
+def _json(values: object) -> bytes:
     return json.dumps(values, indent=1).encode() + b"\n"
 
 
@@ -226,26 +226,27 @@ def export(
     """
     index = load_index(Path(checkpoint.path))
     reader = TensorReader(Path(checkpoint.path), index)
-    tensors = [_export_tensor(reader, name, entry, dtype) for name, entry in index.parameters.items()]
+
+    def load_as(name: str, dtype: torch.dtype) -> Tensor:
+        return _convert(name, reader.full(name), dtype)
+
+    tensors = []
+    for name, entry in index.parameters.items():
+        stored = DTYPES[entry.dtype]
+        target = DTYPES[dtype] if dtype and stored.is_floating_point else stored
+        tensors.append(LazyTensor(name, target, entry.shape, partial(load_as, name, target)))
     shards = list(_shards(tensors, max_shard_bytes))
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     weight_map = {lazy.key: name for name, shard in zip(names, shards, strict=True) for lazy in shard}
-    total = {"total_size": sum(_num_bytes(lazy) for shard in shards for lazy in shard)}
+    metadata = {"total_size": sum(lazy.num_bytes for lazy in tensors)}
     config = compare.without_defaults(checkpoint.manifest["config"])
     with _new_folder(output) as unfinished:
         for name, shard in zip(names, shards, strict=True):
             write_lazy_tensors(unfinished / name, shard, {"format": "pt"})
-        folder.write_file(
-            unfinished / "model.safetensors.index.json", [_json({"metadata": total, "weight_map": weight_map})]
-        )
+        weights_index = _json({"metadata": metadata, "weight_map": weight_map})
+        folder.write_file(unfinished / "model.safetensors.index.json", [weights_index])
         folder.write_file(unfinished / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
     return folder.list_files(output)
-
-
-def _export_tensor(reader: TensorReader, name: str, entry: Entry, dtype: str | None) -> LazyTensor:
-    stored = DTYPES[entry.dtype]
-    target = DTYPES[dtype] if dtype and stored.is_floating_point else stored
-    return LazyTensor(name, target, entry.shape, lambda: _convert(name, reader.full(name), target))
 
 
 def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -263,16 +264,12 @@ def _shards(tensors: Sequence[LazyTensor], max_bytes: int) -> Iterator[list[Lazy
     shard: list[LazyTensor] = []
     num_bytes = 0
     for tensor in tensors:
-        num_bytes += _num_bytes(tensor)
+        num_bytes += tensor.num_bytes
         if shard and num_bytes > max_bytes:
             yield shard
-            shard, num_bytes = [], _num_bytes(tensor)
+            shard, num_bytes = [], tensor.num_bytes
         shard.append(tensor)
     yield shard
-
-
-def _num_bytes(tensor: LazyTensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 # ---- files ----
@@ -298,6 +295,5 @@ def _new_folder(output: Path) -> Iterator[Path]:
             unfinished.rename(output)
             folder.fsync(output.parent)
     except OSError as error:
-        message = f"cannot write to {output}: {error}"
         hint = "make room there, or name another folder"
-        raise DslparError([finding("CKP205", message, hint, str(output))]) from error
+        raise DslparError([finding("CKP205", f"cannot write to {output}: {error}", hint, str(output))]) from error

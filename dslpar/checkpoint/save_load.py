@@ -47,7 +47,7 @@ from dslpar.checkpoint.index import (
     merge,
     tensor_path,
 )
-from dslpar.checkpoint.shards import Master, ParameterShard
+from dslpar.checkpoint.shards import Master, ParameterGroup, ParameterShard
 from dslpar.checkpoint.slices import Piece, num_elements
 from dslpar.checkpoint.tensor_file import DTYPES, TensorReader, dtype_name, torch_bytes, write_tensors
 from dslpar.core.catalog import raise_finding
@@ -148,7 +148,7 @@ def _write_rank_files(engine: Engine, part: Path) -> RankReport:
 
 def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
     """Return this rank's part of the index, and its tensors by their keys: views, nothing is copied."""
-    groups: list[Any] = []
+    groups: list[ParameterGroup] = []
     parameters: dict[str, Entry] = {}
     copies: dict[str, Entry] = {}
     tensors: dict[str, Tensor] = {}
@@ -166,37 +166,30 @@ def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor
     return Index(parameters, copies, [train_state.group_values(group) for group in groups]), tensors
 
 
-def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], groups: list[Any]) -> Entry:
+def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], groups: list[ParameterGroup]) -> Entry:
     return Entry(
         shape=shard.shape,
         dtype=dtype_name(shard.weight.dtype),
         trained=shard.trained,
         states={key: dtype_name(tensor.dtype) for key, tensor in shard.states.items()},
-        scalars={key: _scalar_to_json(value) for key, value in shard.scalars.items()},
+        scalars={
+            key: [dtype_name(value.dtype), value.item()] if isinstance(value, Tensor) else value
+            for key, value in shard.scalars.items()
+        },
         irregular={
             key: IrregularState(dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in irregular.items()
         },
         irregular_file=rank if irregular else None,
-        group=None if shard.master is None else _identity_number(shard.master.group, groups),
+        group=None if shard.master is None else _group_number(shard.master.group, groups),
         pieces=[Piece(rank, shard.box, shard.write_range.start, shard.write_range.stop)],
     )
 
 
-def _identity_number(group: Any, groups: list[Any]) -> int:
-    """Return the place of an optimizer's group among those seen so far; by identity, since they hold tensors."""
-    for number, known in enumerate(groups):
-        if known is group:
-            return number
-    groups.append(group)
-    return len(groups) - 1
-
-
-def _scalar_to_json(value: shards.Scalar) -> Any:
-    return [dtype_name(value.dtype), value.item()] if isinstance(value, Tensor) else value
-
-
-def _scalar_from_json(value: Any) -> shards.Scalar:
-    return torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
+def _group_number(group: ParameterGroup, groups: list[ParameterGroup]) -> int:
+    """Return the number of an optimizer's group among those seen so far, with it."""
+    if not any(known is group for known in groups):  # `in` would compare the tensors that they hold
+        groups.append(group)
+    return next(number for number, known in enumerate(groups) if known is group)
 
 
 def _stored_name(shard: ParameterShard, same_layout: bool) -> str:
@@ -236,9 +229,12 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
             _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
         problems = [finding.message for finding in error.findings]
-    reports = collectives.gather_objects((problems, _names_of_stage(engine, parameters)), world_of(engine))
+    # Each name is sent once, by one rank of its stage: every rank receives all that is gathered.
+    is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
+    names_of_stage = [shard.name for shard in parameters] if is_first else []
+    reports = collectives.gather_objects((problems, names_of_stage), world_of(engine))
     unknown = set(index.parameters) - {name for _, names in reports for name in names}
-    everything = [*(problem for problems, _ in reports for problem in problems)]
+    everything = [problem for problems, _ in reports for problem in problems]
     everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]
     if distinct := list(dict.fromkeys(everything)):
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
@@ -246,12 +242,6 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
         message = f"{path} does not hold this model:\n    " + "\n    ".join(distinct[:MAX_LISTED] + more)
         raise_finding("CKP208", message, hint, engine.job.path, "model")
     return index
-
-
-def _names_of_stage(engine: Engine, parameters: Sequence[ParameterShard]) -> tuple[str, ...]:
-    """Return this stage's names on one rank of the stage, () on its others: each name is sent once."""
-    is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
-    return tuple(shard.name for shard in parameters) if is_first else ()
 
 
 def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout: bool) -> Iterator[str]:
@@ -277,7 +267,10 @@ def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShar
         if shard.master is not None:
             _fill_states(shard, shard.master, entry, name, reader)
             if entry.scalars and id(shard.master.tensor) not in with_scalars:  # a flat tensor is of many parameters
-                scalars = {key: _scalar_from_json(value) for key, value in entry.scalars.items()}
+                scalars = {
+                    key: torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
+                    for key, value in entry.scalars.items()
+                }
                 shards.set_scalars(shard.master, scalars)
                 with_scalars.add(id(shard.master.tensor))
         if hasattr(shard.parameter, "_hp_mapping"):  # ZeRO 1 and 2: a shard is not what the model computes with

@@ -70,8 +70,8 @@ def _read_manifest(path: Path) -> tuple[Mapping[str, Any] | None, str]:
     """Return (the manifest, ""), or (None, why it cannot be read)."""
     try:
         return folder.open_checkpoint(path).manifest, ""
-    except (OSError, ValueError) as error:
-        return None, f"{folder.MANIFEST}: {folder.describe_error(error)}"
+    except folder.ManifestError as error:
+        return None, f"{folder.MANIFEST}: {error}"
 
 
 def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]:
@@ -85,14 +85,9 @@ def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]
     local = [str(problem) for problem in folder.verify(checkpoint, world.index, world.size)] if sees else []
     reports = collectives.gather_objects((socket.gethostname(), sees, local), world)
     check_seen_by_all([(host, sees) for host, sees, _ in reports], checkpoint.path, job)
-    many_hosts = (
-        len({host for host, _, _ in reports}) > 1
-    )  # then it may be one host's memory or mount, and not the file
-    return [
-        f"{problem} (as {host} sees it)" if many_hosts else problem
-        for host, _, problems in reports
-        for problem in problems
-    ]
+    # Of several hosts each is named: it may be that host's memory or mount, and not the file.
+    host_named = len({host for host, _, _ in reports}) > 1
+    return [f"{each} (as {host} sees it)" if host_named else each for host, _, found in reports for each in found]
 
 
 def _check_passed_over(checkpoint: Checkpoint, corrupted: list[str], requested: str, world: Axis, job: Job) -> None:

@@ -42,6 +42,12 @@ Scalar = int | float | bool | Tensor
 """An optimizer value of a parameter as a whole, such as its step: a plain number or a 0-dim tensor."""
 
 
+OptimizerState = MutableMapping[Tensor, dict[str, Any]]
+"""What an optimizer keeps of each tensor that it steps."""
+ParameterGroup = MutableMapping[str, Any]
+"""A group of parameters, as torch's optimizers have them."""
+
+
 class Master(NamedTuple):
     """The part of a parameter's master on this rank."""
 
@@ -53,10 +59,9 @@ class Master(NamedTuple):
     """The elements of the local piece that it has: the first, ..."""
     stop: int
     """... and the one after the last."""
-    state: MutableMapping[Tensor, dict[str, Any]]
+    state: OptimizerState
     """The optimizer's state, by `tensor`."""
-    group: MutableMapping[str, Any]
-    """Its parameter group."""
+    group: ParameterGroup
     group_number: int
     """The number of that group: optimizers step them in this order."""
 
@@ -111,7 +116,11 @@ class ParameterShard(NamedTuple):
     def scalars(self) -> dict[str, Scalar]:
         """The optimizer's values of the parameter as a whole."""
         shaped = self._weight_shaped()  # of a parameter without dims these have none either
-        return {key: value for key, value in self._state().items() if key not in shaped and _is_scalar(value)}
+        return {
+            key: value
+            for key, value in self._state().items()
+            if key not in shaped and (value.dim() == 0 if isinstance(value, Tensor) else isinstance(value, int | float))
+        }
 
     @property
     def irregular(self) -> dict[str, Tensor]:
@@ -197,16 +206,14 @@ def find_masters(engine: Engine) -> dict[nn.Parameter, Master]:
     for attribute, masters in _MASTERS_BY_ATTRIBUTE.items():
         if hasattr(optimizer, attribute):
             return dict(masters(optimizer))
-    return dict(_torch_masters(optimizer))
+    return {  # an optimizer of torch's steps the parameters themselves: no ZeRO, fp32
+        p: Master(p, 0, 0, p.numel(), optimizer.state, group, number)
+        for number, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
 
 
 Masters = Iterator[tuple[nn.Parameter, Master]]
-
-
-def _torch_masters(optimizer: Any) -> Masters:
-    """An optimizer of torch's: no ZeRO, fp32."""
-    for number, group in enumerate(optimizer.param_groups):
-        yield from ((p, Master(p, 0, 0, p.numel(), optimizer.state, group, number)) for p in group["params"])
 
 
 def _fp16_unfused_masters(wrapper: Any) -> Masters:
@@ -240,15 +247,6 @@ def _sharded_masters(zero: Any, groups: Sequence[Sequence[nn.Parameter]], flats:
                 yield p, Master(flat, master.start, local.start, local.start + local.numel, state, group, number)
 
 
-def _zero_1_2_masters(zero: Any) -> Masters:
-    return _sharded_masters(zero, zero.bit16_groups, zero.single_partition_of_fp32_groups)
-
-
-def _bf16_masters(zero: Any) -> Masters:
-    """BF16_Optimizer: a pipeline without ZeRO, in bf16."""
-    return _sharded_masters(zero, zero.bf16_groups, zero.fp32_groups_flat_partition)
-
-
 def _zero_3_masters(zero: Any) -> Masters:
     for sub_group, parameters in enumerate(zero.fp16_groups):
         flat = zero.fp32_partitioned_groups_flat[sub_group]
@@ -261,8 +259,13 @@ def _zero_3_masters(zero: Any) -> Masters:
 
 _MASTERS_BY_ATTRIBUTE: Mapping[str, Callable[[Any], Masters]] = {
     "fp32_partitioned_groups_flat": _zero_3_masters,
-    "single_partition_of_fp32_groups": _zero_1_2_masters,
-    "fp32_groups_flat_partition": _bf16_masters,
+    "single_partition_of_fp32_groups": lambda zero: _sharded_masters(
+        zero, zero.bit16_groups, zero.single_partition_of_fp32_groups
+    ),
+    # BF16_Optimizer: a pipeline without ZeRO, in bf16.
+    "fp32_groups_flat_partition": lambda zero: _sharded_masters(
+        zero, zero.bf16_groups, zero.fp32_groups_flat_partition
+    ),
     "fp32_groups_flat": _fp16_masters,
     "fp32_groups": _fp16_unfused_masters,
 }
@@ -277,20 +280,17 @@ def step_order(shard: ParameterShard) -> int:
     return -1 if shard.master is None else shard.master.group_number
 
 
-def set_scalars(master: Master, scalars: Mapping[str, Any]) -> None:
+def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
     """Set the optimizer's values of one tensor; a tensor among them is written into, since a kernel may read it."""
     state = master.state[master.tensor]
+    # torch's optimizers keep a counter on the CPU, if no kernel on the device reads it.
+    on_device = master.group.get("capturable") or master.group.get("fused")
+    device = master.tensor.device if on_device else torch.device("cpu")
     for key, value in scalars.items():
         if isinstance(value, Tensor) and isinstance(state.get(key), Tensor):
             state[key].copy_(value)
         else:
-            state[key] = value.to(_scalar_device(master)) if isinstance(value, Tensor) else value
-
-
-def _scalar_device(master: Master) -> torch.device:
-    """Return where torch's optimizers keep a counter: on the CPU, if no kernel on the device reads it."""
-    on_device = master.group.get("capturable") or master.group.get("fused")
-    return master.tensor.device if on_device else torch.device("cpu")
+            state[key] = value.to(device) if isinstance(value, Tensor) else value
 
 
 def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
@@ -329,7 +329,3 @@ def after_load(engine: Engine) -> None:
         for weights, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             for weight, master in zip(weights, masters, strict=True):
                 weight.data.copy_(master.data)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (bool, int, float)) or (isinstance(value, Tensor) and value.dim() == 0)

@@ -23,6 +23,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dslpar.layout import sharding
+
 if TYPE_CHECKING:
     from dslpar.layers.placement import Placement
 
@@ -54,7 +56,7 @@ class Piece(NamedTuple):
 
 def box_of(placement: Placement, coord: Mapping[str, int]) -> Box:
     """Return the box of the rank at `coord` (axis of the cuboid: index): what `Placement.cut` takes, as integers."""
-    cuts = [_piece_index(placement, coord, letters) for letters in placement.cuts]
+    cuts = [sharding.piece(placement.tensor, coord, letters) for letters in placement.cuts]
     if not cuts:
         return ()
     lengths = placement.blocks or placement.padded[:1]
@@ -62,15 +64,6 @@ def box_of(placement: Placement, coord: Mapping[str, int]) -> Box:
     first = [_segment(start, length, *cuts[0]) for start, length in zip(starts, lengths, strict=False)]
     rest = ((_segment(0, length, *cut),) for length, cut in zip(placement.padded[1:], cuts[1:], strict=True))
     return (_coalesce(first), *rest)
-
-
-def _piece_index(placement: Placement, coord: Mapping[str, int], letters: Sequence[str]) -> tuple[int, int]:
-    """Return (index, count), as `dslpar.layers.placement.piece` does; that module imports torch."""
-    index, count = 0, 1
-    for letter in letters:
-        size = getattr(placement.tensor, letter)
-        index, count = index * size + coord[letter], count * size
-    return index, count
 
 
 def _segment(start: int, length: int, index: int, count: int) -> Segment:
@@ -186,7 +179,10 @@ def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
     if sum(math.prod(map(len, cuboid)) for _, cuboid in cuboids) != math.prod(shape):
         return False
     # The number is right: then every element is there once, unless two cuboids share some and others are missing.
-    return not any(_intersect(one, other) for one, other in _neighbours(cuboids))
+    return not any(
+        all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
+        for one, other in _neighbours(cuboids)
+    )
 
 
 def _coalesce_fragments(pieces: Iterable[Piece]) -> list[Piece]:
@@ -217,7 +213,3 @@ def _neighbours(cuboids: Sequence[tuple[int, Cuboid]]) -> Iterator[tuple[Cuboid,
             if one and first >= one[0].stop:
                 break
             yield one, other
-
-
-def _intersect(one: Cuboid, other: Cuboid) -> bool:
-    return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))

@@ -18,6 +18,7 @@ import mmap
 import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +87,11 @@ class LazyTensor(NamedTuple):
     """Shape in the file."""
     make: Callable[[], Tensor]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileDigest:
     """Write tensors by their keys, from any device, each stored flat, and bring the file to the disk.
@@ -104,25 +110,22 @@ def write_lazy_tensors(
 ) -> FileDigest:
     """Write tensors that are made one at a time, and keep their shapes. Raises: OSError."""
     ordered = sorted(tensors, key=lambda lazy: -lazy.dtype.itemsize)
-    return files.write_file(path, _chunks(_header(ordered, metadata or {}), ordered))
+    header = memoryview(_header(ordered, metadata or {}))
+    # Lazily: a tensor is made when the one before it is on its way to the disk, so that one at a time is in memory.
+    data = (chunk for lazy in ordered for chunk in _bytes_of(lazy.make()))
+    return files.write_file(path, chain([header], data))
 
 
 def _header(ordered: list[LazyTensor], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
-    for key, dtype, shape, _ in ordered:
-        end = at + math.prod(shape) * dtype.itemsize
-        header[key] = {"dtype": dtype_name(dtype), "shape": list(shape), "data_offsets": [at, end]}
+    for lazy in ordered:
+        end = at + lazy.num_bytes
+        header[lazy.key] = {"dtype": dtype_name(lazy.dtype), "shape": list(lazy.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + _LENGTH_BYTES) % _ALIGNED_BYTES)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def _chunks(header: bytes, ordered: list[LazyTensor]) -> Iterator[memoryview]:
-    yield memoryview(header)
-    for lazy in ordered:
-        yield from _bytes_of(lazy.make())
 
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
@@ -135,7 +138,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
                     yield chunk
 
 
-def torch_bytes(values: Any) -> memoryview:
+def torch_bytes(values: object) -> memoryview:
     """Return what torch.save makes of the values: on a full disk it raises no OSError itself, as `write_file` does."""
     buffer = io.BytesIO()
     torch.save(values, buffer)

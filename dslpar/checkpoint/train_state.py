@@ -85,16 +85,14 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
             group["lr"] = base * factor(scheduler.last_epoch)
         scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
     else:
-        present = scheduler.state_dict()
-        fitted = {key: _fit_to_groups(value, present.get(key)) for key, value in saved.items()}
-        scheduler.load_state_dict(present | fitted)
-
-
-def _fit_to_groups(saved: Any, present: Any) -> Any:
-    """Fit a list of one value for each group to a stage that has another number of groups."""
-    if isinstance(saved, list) and isinstance(present, list) and len(saved) != len(present):
-        return [saved[0]] * len(present) if all(value == saved[0] for value in saved) else present
-    return saved
+        state = dict(scheduler.state_dict())
+        for key, value in saved.items():
+            present = state.get(key)
+            # A list of one value for each group, and this stage has another number of groups than the one that saved.
+            if isinstance(value, list) and isinstance(present, list) and len(value) != len(present):
+                value = [value[0]] * len(present) if all(each == value[0] for each in value) else present
+            state[key] = value
+        scheduler.load_state_dict(state)
 
 
 def group_values(group: Mapping[str, Any]) -> Values:
@@ -108,14 +106,11 @@ def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
     if not uses_dslpar_schedule(engine):
         keys += [key for key in _SET_BY_SCHEDULER if key in saved and key in group]
     for key in keys:
-        group[key] = _like(saved[key], group.get(key))
-
-
-def _like(value: Any, present: Any) -> Any:
-    """Convert a saved value to the type of the present one: JSON has no tuples, and a kernel reads its own tensor."""
-    if isinstance(present, Tensor):
-        return present.fill_(value)
-    return tuple(value) if isinstance(present, tuple) else value
+        present = group.get(key)
+        if isinstance(present, Tensor):  # a kernel reads this very tensor: it is filled, not replaced
+            present.fill_(saved[key])
+        else:  # JSON has no tuples
+            group[key] = tuple(saved[key]) if isinstance(present, tuple) else saved[key]
 
 
 # ---- the loss scale ----
@@ -126,7 +121,7 @@ def _scaler(ds_engine: Any) -> Any:
     return getattr(ds_engine.optimizer, "loss_scale_config", None) or getattr(ds_engine.optimizer, "loss_scaler", None)
 
 
-def _is_dynamic(scaler: Any) -> bool:
+def _is_dynamic(scaler: object) -> bool:
     return bool(getattr(scaler, "dynamic_loss_scale", False) or getattr(scaler, "dynamic", False))
 
 
@@ -151,7 +146,7 @@ def _plain_values(values: Mapping[str, Any]) -> Values:
 _NOT_PLAIN = object()
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and value.dim() == 0:

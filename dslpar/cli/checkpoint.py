@@ -15,16 +15,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
+from dslpar.checkpoint import folder, index, manifest
+from dslpar.checkpoint.folder import Checkpoint
 from dslpar.cli import arguments
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
+from dslpar.language import yaml_io
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
-
-if TYPE_CHECKING:
-    from dslpar.checkpoint.folder import Checkpoint
 
 _SOURCE = "a checkpoint, or an output_dir for the newest one in it"
 
@@ -54,8 +54,6 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
     Raises:
         DslparError: the manifest is corrupted, or of another format.
     """
-    from dslpar.checkpoint import folder
-
     found = _folders(Path(path), parser)
     if not found:
         parser.error(f"no checkpoint in {path}")
@@ -67,26 +65,20 @@ def _source(path: str, parser: argparse.ArgumentParser) -> Checkpoint:
 
 
 def _read(path: Path) -> Checkpoint:
-    from dslpar.checkpoint import folder
-
     try:
         return folder.open_checkpoint(path)
-    except (OSError, ValueError) as error:
-        raise DslparError([_corrupted(path, [f"{folder.MANIFEST}: {folder.describe_error(error)}"])]) from error
+    except folder.ManifestError as error:
+        raise DslparError([_corrupted(path, [f"{folder.MANIFEST}: {error}"])]) from error
 
 
 def _other_format(stored: Checkpoint) -> str:
     """Return what to say about a format that this dslpar does not read; nothing about the one it does."""
-    from dslpar.checkpoint import folder
-
     number = stored.manifest["format"]
     return "" if number == folder.FORMAT else f"format {number}, and this dslpar reads format {folder.FORMAT}"
 
 
 def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
     """Return the checkpoint itself, or all that a resume of the run could choose from, oldest first."""
-    from dslpar.checkpoint import folder
-
     if not path.is_dir():
         parser.error(f"{path} is not a folder")
     try:
@@ -99,8 +91,6 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
 
 def _require_intact(stored: Checkpoint) -> None:
     """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
-    from dslpar.checkpoint import folder
-
     if damages := folder.verify(stored):
         raise DslparError([_corrupted(Path(stored.path), list(map(str, damages)))])
 
@@ -131,14 +121,16 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-def _row(path: Path) -> dict[str, Any]:
-    """Return one checkpoint's line of the list; without a readable manifest just its name and why."""
-    from dslpar.checkpoint import folder, manifest
+Row = dict[str, str | int | None]
+"""Values of one checkpoint, by column."""
 
+
+def _row(path: Path) -> Row:
+    """Return one checkpoint's line of the list; without a readable manifest just its name and why."""
     try:
         stored = folder.open_checkpoint(path)
-    except (OSError, ValueError) as error:
-        state = f"corrupted: {folder.MANIFEST}: {folder.describe_error(error)}"
+    except folder.ManifestError as error:
+        state = f"corrupted: {folder.MANIFEST}: {error}"
         return {"name": path.name, "samples": None, "bytes": None, "state": state, "layout": None}
     layout, state = None, f"format {stored.manifest['format']}"
     if not _other_format(stored):
@@ -149,11 +141,11 @@ def _row(path: Path) -> dict[str, Any]:
     return {"name": path.name, "samples": samples, "bytes": num_bytes, "state": state, "layout": layout}
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(rows: Sequence[Row]) -> None:
     lines = [{key: key for key in rows[0]}]
-    for row in rows:
-        texts = {key: f"{value:,}" if isinstance(value, int) else value or "-" for key, value in row.items()}
-        lines.append(texts)
+    lines += [
+        {key: f"{value:,}" if isinstance(value, int) else value or "-" for key, value in row.items()} for row in rows
+    ]
     widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
     for line in lines:
         print("  ".join(line[key].ljust(widths[key]) for key in widths).rstrip())
@@ -178,9 +170,6 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _description(stored: Checkpoint) -> str:
-    from dslpar.checkpoint import index, manifest
-    from dslpar.language import yaml_io
-
     entries = index.load_index(Path(stored.path)).parameters.values()
     elements = sum(math.prod(entry.shape) for entry in entries)
     num_bytes = sum(file["bytes"] for file in stored.manifest["files"].values())
@@ -215,8 +204,9 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"no checkpoint in {', '.join(args.paths)}")
     damages = {path: list(_damages(path)) for path in paths}
     if args.format == "json":
-        rows = [{"path": str(path), "whole": not each, "damaged": each} for path, each in damages.items()]
-        arguments.print_json(rows)
+        arguments.print_json(
+            [{"path": str(path), "whole": not each, "damaged": each} for path, each in damages.items()]
+        )
     else:
         for path, each in damages.items():
             print(report_text.block(_corrupted(path, each), {}) if each else f"{path}: intact")
@@ -225,12 +215,10 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _damages(path: Path) -> Iterator[str]:
     """Yield what is wrong with a checkpoint, file by file."""
-    from dslpar.checkpoint import folder, index
-
     try:
         stored = folder.open_checkpoint(path)
-    except (OSError, ValueError) as error:
-        yield f"{folder.MANIFEST}: {folder.describe_error(error)}"
+    except folder.ManifestError as error:
+        yield f"{folder.MANIFEST}: {error}"
         return
     if problem := _other_format(stored):
         yield f"{folder.MANIFEST}: {problem}"
@@ -280,8 +268,6 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     _require_intact(stored)
-    from dslpar.checkpoint import manifest
-
     written = _import_offline().reshard(stored, job, Path(args.output))
     before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
     print(f"{stored.path} ({before})\n  -> {written} ({after})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from dslpar.core.named_tuple import NamedTuple
 
@@ -14,5 +14,5 @@ class Decision(NamedTuple):
     why: str = ""
     sources: tuple[str, ...] = ()
     """The keys that it follows from."""
-    how: str = "inferred"
-    """Or "default": no key tells, not even the world size."""
+    how: Literal["inferred", "default"] = "inferred"
+    """"default": no key tells, not even the world size."""

@@ -7,6 +7,8 @@ is the mode's choice. The layers' placements, the divisors and the closed forms 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dslpar.core.mesh import TENSOR_AXES, Tensor
 from dslpar.core.named_tuple import NamedTuple
 
@@ -60,3 +62,12 @@ def inner_cuts(tensor: Tensor) -> Cuts:
         sequence=x.get("sequence", ()),
         features=("y", *over_z.get("heads", ())),
     )
+
+
+def piece(tensor: Tensor, coord: Mapping[str, int], letters: Letters) -> tuple[int, int]:
+    """Return (index, count): which of how many equal pieces of a dim cut by `letters` the rank at `coord` holds."""
+    index, count = 0, 1
+    for letter in letters:
+        size = getattr(tensor, letter)
+        index, count = index * size + coord[letter], count * size
+    return index, count

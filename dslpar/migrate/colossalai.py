@@ -54,7 +54,7 @@ def _is_gpt(model: str) -> bool:
 # The model --------------------------------------------------------------------------------------------------------
 
 
-def model_type(value: Any, view: View, row: Row) -> Outcome:
+def model_type(value: object, view: View, row: Row) -> Outcome:
     """Convert the class of the model."""
     name, fields = str(value), gpt_fields(str(value))
     if name in _OURS:
@@ -68,7 +68,7 @@ def model_type(value: Any, view: View, row: Row) -> Outcome:
     return needed(f"dslpar has no model {name!r}", "model")
 
 
-def model_name(value: Any, view: View, row: Row) -> Outcome:
+def model_name(value: object, view: View, row: Row) -> Outcome:
     """Convert a model that is a name alone."""
     made = model_type(value, view, row)
     return changed(row.to, made.value, "a name alone is no section") if made.fate == "kept" else made
@@ -78,7 +78,7 @@ def _or_own(convert: Conversion) -> Conversion:
     """Decorate a conversion of an argument of titans' GPT; dslpar's and classes of the author's take it as it is."""
 
     @functools.wraps(convert)
-    def checked(value: Any, view: View, row: Row) -> Any:
+    def checked(value: object, view: View, row: Row) -> object:
         if gpt_fields(view.model) is not None:
             return convert(value, view, row)
         if view.model in _OURS or ("." in view.model and not view.model.startswith(_THEIRS)):
@@ -89,26 +89,26 @@ def _or_own(convert: Conversion) -> Conversion:
 
 
 @_or_own
-def titans(value: Any, view: View, row: Row) -> Outcome:
+def titans(value: object, view: View, row: Row) -> Outcome:
     """Keep or drop an argument, as the row has it."""
     return row.as_is(value, row.why if row.fate == "dropped" else "")
 
 
 @_or_own
-def titans_only(value: Any, view: View, row: Row) -> Outcome:
+def titans_only(value: object, view: View, row: Row) -> Outcome:
     """As `only`."""
     return only(value, view, row)
 
 
 @_or_own
-def titans_needed(value: Any, view: View, row: Row) -> Outcome:
+def titans_needed(value: object, view: View, row: Row) -> Outcome:
     """Ask the author; the argument says why."""
     return needed(row.argument, row.to)
 
 
 @_or_own
 @number
-def titans_ratio(value: Any, view: View, row: Row) -> Outcome:
+def titans_ratio(value: float, view: View, row: Row) -> Outcome:
     """Convert a multiple of hidden_size."""
     hidden = view.get("model.hidden_size", (gpt_fields(view.model) or {}).get("hidden_size", 0))
     if type(hidden) is not int:
@@ -117,26 +117,26 @@ def titans_ratio(value: Any, view: View, row: Row) -> Outcome:
 
 
 @_or_own
-def titans_dropout(value: Any, view: View, row: Row) -> Outcome:
+def titans_dropout(value: object, view: View, row: Row) -> Outcome:
     """Merge titans' three probabilities, 0.1 each unless the source says otherwise."""
     names = ("dropout", "embedding_dropout", "attention_dropout")
     return one_dropout(value, [view.get(f"model.{name}", 0.1) for name in names], row)
 
 
 @_or_own
-def other_argument(value: Any, view: View, row: Row) -> Outcome:
+def other_argument(value: object, view: View, row: Row) -> Outcome:
     """Ask for an argument that is none of titans' GPT's."""
     return needed("titans' GPT has no such argument")
 
 
-def size(value: Any, view: View, row: Row) -> Outcome:
+def size(value: object, view: View, row: Row) -> Outcome:
     """Convert HIDDEN_SIZE and its kin: only a script knows which model they are of."""
     if not view.model:
         return needed("a size of the model that the script builds: write it into model", row.to)
     return dropped("the sizes of the model count" if _is_gpt(view.model) else "the model's class has it")
 
 
-def sequence(value: Any, view: View, row: Row) -> Outcome:
+def sequence(value: object, view: View, row: Row) -> Outcome:
     """Convert the length of a sample, of a model of texts; a picture's patches are no tokens of the section data."""
     if not _is_gpt(view.model):
         return needed("tokens of a sample, if the model reads text: data.seq_len", row.to)
@@ -155,7 +155,7 @@ def _num_pieces(view: View) -> Any:
     return 1 if _num_stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
 
 
-def micro_size(value: Any, view: View, row: Row) -> Any:
+def micro_size(value: object, view: View, row: Row) -> object:
     """Convert BATCH_SIZE, which is of one data rank; the pipeline's schedule cuts it into NUM_MICRO_BATCHES."""
     pieces = _num_pieces(view)
     if pieces == 1:
@@ -165,7 +165,7 @@ def micro_size(value: Any, view: View, row: Row) -> Any:
     return value // pieces
 
 
-def accumulation(value: Any, view: View, row: Row) -> Outcome:
+def accumulation(value: object, view: View, row: Row) -> Outcome:
     """Convert gradient_accumulation."""
     pieces, steps = _num_pieces(view), view.get("gradient_accumulation", 1)
     if type(pieces) is not int or type(steps) is not int:
@@ -178,19 +178,19 @@ def accumulation(value: Any, view: View, row: Row) -> Outcome:
     return changed(row.to, pieces * steps, why)
 
 
-def num_microbatches(value: Any, view: View, row: Row) -> Outcome:
+def num_microbatches(value: object, view: View, row: Row) -> Outcome:
     """Convert the micro-batches of a pipeline."""
     if _num_stages(view) == 1:
         return dropped("it cuts a pipeline's batch, and there is no pipeline")
     return accumulation(value, view, row)
 
 
-def unless_given(value: Any, view: View, row: Row) -> Outcome:
+def unless_given(value: object, view: View, row: Row) -> Outcome:
     """Keep a variable that stands for a key where the source does not have that key itself."""
     return dropped(f"{row.to} says it") if view.get(row.to) is not None else row.as_is(value)
 
 
-def by_epoch(value: Any, view: View, row: Row) -> Outcome:
+def by_epoch(value: object, view: View, row: Row) -> Outcome:
     """Convert a number of epochs: so many times the whole global batches of the data; the argument says it, too."""
     if row.argument and view.get(row.argument) is not None and not _in_epochs(row.argument, view):
         return dropped(f"{row.argument} says it")
@@ -210,7 +210,7 @@ def _in_epochs(key: str, view: View) -> bool:
     return any(name in view.used and view.get(name) == view.get(key) for name in names)
 
 
-def of_scheduler(value: Any, view: View, row: Row) -> Outcome:
+def of_scheduler(value: object, view: View, row: Row) -> Outcome:
     """Keep steps of a scheduler, unless they are epochs, of which NUM_EPOCHS and WARMUP_EPOCHS tell."""
     if _in_epochs(row.pattern, view):
         return dropped("it is counted in epochs here: NUM_EPOCHS and WARMUP_EPOCHS say what becomes of them")
@@ -220,7 +220,7 @@ def of_scheduler(value: Any, view: View, row: Row) -> Outcome:
 
 
 @number
-def fraction(value: Any, view: View, row: Row) -> Outcome:
+def fraction(value: float, view: View, row: Row) -> Outcome:
     """Convert a share of the run into steps."""
     if view.get(row.to) is not None:
         return dropped(f"{row.to} says it")
@@ -239,7 +239,7 @@ _MODES = {
 }
 
 
-def amp_type(value: Any, view: View, row: Row) -> Outcome:
+def amp_type(value: object, view: View, row: Row) -> Outcome:
     """Convert an AMP_TYPE."""
     name = str(value).rpartition(".")[2].upper()
     return (
@@ -247,7 +247,7 @@ def amp_type(value: Any, view: View, row: Row) -> Outcome:
     )
 
 
-def loss_scale(value: Any, view: View, row: Row) -> Outcome:
+def loss_scale(value: object, view: View, row: Row) -> Outcome:
     """Keep a number; 'dynamic' is the default."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return row.as_is(value) if is_number else dropped("a dynamic loss scale is DeepSpeed's default")
@@ -257,7 +257,7 @@ _SHARDED = {"zero.stage": 3, "precision.dtype": "fp16"}
 """What `zero.model_config` implies, whatever stands in it."""
 
 
-def placement(value: Any, view: View, row: Row) -> Outcome:
+def placement(value: object, view: View, row: Row) -> Outcome:
     """Convert where a sharded model's tensors lie."""
     if value == "cuda":
         return dropped("on the device, as is leaving it out", _SHARDED)
@@ -268,19 +268,19 @@ def placement(value: Any, view: View, row: Row) -> Outcome:
     return changed("", None, why, _SHARDED)
 
 
-def sharded(value: Any, view: View, row: Row) -> Outcome:
+def sharded(value: object, view: View, row: Row) -> Outcome:
     """Convert a model whose parameters are sharded, in fp16."""
     why = "a sharded model is ZeRO 3, in fp16; how a tensor is cut is DeepSpeed's"
     return changed(row.to, 3, why, {"precision.dtype": "fp16"})
 
 
-def offload_pipeline(value: Any, view: View, row: Row) -> Outcome:
+def offload_pipeline(value: object, view: View, row: Row) -> Outcome:
     """Convert a switch that is two in DeepSpeed."""
     return changed(row.to, value, row.why, {"zero.offload_optimizer.pipeline_write": value})
 
 
 @number
-def mebibytes_of_fp16(value: Any, view: View, row: Row) -> int:
+def mebibytes_of_fp16(value: float, view: View, row: Row) -> int:
     """Convert a bucket's size into elements."""
     return int(value * 2**20) // 2
 
@@ -307,13 +307,13 @@ _SCHEDULERS = {
 }
 
 
-def only_of_their_adam(value: Any, view: View, row: Row) -> Outcome:
+def only_of_their_adam(value: object, view: View, row: Row) -> Outcome:
     """As `only`, of ColossalAI's own Adams; other optimizers take their arguments as they are."""
     theirs = str(view.get("optimizer.type", "")).rpartition(".")[2] in _ADAMS
     return only(value, view, row) if theirs else Outcome("kept", row.pattern, value)
 
 
-def optimizer(value: Any, view: View, row: Row) -> Outcome:
+def optimizer(value: object, view: View, row: Row) -> Outcome:
     """Convert the name of an optimizer."""
     package, _, name = str(value).rpartition(".")
     if name in _ADAMS and not package.startswith("torch") and view.get("optimizer.adamw_mode", True) is False:
@@ -321,7 +321,7 @@ def optimizer(value: Any, view: View, row: Row) -> Outcome:
     return _class_name(value, row, _OPTIMIZERS)
 
 
-def lr_scheduler(value: Any, view: View, row: Row) -> Outcome:
+def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
     """Convert the name of a learning-rate scheduler."""
     return _class_name(value, row, _SCHEDULERS)
 
@@ -338,7 +338,7 @@ def _class_name(value: Any, row: Row, known: Mapping[str, tuple[str, str]]) -> O
     return Outcome("kept", row.to, name if package.startswith("torch.optim") else str(value))
 
 
-def handlers(value: Any, view: View, row: Row) -> Outcome:
+def handlers(value: object, view: View, row: Row) -> Outcome:
     """Leave out gradient handlers whose work DeepSpeed does."""
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     names = [str(item.get("type")).rpartition(".")[2] if isinstance(item, dict) else "" for item in items]

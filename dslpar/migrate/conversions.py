@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dropped, needed
 
 
-def only(value: Any, view: View, row: Row) -> Outcome:
+def only(value: object, view: View, row: Row) -> Outcome:
     """Drop the value that dslpar's way implies ("VALUE else TEXT"); any other one needs the author."""
     right, _, otherwise = row.argument.partition(" else ")
     return dropped(row.why) if value == ast.literal_eval(right) else needed(otherwise, row.to)
 
 
-def on(value: Any, view: View, row: Row) -> Outcome:
+def on(value: object, view: View, row: Row) -> Outcome:
     """Turn True into a value ("VALUE: WHY"), and drop False."""
     to, _, why = row.argument.partition(": ")
     if value is True:
@@ -24,19 +24,20 @@ def on(value: Any, view: View, row: Row) -> Outcome:
     return dropped("off") if value is False else needed(f"it is {value!r}, neither True nor False", row.to)
 
 
-def number(convert: Conversion) -> Conversion:
+def number(convert: Callable[[float, View, Row], object]) -> Conversion:
     """Decorate a conversion of numbers: of anything else only the author can say what it means."""
 
     @functools.wraps(convert)
-    def checked(value: Any, view: View, row: Row) -> Any:
-        is_number = type(value) in (int, float) and math.isfinite(value)
-        return convert(value, view, row) if is_number else needed(f"it is {value!r}, which is no number", row.to)
+    def checked(value: object, view: View, row: Row) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return convert(value, view, row)
+        return needed(f"it is {value!r}, which is no number", row.to)
 
     return checked
 
 
 @number
-def exponent(value: Any, view: View, row: Row) -> Any:
+def exponent(value: float, view: View, row: Row) -> object:
     """Take log2 of a loss scale."""
     power = int(value).bit_length() - 1
     if value < 1 or 2**power != value:
@@ -44,12 +45,12 @@ def exponent(value: Any, view: View, row: Row) -> Any:
     return power
 
 
-def clip(value: Any, view: View, row: Row) -> Outcome:
+def clip(value: object, view: View, row: Row) -> Outcome:
     """Keep a bound of the gradient's norm; 0 is none."""
     return dropped("0 is off, as is leaving it out") if value == 0 else row.as_is(value)
 
 
-def one_dropout(value: Any, all_of_them: list[Any], row: Row) -> Outcome:
+def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
     """Merge several probabilities of dropout into dslpar's one, where they are equal."""
     if any(item != value for item in all_of_them):
         return needed(f"dslpar has one dropout, and the source several that differ: {all_of_them}", row.to)

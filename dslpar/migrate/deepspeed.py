@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from dslpar.migrate import conversions
 from dslpar.migrate.conversions import on
@@ -13,24 +12,24 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS
 AUTO = "auto"
 
 
-def auto(value: Any, view: View, row: Row) -> Outcome:
+def auto(value: object, view: View, row: Row) -> Outcome:
     """Keep a value, unless it is "auto": there only the author can say."""
     if value == AUTO:
         return needed("Hugging Face's Trainer fills it in from its arguments: write it", row.to)
     return row.as_is(value)
 
 
-def clip(value: Any, view: View, row: Row) -> Outcome:
+def clip(value: object, view: View, row: Row) -> Outcome:
     """Convert gradient_clipping."""
     return auto(value, view, row) if value == AUTO else conversions.clip(value, view, row)
 
 
-def auto_left_out(value: Any, view: View, row: Row) -> Outcome:
+def auto_left_out(value: object, view: View, row: Row) -> Outcome:
     """Keep a key that may be left out, unless it is "auto"."""
     return dropped('"auto": left out, so DeepSpeed\'s default holds') if value == AUTO else row.as_is(value)
 
 
-def stage(value: Any, view: View, row: Row) -> Outcome:
+def stage(value: object, view: View, row: Row) -> Outcome:
     """Convert the stage of ZeRO, which half precision needs."""
     half = view.get("fp16.enabled") is True or view.get("bf16.enabled") is True
     if value == 0 and half:
@@ -38,12 +37,12 @@ def stage(value: Any, view: View, row: Row) -> Outcome:
     return auto(value, view, row)
 
 
-def stage_of_switch(value: Any, view: View, row: Row) -> Outcome:
+def stage_of_switch(value: object, view: View, row: Row) -> Outcome:
     """Convert the old form of zero_optimization, a switch."""
     return changed(row.to, 1, "True is stage 1") if value is True else dropped("off")
 
 
-def optimizer(value: Any, view: View, row: Row) -> Outcome:
+def optimizer(value: object, view: View, row: Row) -> Outcome:
     """Convert the optimizer's name."""
     known = OPTIMIZERS.get(value) if isinstance(value, str) else None
     if known is not None and known.refused:
@@ -56,26 +55,26 @@ def optimizer(value: Any, view: View, row: Row) -> Outcome:
     return auto(value, view, row)
 
 
-def bias_correction(value: Any, view: View, row: Row) -> Outcome:
+def bias_correction(value: object, view: View, row: Row) -> Outcome:
     """Convert a switch that torch's Adam does not have."""
     if view.get("optimizer.type") not in ("Adam", "AdamW"):
         return row.as_is(value)
     return dropped("Adam always corrects") if value is True else needed("torch's Adam always corrects")
 
 
-def stages(value: Any, view: View, row: Row) -> Outcome:
+def stages(value: object, view: View, row: Row) -> Outcome:
     """Convert the number of pipeline stages."""
     if type(value) is int:
         return row.as_is(value)
     return dropped(f"{value!r}: the program said how many; write parallel.pipeline")
 
 
-def half_precision(value: Any, view: View, row: Row) -> Outcome:
+def half_precision(value: object, view: View, row: Row) -> Outcome:
     """Convert the switch of fp16 or bf16."""
     return auto(value, view, row) if value == AUTO else on(value, view, row)
 
 
-def of_half_precision(value: Any, view: View, row: Row) -> Outcome:
+def of_half_precision(value: object, view: View, row: Row) -> Outcome:
     """Keep a key of fp16 or bf16 where that is enabled."""
     dtype = row.pattern.partition(".")[0]
     enabled = view.get(f"{dtype}.enabled")
@@ -84,7 +83,7 @@ def of_half_precision(value: Any, view: View, row: Row) -> Outcome:
     return row.as_is(value) if enabled is True else dropped(f"{dtype} is not enabled")
 
 
-def tensor_size(value: Any, view: View, row: Row) -> Outcome:
+def tensor_size(value: object, view: View, row: Row) -> Outcome:
     """Convert the size of a tensor group; the argument is what goes with it."""
     if value == 1:
         return dropped("1: none")
@@ -92,6 +91,6 @@ def tensor_size(value: Any, view: View, row: Row) -> Outcome:
     return changed(row.to, value, "only layers of dslpar's are partitioned", also)
 
 
-def offload(value: Any, view: View, row: Row) -> Any:
+def offload(value: object, view: View, row: Row) -> object:
     """Convert a switch into a device."""
     return "cpu" if value else dropped("off")

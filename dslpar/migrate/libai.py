@@ -24,7 +24,7 @@ def gpt_fields(target: str) -> Mapping[str, Any] | None:
     return _LLAMA if name in _LLAMAS and package.startswith(("projects.", "libai.")) else None
 
 
-def model_class(value: Any, view: View, row: Row) -> Outcome:
+def model_class(value: object, view: View, row: Row) -> Outcome:
     """Convert the class of the model."""
     name, fields = str(value), gpt_fields(str(value))
     if name == "dslpar.models.GPT":
@@ -41,7 +41,7 @@ def _of_gpt(convert: Conversion) -> Conversion:
     """Decorate a conversion of a key of the GPT's; other models are not there."""
 
     @functools.wraps(convert)
-    def checked(value: Any, view: View, row: Row) -> Any:
+    def checked(value: object, view: View, row: Row) -> object:
         if gpt_fields(view.model) is not None:
             return convert(value, view, row)
         if not view.model:
@@ -52,19 +52,19 @@ def _of_gpt(convert: Conversion) -> Conversion:
 
 
 @_of_gpt
-def model_size(value: Any, view: View, row: Row) -> Outcome:
+def model_size(value: object, view: View, row: Row) -> Outcome:
     """Keep a size of the GPT."""
     return row.as_is(value)
 
 
 @_of_gpt
-def only_of_gpt(value: Any, view: View, row: Row) -> Outcome:
+def only_of_gpt(value: object, view: View, row: Row) -> Outcome:
     """As `only`, of a key of the GPT's."""
     return conversions.only(value, view, row)
 
 
 @_of_gpt
-def dropout(value: Any, view: View, row: Row) -> Outcome:
+def dropout(value: object, view: View, row: Row) -> Outcome:
     """Merge the probabilities that are given."""
     given = [view.get(f"model.cfg.{name}_prob") for name in _DROPOUTS]
     return one_dropout(value, [item for item in given if item is not None], row)
@@ -74,7 +74,7 @@ _DROPOUTS = "embedding_dropout", "attention_dropout", "output_dropout", "hidden_
 
 
 @_of_gpt
-def scaled_init(value: Any, view: View, row: Row) -> Outcome:
+def scaled_init(value: object, view: View, row: Row) -> Outcome:
     """Report that output layers are not scaled."""
     if not value:
         return dropped("off: all weights by init_std")
@@ -82,7 +82,7 @@ def scaled_init(value: Any, view: View, row: Row) -> Outcome:
 
 
 @_of_gpt
-def other_argument(value: Any, view: View, row: Row) -> Outcome:
+def other_argument(value: object, view: View, row: Row) -> Outcome:
     """Ask for a key that the GPT does not have."""
     return needed("dslpar's GPT has no such key")
 
@@ -104,7 +104,7 @@ def _iterations(view: View) -> Any:
     return view.get("train.train_iter", view.get("train.steps", 0))
 
 
-def steps(value: Any, view: View, row: Row) -> Outcome:
+def steps(value: object, view: View, row: Row) -> Outcome:
     """Convert train_iter; LiBai takes the larger of it and train_epoch's steps."""
     by_epochs = _steps_of_epochs(view)
     if by_epochs is None:
@@ -117,7 +117,7 @@ def steps(value: Any, view: View, row: Row) -> Outcome:
     return row.as_is(value)
 
 
-def epochs(value: Any, view: View, row: Row) -> Outcome:
+def epochs(value: object, view: View, row: Row) -> Outcome:
     """Convert train_epoch."""
     if not value:
         return dropped("0: train_iter counts")
@@ -132,7 +132,7 @@ def epochs(value: Any, view: View, row: Row) -> Outcome:
 
 
 @number
-def warmup(value: Any, view: View, row: Row) -> Any:
+def warmup(value: float, view: View, row: Row) -> object:
     """Take the ceiling of ratio * train_iter, as LiBai's trainer does."""
     if not value:
         return dropped("no warm-up, as is leaving it out")
@@ -142,14 +142,14 @@ def warmup(value: Any, view: View, row: Row) -> Any:
     return math.ceil(value * max(iterations, by_epochs))
 
 
-def where_enabled(value: Any, view: View, row: Row) -> Outcome:
+def where_enabled(value: object, view: View, row: Row) -> Outcome:
     """Keep a key that counts where the switch beside it is on."""
     switch = f"{row.pattern.rpartition('.')[0]}.enabled"
     return row.as_is(value) if view.get(switch) else dropped(f"{switch} is off")
 
 
 @number
-def eval_steps(value: Any, view: View, row: Row) -> Any:
+def eval_steps(value: float, view: View, row: Row) -> object:
     """Convert eval_iter, which LiBai writes as 1e5."""
     if not view.get("train.evaluation.enabled", True):
         return dropped("evaluation is off")
@@ -166,7 +166,7 @@ _SCHEDULERS = {
 }
 
 
-def lr_scheduler(value: Any, view: View, row: Row) -> Outcome:
+def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
     """Convert the name of a learning-rate scheduler."""
     name = str(value).rpartition(".")[2]
     if name not in _SCHEDULERS:
@@ -175,7 +175,7 @@ def lr_scheduler(value: Any, view: View, row: Row) -> Outcome:
 
 
 @number
-def alpha(value: Any, view: View, row: Row) -> Any:
+def alpha(value: float, view: View, row: Row) -> object:
     """Convert the end of WarmupCosineLR, alpha * lr."""
     if "Cosine" not in str(view.get("train.scheduler._target_", "")):
         return dropped("no key of that scheduler")
@@ -185,7 +185,7 @@ def alpha(value: Any, view: View, row: Row) -> Any:
     return value * lr
 
 
-def optimizer(value: Any, view: View, row: Row) -> Outcome:
+def optimizer(value: object, view: View, row: Row) -> Outcome:
     """Convert the name of an optimizer."""
     name = str(value).rpartition(".")[2]
     if name not in ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop"):

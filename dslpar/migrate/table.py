@@ -80,11 +80,11 @@ class Outcome(NamedTuple):
     to: str = ""
     value: Any = None
     why: str = ""
-    also: Mapping[str, Any] = {}
+    also: Mapping[str, object] = {}
     """Keys of dslpar's that the value implies besides, unless the source says them."""
 
 
-def dropped(why: str, also: Mapping[str, Any] | None = None) -> Outcome:
+def dropped(why: str, also: Mapping[str, object] | None = None) -> Outcome:
     """Make the outcome of a value without counterpart, or that needs none."""
     return Outcome("dropped", why=why, also=also or {})
 
@@ -94,7 +94,7 @@ def needed(why: str, to: str = "") -> Outcome:
     return Outcome("needed", to, why=why)
 
 
-def changed(to: str, value: Any, why: str, also: Mapping[str, Any] | None = None) -> Outcome:
+def changed(to: str, value: object, why: str, also: Mapping[str, object] | None = None) -> Outcome:
     """Make the outcome of another value, or another meaning."""
     return Outcome("changed", to, value, why, also or {})
 
@@ -126,12 +126,12 @@ class Row(NamedTuple):
         rest = key.removeprefix(prefix)
         return rest if not self.among or rest.partition(".")[0] in self.among else None
 
-    def as_is(self, value: Any, why: str = "") -> Outcome:
+    def as_is(self, value: object, why: str = "") -> Outcome:
         """Make the outcome of a value that stands as it is, under the row's key."""
         return Outcome(self.fate, self.to, value, why)
 
 
-Conversion = Callable[[Any, View, Row], Any]
+Conversion = Callable[[object, View, Row], object]
 """From a value, the view and the row: another value for `row.to`, or an Outcome."""
 
 
@@ -155,7 +155,7 @@ class Table(NamedTuple):
     detected_first: bool = False
     """Whether its names come before other sources' where a config has names of both."""
 
-    def outcome(self, row: Row, value: Any, rest: str, view: View) -> Outcome:
+    def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
         """Return what becomes of a value by its row."""
         made = self.conversions[row.conversion](value, view, row) if row.conversion else row.as_is(value, row.why)
         if not isinstance(made, Outcome):

@@ -18,8 +18,6 @@ from dslpar.schema.deepspeed_policy import KEYS, known
 from dslpar.schema.keys import deepspeed_keys
 
 PREFIX = "deepspeed."
-
-
 _OFF = "None: clipping is off, which DeepSpeed must be told (its default is 1.0)"
 
 

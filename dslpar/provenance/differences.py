@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dslpar.provenance.deepspeed import PREFIX, dict_or_unknown
 from dslpar.provenance.inferred import OF_THE_NAME
@@ -80,7 +80,7 @@ def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Gr
     return "written" if any(spelt) else "follows"
 
 
-def _plain(subject: Subject, value: Value | None) -> Any:
+def _plain(subject: Subject, value: Value | None) -> object:
     """Return what is compared: lists and tuples are equal, files are absolute."""
     if value is None or value.value is None:
         return None
@@ -89,7 +89,7 @@ def _plain(subject: Subject, value: Value | None) -> Any:
     return _listed(value.value)
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_listed(item) for item in value]
     return {key: _listed(item) for key, item in value.items()} if isinstance(value, dict) else value
@@ -108,24 +108,16 @@ _EFFECT: Mapping[str, str] = {
 def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
     """Whether what runs is the same in spite of the difference."""
     if key in _EFFECT:
-        return _known_and_equal(_EFFECT[key], left, right)
+        one, other = left.get(_EFFECT[key]), right.get(_EFFECT[key])
+        return one is not None and other is not None and one.value is not None and one.value == other.value
     if key.startswith("parallel.tensor."):
         return all(values["parallel.tensor.size"].value == 1 for values in (left, right))
-    if key.startswith("monitor.") and not any(_is_on(key, values) for values in (left, right)):
-        return True
+    if key.startswith("monitor."):  # of a monitor that writes on neither side
+        enabled = [values.get(".".join([*key.split(".")[:2], "enabled"])) for values in (left, right)]
+        if not any(switch is not None and switch.value for switch in enabled):
+            return True
     only_kind = key.startswith("schedule")  # of which there is one type so far
     return only_kind or (key.startswith(OF_THE_NAME) and not spelt)
-
-
-def _known_and_equal(key: str, left: Values, right: Values) -> bool:
-    one, other = left.get(key), right.get(key)
-    return one is not None and other is not None and one.value is not None and one.value == other.value
-
-
-def _is_on(key: str, values: Values) -> bool:
-    """Whether the monitor that a key is about writes."""
-    enabled = values.get(".".join([*key.split(".")[:2], "enabled"]))
-    return enabled is not None and bool(enabled.value)
 
 
 def _without_echo(found: list[Difference]) -> Iterator[Difference]:

@@ -7,7 +7,6 @@ default.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from dslpar.core.mesh import STANDARD_ORDER
@@ -19,24 +18,6 @@ from dslpar.provenance.subject import Subject
 from dslpar.schema import sections
 
 Decide = Callable[[Subject], Decision | None]
-
-
-def _fixed(value: object, why: str) -> Decide:
-    return lambda subject: Decision(value, why, how="default")
-
-
-def _num_stages(subject: Subject) -> Decision:
-    # Asked of the context, not just 1: where `train.dist` could not be read, nobody knows.
-    return Decision(subject.cx.stages, "there is no pipeline: one stage", how="default")
-
-
-def _tensor_size(subject: Subject) -> Decision:
-    return Decision(subject.cx.cuboid.size, "no tensor parallelism: each rank has whole layers", how="default")
-
-
-def _data_size(subject: Subject) -> Decision:
-    cx = subject.cx
-    return resolve.data_size_of(cx.data_size * cx.stages * cx.cuboid.size, cx.stages, cx.cuboid.size)
 
 
 # The cuboid -------------------------------------------------------------------------------------------------------
@@ -56,11 +37,6 @@ def _shape(subject: Subject) -> Decision | None:
     x, y, z = cuboid.shape
     why = f"mode {cuboid.mode!r} on {cuboid.size} ranks: x {x} * y {y} * z {z}"
     return Decision(cuboid.shape, why, ("parallel.tensor.size", "parallel.tensor.mode"))
-
-
-def _depth(subject: Subject) -> Decision | None:
-    cuboid = subject.cx.cuboid
-    return Decision(cuboid.d, "left out: 1", how="default") if cuboid.mode == "2.5d" else None
 
 
 def _option(name: str) -> Decide:
@@ -151,11 +127,6 @@ def of_model(subject: Subject, key: str) -> Decision | None:
     return layout_of(model).inferred(model, field)
 
 
-def _seq_len(subject: Subject) -> Decision | None:
-    length = resolve.seq_len_of(subject.cx.spec)
-    return Decision(length, "the model's max_seq_len", ("model.max_seq_len",)) if length else None
-
-
 def _of_config_name(name_of: Callable[[str], str]) -> Decide:
     return lambda subject: Decision(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
 
@@ -170,22 +141,38 @@ def _monitor_path(section: str) -> Decide:
 
 _FILE_MONITORS = ("csv", "tensorboard")
 DECISIONS: Mapping[str, Decide] = {
-    "parallel.data.size": _data_size,
-    "parallel.pipeline.size": _num_stages,
+    # By way of the context's data size, which is unknown where the world is no multiple of the other sizes.
+    "parallel.data.size": lambda subject: resolve.data_size_of(
+        subject.cx.data_size * subject.cx.stages * subject.cx.cuboid.size, subject.cx.stages, subject.cx.cuboid.size
+    ),
+    # Asked of the context, not just 1: where `train.dist` could not be read, nobody knows.
+    "parallel.pipeline.size": lambda subject: Decision(
+        subject.cx.stages, "there is no pipeline: one stage", how="default"
+    ),
     "parallel.pipeline.method": _method,
     "parallel.pipeline.stage_ids": _cut("actual_ids"),
     "parallel.pipeline.counts": _cut("counts"),
-    "parallel.tensor.size": _tensor_size,
+    "parallel.tensor.size": lambda subject: Decision(
+        subject.cx.cuboid.size, "no tensor parallelism: each rank has whole layers", how="default"
+    ),
     "parallel.tensor.mode": _mode,
     "parallel.tensor.shape": _shape,
-    "parallel.tensor.depth": _depth,
+    "parallel.tensor.depth": lambda subject: (
+        Decision(subject.cx.cuboid.d, "left out: 1", how="default") if subject.cx.cuboid.mode == "2.5d" else None
+    ),
     **{f"parallel.tensor.{name}": _option(name) for name in ("residual", "inner", "keep", "impl")},
-    "parallel.order": _fixed(STANDARD_ORDER, "left out: the standard order, DeepSpeed's and LiBai's"),
+    "parallel.order": lambda subject: Decision(
+        STANDARD_ORDER, "left out: the standard order, DeepSpeed's and LiBai's", how="default"
+    ),
     "batch.global_size": _of_batch(batch.global_size_of),
     "batch.micro_size": _of_batch(batch.micro_size_of),
     "batch.accumulation": _of_batch(batch.accumulation_of),
     "schedule.num_microbatches": _num_microbatches,
-    "data.seq_len": _seq_len,
+    "data.seq_len": lambda subject: (
+        Decision(length, "the model's max_seq_len", ("model.max_seq_len",))
+        if (length := resolve.seq_len_of(subject.cx.spec))
+        else None
+    ),
     "train.output_dir": _of_config_name(resolve.default_output_dir),
     **{f"monitor.{section}.output_path": _monitor_path(section) for section in _FILE_MONITORS},
     **{f"monitor.{section}.job_name": _of_config_name(resolve.run_name) for section in _FILE_MONITORS},
@@ -210,11 +197,7 @@ def notes(subject: Subject, key: str) -> tuple[str, ...]:
             if key == f"model.{size.key}" and size.value != getattr(model, size.key):
                 message = size.why.partition(";")[0]
                 return (f"padded to {size.value}, a multiple of {message}",)
-    if (
-        key == "parallel.tensor.size"
-        and subject.cx.cuboid.mode in modes.MODES
-        and math.prod(subject.cx.cuboid.shape) > 1
-    ):
-        x, y, z = subject.cx.cuboid.shape
-        return (f"mode {subject.cx.cuboid.mode!r}: x {x} * y {y} * z {z}",)
-    return ()
+    if key != "parallel.tensor.size":
+        return ()
+    mode, (x, y, z) = subject.cx.cuboid.mode, subject.cx.cuboid.shape
+    return (f"mode {mode!r}: x {x} * y {y} * z {z}",) if mode in modes.MODES and x * y * z > 1 else ()

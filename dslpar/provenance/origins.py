@@ -40,15 +40,12 @@ def steps_of(config: Config, source_key: str) -> list[Step]:
         return [Step("on the command line", value)]
     steps = [Step("written", value)]
     if not _beside(config, value, key):
-        steps += _until(_imports(config, value.path), key.path) if key.path != value.path else []
+        imports = _imports(config, value.path) if key.path != value.path else []
+        # Up to the file that gives it to the key: the rest of the way is that of the key.
+        ends = next((index for index, step in enumerate(imports, 1) if step.location.path == key.path), 0)
+        steps += imports[:ends]
         steps.append(Step(f"given to {source_key.rpartition('.')[2]} by a name or an expression", key))
     return steps + _imports(config, steps[-1].location.path)
-
-
-def _until(steps: list[Step], path: str) -> list[Step]:
-    """Return the steps up to the one in the file at `path`."""
-    ends = next((index for index, step in enumerate(steps) if step.location.path == path), -1)
-    return steps[: ends + 1]
 
 
 def _beside(config: Config, value: Location, key: Location) -> bool:

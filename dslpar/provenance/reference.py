@@ -14,8 +14,9 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from dslpar.core.frozen import MISSING, Field, fields
@@ -88,7 +89,7 @@ def _all_rows() -> Iterator[Row]:
                 summary = help_of(cls, "").partition("\n")[0]
                 yield Row(f"{name}.type", repr(NAMES[cls]), _DEFAULT_TYPES.get(name, ""), summary)
             yield from _fields(cls, name, of)
-        yield from _EXTRA.get(name, lambda: iter(()))()
+        yield from _EXTRA[name]() if name in _EXTRA else ()
 
 
 _DEFAULT_TYPES: Mapping[str, str] = {"optimizer": "'AdamW'", "data": "'text'"}
@@ -141,11 +142,6 @@ def _zero_rows() -> Iterator[Row]:
         yield from _deepspeed_rows(f"zero.{name}", f"zero_optimization.{name}", known)
 
 
-def _precision_rows() -> Iterator[Row]:
-    for dtype, known in (("bf16", deepspeed_policy.BF16), ("fp16", deepspeed_policy.FP16)):
-        yield from _deepspeed_rows("precision", dtype, known, of=f"dtype={dtype!r}")
-
-
 def _deepspeed_rows(
     section: str, theirs: str, known: Mapping[str, str], of: str = "", skip: tuple[str, ...] = ()
 ) -> Iterator[Row]:
@@ -189,9 +185,12 @@ def _class_rows(
         yield Row(f"{section}.{arg}", takes, default, f"An argument of {dotted}.", of=of)
 
 
-_EXTRA = {
+_EXTRA: Mapping[str, Callable[[], Iterator[Row]]] = {
     "zero": _zero_rows,
-    "precision": _precision_rows,
+    "precision": lambda: chain(
+        _deepspeed_rows("precision", "bf16", deepspeed_policy.BF16, of="dtype='bf16'"),
+        _deepspeed_rows("precision", "fp16", deepspeed_policy.FP16, of="dtype='fp16'"),
+    ),
     "optimizer": _optimizer_rows,
     "lr_scheduler": _scheduler_rows,
     "deepspeed": _raw_rows,

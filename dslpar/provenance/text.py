@@ -16,7 +16,7 @@ from dslpar.provenance.values import Value
 _WIDTH = 40
 
 
-def shown(value: Any, width: int = 0) -> str:
+def shown(value: object, width: int = 0) -> str:
     """Write a value as a config would; shorten it to `width` characters, if there is a width."""
     text = repr(value.name if isinstance(value, Reference) else value)
     return text if not width or len(text) <= width else text[: width - 3] + "..."
@@ -160,26 +160,22 @@ def record(value: Value) -> dict[str, Any]:
 
 def values_json(subject: Subject, values: Iterable[Value]) -> str:
     """Write values as JSON."""
-    found = [record(value) for value in values]
-    return (
-        json.dumps({"config": subject.config.path, "world_size": subject.world_size, "values": found}, indent=2) + "\n"
-    )
+    made = {"config": subject.config.path, "world_size": subject.world_size, "values": list(map(record, values))}
+    return json.dumps(made, indent=2) + "\n"
 
 
 def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequence[Difference]) -> str:
     """Write differences as JSON."""
     records = [
-        {"key": each.key, "group": each.group, "left": _one(each.left), "right": _one(each.right)} for each in found
+        {"key": each.key, "group": each.group}
+        | {side: value and record(value) for side, value in (("left", each.left), ("right", each.right))}
+        for each in found
     ]
     made = {"left": paths[0], "right": paths[1], "world_size": world_size, "differences": records}
     return json.dumps(made, indent=2) + "\n"
 
 
-def _one(value: Value | None) -> dict[str, Any] | None:
-    return None if value is None else record(value)
-
-
-def _json(value: Any) -> Any:
+def _json(value: object) -> object:
     if isinstance(value, Reference):
         return value.name
     if isinstance(value, Mapping):

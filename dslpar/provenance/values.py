@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.load import Config
-from dslpar.language.tree import Node
 from dslpar.layout.decision import Decision
 from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import UnknownValueError
@@ -34,8 +33,7 @@ class Value(NamedTuple):
 
     key: str
     value: Any
-    how: str
-    """One of `How`."""
+    how: How
     why: str = ""
     source_key: str = ""
     """The key as the author wrote it, an alias perhaps; empty where nobody did."""
@@ -97,22 +95,14 @@ def _nested(subject: Subject, key: str, table: Mapping[str, Any], help_text: str
     """Yield the items of a mapping, and of mappings in it."""
     for name, value in table.items():
         path = f"{key}.{name}"
-        yield from (
-            _nested(subject, path, value, help_text)
-            if _is_filled(value)
-            else [_leaf(subject, path, value, _help_of_key(path, help_text))]
-        )
-
-
-def _help_of_key(path: str, help_text: str) -> str:
-    """Return the help of a key of DeepSpeed's, if the reference has a row for it; else that of its section."""
-    row = next((row for row in below(path) if row.key == path), None)
-    has_default = row is not None and row.default not in ("", "required")
-    return help_text if row is None else row.help + (f" Its default there: {row.default}." if has_default else "")
-
-
-def _is_filled(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value)
+        if isinstance(value, Mapping) and value:
+            yield from _nested(subject, path, value, help_text)
+            continue
+        # A key of DeepSpeed's has a help of its own, if the reference has a row for it; else its section's.
+        row = next((row for row in below(path) if row.key == path), None)
+        has_default = row is not None and row.default not in ("", "required")
+        default = f" Its default there: {row.default}." if row is not None and has_default else ""
+        yield _leaf(subject, path, value, help_text if row is None else row.help + default)
 
 
 _AXES = {"parallel.pipeline": pipeline_of, "parallel.tensor": tensor_of}
@@ -121,20 +111,15 @@ _AXES = {"parallel.pipeline": pipeline_of, "parallel.tensor": tensor_of}
 def _axis(subject: Subject, key: str, section: Any) -> Iterator[Value]:
     """Yield the values of an axis in either form; where there is none, its size is one."""
     cls = sections.PipelineParallel if key == "parallel.pipeline" else sections.TensorParallel
-    yield from (
-        _section(subject, key, section)
-        if section is not None
-        else [_leaf(subject, f"{key}.size", 1, help_of(cls, "size"))]
-    )
+    no_axis = [_leaf(subject, f"{key}.size", 1, help_of(cls, "size"))] if section is None else []
+    yield from no_axis or _section(subject, key, section)
 
 
 def _dist(subject: Subject, dist: sections.Dist) -> Iterator[Value]:
     """Yield the values of LiBai's form, if it is written."""
     if "train.dist" in subject.reading.written:
-        for field in fields(dist):
-            yield _leaf(
-                subject, f"train.dist.{field.name}", getattr(dist, field.name), help_of(sections.Dist, field.name)
-            )
+        for name in (field.name for field in fields(dist)):
+            yield _leaf(subject, f"train.dist.{name}", getattr(dist, name), help_of(sections.Dist, name))
 
 
 # One value --------------------------------------------------------------------------------------------------------
@@ -142,34 +127,18 @@ def _dist(subject: Subject, dist: sections.Dist) -> Iterator[Value]:
 
 def _leaf(subject: Subject, key: str, value: Any, help_text: str) -> Value:
     source_key = source_key_of(subject, key)
-    over = _before(subject, key)
-    if not subject.reading.invalid.isdisjoint(_with_sections(key)):
-        return Value(
-            key,
-            None,
-            "unknown",
-            "the written value is wrong: see the findings",
-            source_key,
-            _steps(subject, source_key),
-        )
+    over, steps = _before(subject, key), _steps(subject, source_key)
+    parts = key.split(".")
+    if not subject.reading.invalid.isdisjoint(".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+        why = "the written value is wrong: see the findings"
+        return Value(key, None, "unknown", why, source_key, steps)
     if key in RECOMPUTED or not source_key:
         return _unwritten(subject, key, value, help_text)._replace(over=over)
-    if value is None:  # another form says it
-        value = _node(subject.config, source_key)
-    steps = _steps(subject, source_key)
-    how = "overridden" if steps and steps[0].location.path == COMMAND_LINE else "written"
-    return Value(
-        key,
-        value,
-        how,
-        "",
-        source_key,
-        steps,
-        over if how == "overridden" else None,
-        (),
-        _notes(subject, key),
-        help_text,
-    )
+    if value is None and (node := subject.config.root.get(source_key)) is not None:  # another form says it
+        value = node.plain()
+    how: How = "overridden" if steps and steps[0].location.path == COMMAND_LINE else "written"
+    over = over if how == "overridden" else None
+    return Value(key, value, how, "", source_key, steps, over, notes=_notes(subject, key), help=help_text)
 
 
 def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
@@ -179,10 +148,11 @@ def _unwritten(subject: Subject, key: str, value: Any, help_text: str) -> Value:
     except UnknownValueError:
         return Value(key, None, "unknown", _unknown(subject), help=help_text)
     if found is None:
-        found = Decision(value, _default_reason(help_text), (), "default")
-    return Value(
-        key, found.value, found.how, found.why, sources=found.sources, notes=_notes(subject, key), help=help_text
-    )
+        # A field's help says what leaving it out means.
+        _, says, reason = help_text.replace("Left out:", "left out:").partition("left out:")
+        found = Decision(value, f"left out: {reason.strip().rstrip('.')}" if says else "the default", (), "default")
+    value, how, why, sources = found.value, found.how, found.why, found.sources
+    return Value(key, value, how, why, sources=sources, notes=_notes(subject, key), help=help_text)
 
 
 def _unknown(subject: Subject) -> str:
@@ -198,18 +168,6 @@ def _notes(subject: Subject, key: str) -> tuple[str, ...]:
         return notes(subject, key)
     except UnknownValueError:
         return ()
-
-
-def _default_reason(help_text: str) -> str:
-    """Take what a field's help says of leaving it out."""
-    _, found, reason = help_text.replace("Left out:", "left out:").partition("left out:")
-    return f"left out: {reason.strip().rstrip('.')}" if found else "the default"
-
-
-def _with_sections(key: str) -> set[str]:
-    """Return the key and the sections that it is in."""
-    parts = key.split(".")
-    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
 # Who wrote it -----------------------------------------------------------------------------------------------------
@@ -230,21 +188,13 @@ def _source_key(config: Config, written: Mapping[str, str], spec_: sections.Spec
     node, above = config.root.get(key), config.root.get(section)
     if shorthands().get(section) == name and section in written and above is not None and not above.is_mapping:
         return written[section]
-    if name == "type":
-        return _type_key(above, key)
-    return key if node is not None and node.value is not None and not _of_spec(key) else ""
-
-
-def _of_spec(key: str) -> bool:
-    """Whether it is a key that the reader notes where it is written."""
-    return not key.startswith(("model.", "optimizer.", "gradient_handler", "deepspeed"))
-
-
-def _type_key(section: Node | None, key: str) -> str:
-    """Return the key of a section's type: its own, or the section's where a LazyCall makes it."""
-    if section is None or (section.target is None and section.get("type") is None):
-        return ""
-    return key if section.target is None else key.rpartition(".")[0]
+    if name == "type":  # its own key, or the section's where a LazyCall makes it
+        if above is None or (above.target is None and above.get("type") is None):
+            return ""
+        return key if above.target is None else section
+    # The reader notes where keys of the spec are written; those of other classes' arguments it does not know.
+    of_spec = not key.startswith(("model.", "optimizer.", "gradient_handler", "deepspeed"))
+    return key if node is not None and node.value is not None and not of_spec else ""
 
 
 def _decides(spec_: sections.Spec, key: str, other: str) -> bool:
@@ -262,11 +212,6 @@ def _steps(subject: Subject, source_key: str) -> tuple[Step, ...]:
     if node is not None and node.target_location is not None and node.target is not None:
         return (Step("named", node.target_location),)
     return tuple(steps_of(subject.config, source_key)) if source_key else ()
-
-
-def _node(config: Config, source_key: str) -> Any:
-    node = config.root.get(source_key)
-    return None if node is None else node.plain()
 
 
 def _before(subject: Subject, key: str) -> tuple[Any, Location] | None:
