@@ -39,7 +39,7 @@ _THEIRS = ("colossalai.", "titans.", "model_zoo.")
 _OURS = ("GPT", "dslpar.models.GPT")
 
 
-def gpt_fields(target: str) -> Mapping[str, Any] | None:
+def gpt_fields(target: str) -> Mapping[str, object] | None:
     """Return the fields of dslpar's GPT for one of titans' functions, or for titans' class itself; None for others."""
     package, _, name = target.rpartition(".")
     if name not in _SIZES or (package and not package.startswith(("titans", "model_zoo"))) or target == "GPT":
@@ -242,9 +242,8 @@ _MODES = {
 def amp_type(value: object, view: View, row: Row) -> Outcome:
     """Convert an AMP_TYPE."""
     name = str(value).rpartition(".")[2].upper()
-    return (
-        changed(row.to, "fp16", _MODES[name]) if name in _MODES else needed(f"unknown AMP_TYPE {str(value)!r}", row.to)
-    )
+    known = name in _MODES
+    return changed(row.to, "fp16", _MODES[name]) if known else needed(f"unknown AMP_TYPE {str(value)!r}", row.to)
 
 
 def loss_scale(value: object, view: View, row: Row) -> Outcome:
@@ -297,14 +296,8 @@ _OPTIMIZERS = {
     "FusedLAMB": ("Lamb", "DeepSpeed's LAMB"),
     "Lamb": ("Lamb", "DeepSpeed's LAMB"),
 }
-_SCHEDULERS = {
-    name: (ours, f"{name}, by dslpar's name; steps are optimizer steps")
-    for name, ours in {
-        "CosineAnnealingWarmupLR": "cosine",
-        "CosineAnnealingLR": "cosine",
-        "LinearWarmupLR": "linear",
-    }.items()
-}
+_CURVES = {"CosineAnnealingWarmupLR": "cosine", "CosineAnnealingLR": "cosine", "LinearWarmupLR": "linear"}
+_SCHEDULERS = {name: (ours, f"{name}, by dslpar's name; steps are optimizer steps") for name, ours in _CURVES.items()}
 
 
 def only_of_their_adam(value: object, view: View, row: Row) -> Outcome:
@@ -326,7 +319,7 @@ def lr_scheduler(value: object, view: View, row: Row) -> Outcome:
     return _class_name(value, row, _SCHEDULERS)
 
 
-def _class_name(value: Any, row: Row, known: Mapping[str, tuple[str, str]]) -> Outcome:
+def _class_name(value: object, row: Row, known: Mapping[str, tuple[str, str]]) -> Outcome:
     """Convert the name of a class: ColossalAI's by the table, torch's by its short name, others as they are."""
     if not isinstance(value, (str, Reference)) or not str(value):
         return needed(f"{value!r} is the name of no class", row.to)

@@ -55,7 +55,7 @@ class Leaf(NamedTuple):
     location: Location
 
 
-def convert(source: Source, model: Mapping[str, Any] | None = None, epoch: Epoch | None = None) -> Import:
+def convert(source: Source, model: Mapping[str, object] | None = None, epoch: Epoch | None = None) -> Import:
     """Convert every key by its row; `model` replaces the source's own, `epoch` turns epochs into steps."""
     return Converter(source, model, epoch).run()
 
@@ -63,11 +63,15 @@ def convert(source: Source, model: Mapping[str, Any] | None = None, epoch: Epoch
 class Converter:
     """One conversion; gathers entries and values."""
 
-    def __init__(self, source: Source, model: Mapping[str, Any] | None, epoch: Epoch | None) -> None:
+    def __init__(self, source: Source, model: Mapping[str, object] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
         self.table = TABLES[source.name]
-        leaves = leaves_of(source.config.root, self.table.wrapper)
-        self.leaves = [leaf for leaf in leaves if leaf.value != {} or not _has_unread(source, leaf.key)]
+        # A mapping that looks empty may hold what could not be evaluated, which is listed by itself.
+        self.leaves = [
+            leaf
+            for leaf in leaves_of(source.config.root, self.table.wrapper)
+            if leaf.value != {} or not any(path.startswith(f"{leaf.key}.") for path in source.config.unknown)
+        ]
         named = {leaf.name: leaf.value for leaf in self.leaves}
         self.unread = _unread(source, self.table.wrapper)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
@@ -148,8 +152,7 @@ class Converter:
                 outcome = dropped(f"{self.source_keys[other]} says the same")
             elif other:
                 earlier = f"{self.source_keys[other]} says {other} = {self.values[other]!r} already"
-                message = f"{earlier}, and this {outcome.value!r}"
-                outcome = needed(message, outcome.to)
+                outcome = needed(f"{earlier}, and this {outcome.value!r}", outcome.to)
             else:
                 self.values[outcome.to], self.source_keys[outcome.to] = outcome.value, leaf.key
         if outcome.fate == "needed" and leaf.value is not UNREAD:
@@ -159,7 +162,7 @@ class Converter:
 
     def clash(self, to: str) -> str:
         """Return the key of dslpar's that has a value already and that this one would repeat."""
-        return next((key for key in self.values if _overlap(key, to)), "")
+        return next((key for key in self.values if f"{to}.".startswith(f"{key}.") or key.startswith(f"{to}.")), "")
 
     def note(self, key: str, outcome: Outcome, location: Location) -> None:
         """Add one line to the report."""
@@ -173,7 +176,7 @@ class Converter:
         left = [finding for finding in self.source.config.findings if finding.severity == "error"]
         for leaf, around in self.unread:
             outcome = self.outcome(leaf)
-            why = [finding for finding in left if _within(finding.location, around)]
+            why = [finding for finding in left if _is_within(finding.location, around)]
             if why:
                 left = [finding for finding in left if finding not in why]
                 leaf = leaf._replace(location=why[0].location)
@@ -203,7 +206,7 @@ class Converter:
             if not asked:
                 self.note("", needed("the source names no model: write it, or give --model FILE", "model"), whole)
 
-    def add(self, key: str, value: Any, why: str, location: Location) -> None:
+    def add(self, key: str, value: object, why: str, location: Location) -> None:
         """Add a value that no key of the source gives by itself."""
         self.values[key], self.source_keys[key] = value, why
         self.note("", Outcome("added", key, value, why), location)
@@ -235,11 +238,6 @@ def _name(key: object) -> str:
     return str(key) or '""'
 
 
-def _has_unread(source: Source, key: str) -> bool:
-    """Whether something in the mapping at this key could not be evaluated, and is listed by itself."""
-    return any(path.startswith(f"{key}.") for path in source.config.unknown)
-
-
 def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
     """Return the keys whose value could not be evaluated, and the range of the file around each."""
     made = []
@@ -267,14 +265,10 @@ def _model_of(root: Node, wrapper: str) -> str:
     return str(named.value) if named is not None and named.value is not None else ""
 
 
-def _within(inner: Location, outer: Location) -> bool:
-    starts = (outer.line, outer.column) <= (inner.line, inner.column)
-    ends = (inner.end_line, inner.end_column) <= (outer.end_line, outer.end_column)
-    return inner.path == outer.path and starts and ends
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _is_within(inner: Location, outer: Location) -> bool:
+    if inner.path != outer.path or (inner.line, inner.column) < (outer.line, outer.column):
+        return False
+    return (inner.end_line, inner.end_column) <= (outer.end_line, outer.end_column)
 
 
 def _not_evaluated(to: str) -> Outcome:

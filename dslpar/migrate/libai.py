@@ -16,7 +16,7 @@ _LLAMAS = ("LlamaForCausalLM", "LlamaModel")
 _LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "bias": False}
 
 
-def gpt_fields(target: str) -> Mapping[str, Any] | None:
+def gpt_fields(target: str) -> Mapping[str, object] | None:
     """Return the fields of dslpar's GPT that a class of LiBai's stands for, besides its cfg; None: it is no GPT."""
     package, _, name = target.rpartition(".")
     if target == "dslpar.models.GPT" or (name in _GPTS and package.startswith("libai.")):

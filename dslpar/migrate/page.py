@@ -16,33 +16,26 @@ def page() -> str:
 
 
 def _section(table: Table) -> str:
-    rows = "".join(map(_row, table.rows))
+    rows = ""
+    for row in table.rows:
+        to = f"`{row.to}`" if row.to and row.fate != "dropped" else ""
+        why = (row.why + _condition(row)).replace("|", "\\|")
+        rows += f"| `{row.pattern}` | {FATES[row.fate]} | {to} | {why} |\n"
     own = "Other names of the file's own are dropped; " if table.own_names else ""
     last = f"{own}{'o' if own else 'O'}ther keys need you.\n"
     return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}"
 
 
-def _row(row: Row) -> str:
-    to = f"`{row.to}`" if row.to and row.fate != "dropped" else ""
-    why = (row.why + _condition(row)).replace("|", "\\|")
-    return f"| `{row.pattern}` | {FATES[row.fate]} | {to} | {why} |\n"
-
-
 def _condition(row: Row) -> str:
-    """What a conversion makes of other values."""
+    """Describe what a conversion makes of other values."""
     value = f" ({row.argument.partition(' else ')[0]}); " if " else " in row.argument else "; " if row.why else ""
     if row.conversion.startswith("titans"):
         return f"{value}an argument of titans' GPT; of a class of the author's own it stays"
-    return (
-        value
-        + {
-            "only": "any other value needs you",
-            "only_of_gpt": "any other value needs you",
-            "only_of_their_adam": "of other optimizers it stays",
-        }.get(row.conversion, "")
-        if " else " in row.argument
-        else ""
-    )
+    if " else " not in row.argument:
+        return ""
+    stays = "of other optimizers it stays"
+    needs_you = "any other value needs you" if row.conversion in ("only", "only_of_gpt") else ""
+    return value + (stays if row.conversion == "only_of_their_adam" else needs_you)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ _LISTS = {
 }
 """Keys of DeepSpeed's, for rows that name them by `@`."""
 Lists = Mapping[str, Collection[str]]
-
-
 _ROW = re.compile(r"(?P<fate>\w+) +(?P<pattern>(?:\{[^}]*\}|\S)+)(?: -> (?P<to>\S+))?(?: \| (?P<why>.*))?")
 
 
@@ -95,10 +93,7 @@ def _names(text: str, lists: Lists) -> tuple[str, ...]:
     return tuple(lists[text[1:]]) if text.startswith("@") else tuple(text.split())
 
 
-def _sources() -> Iterator[str]:
-    for file in resources.files("dslpar.migrate").joinpath("data").iterdir():
-        if file.name.endswith(".txt"):
-            yield file.name.removesuffix(".txt")
-
-
-TABLES: Mapping[str, Table] = {name: read_table(name, _LISTS) for name in sorted(_sources())}
+_FILES = sorted(file.name for file in resources.files("dslpar.migrate").joinpath("data").iterdir())
+TABLES: Mapping[str, Table] = {
+    file.removesuffix(".txt"): read_table(file.removesuffix(".txt"), _LISTS) for file in _FILES if file.endswith(".txt")
+}

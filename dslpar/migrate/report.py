@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dslpar.core.errors import Finding
 from dslpar.language.tree import Reference
-from dslpar.migrate.convert import Entry, Import
+from dslpar.migrate.convert import Import
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.table import FATES
 
@@ -22,38 +22,30 @@ def text(made: Import, out: str | None) -> str:
     ]
     for fate, title in FATES.items():
         entries = [entry for entry in made.entries if entry.fate == fate]
-        if entries:
-            lines += ["", f"{title}:", *map(_line, entries)]
+        lines += ["", f"{title}:"] if entries else []
+        for key, _, to, _, why, location in entries:
+            moved = f"{key} -> {to}" if key and to not in ("", key) else key or to
+            lines.append(f"  {location.path}:{location.line}: {moved}" + (": " if moved and why else "") + why)
     return "\n".join(lines) + "\n\n"
-
-
-def _line(entry: Entry) -> str:
-    place = f"{entry.location.path}:{entry.location.line}"
-    moved = f"{entry.key} -> {entry.to}" if entry.key and entry.to not in ("", entry.key) else entry.key or entry.to
-    return f"  {place}: {moved}" + (": " if moved and entry.why else "") + entry.why
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:
     """Write one object: the source, the entries in the source's order, and the findings of the result."""
-    import json
-
+    entries = []
+    for key, fate, to, value, why, location in made.entries:
+        value = _portable(value) if fate in ("kept", "renamed", "changed", "added") else None
+        entries.append({"key": key, "fate": fate, "to": to, "value": value, "why": why, **location._asdict()})
     record = {
         "source": made.source.path,
         "from": made.source.name,
         "out": out,
-        "entries": [_record(entry) for entry in made.entries],
+        "entries": entries,
         "findings": [finding.as_json() for finding in findings],
     }
     return json.dumps(record, indent=2) + "\n"
 
 
-def _record(entry: Entry) -> Mapping[str, Any]:
-    value = _portable(entry.value) if entry.fate in ("kept", "renamed", "changed", "added") else None
-    record = {"key": entry.key, "fate": entry.fate, "to": entry.to, "value": value, "why": entry.why}
-    return record | entry.location._asdict()
-
-
-def _portable(value: Any) -> Any:
+def _portable(value: object) -> object:
     if isinstance(value, Reference):
         return value.name
     if isinstance(value, Mapping):

@@ -43,19 +43,16 @@ def read_text(text: str, path: str, name: str = "") -> Source:
     if path.endswith(JSON_ENDINGS):
         shown = path if path.endswith(YAML_ENDINGS) else f"{path}.json"
         config = check.load_text(without_comments(text), shown)
-        return Source(name or _of_json(config), path, config)
+        names = {*map(str, config.root.value)}
+        ours = "model" in names and names <= {*SECTIONS, "resolved"}
+        other = next(name for name, table in TABLES.items() if table.json)
+        return Source(name or (OURS if ours else other), path, config)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return Source(name or recognise(config, filled), path, config, missing)
 
 
 # Which framework ----------------------------------------------------------------------------------------------------
-
-
-def _of_json(config: Config) -> str:
-    names = set(map(str, config.root.value))
-    ours = "model" in names and names <= {*SECTIONS, "resolved"}
-    return OURS if ours else next(name for name, table in TABLES.items() if table.json)
 
 
 def recognise(config: Config, text: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from dslpar.language.tree import Reference
 from dslpar.migrate.convert import IMPLIED, Entry, Import
@@ -12,22 +15,9 @@ from dslpar.schema.sections_reader import SECTIONS
 
 WIDTH = 120
 ORDER = (
-    "parallel",
-    "model",
-    "data",
-    "optimizer",
-    "lr_scheduler",
-    "zero",
-    "precision",
-    "batch",
-    "train",
-    "activation_checkpoint",
-    "checkpoint",
-    "monitor",
-    "gradient_handler",
-    "schedule",
-    "deepspeed",
-)
+    "parallel", "model", "data", "optimizer", "lr_scheduler", "zero", "precision", "batch", "train",
+    "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule", "deepspeed",
+)  # fmt: skip
 FIRST = ("type", "size", "stage", "dtype", "device", "enabled")
 """Keys that stand at the head of their section."""
 SHORT = (bool, int, float, str, Reference)
@@ -48,15 +38,10 @@ def file_of(made: Import) -> str:
     head = [f"# From {name} ({TABLES[made.source.name].title}), by dslpar import."]
     if made.needs_you:
         head.append(f'# What is left to be written is marked "{MARK}".')
-    parts = ["\n".join(head) + "\n"]
-    for section in ORDER:
-        text = _section(section, tree, notes)
-        if text:
-            parts.append(text)
-    return "\n".join([parts[0], "".join(parts[1:])])
+    return "\n".join(head) + "\n\n" + "".join(_section(section, tree, notes) for section in ORDER)
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nested(values: Mapping[str, object]) -> dict[str, object]:
     """Nest dotted keys into dicts."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
@@ -67,7 +52,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _ordered(value) for key, value in tree.items()}
 
 
-def _ordered(value: Any) -> Any:
+def _ordered(value: object) -> object:
     """Put the leading keys first, in a dict and in those within it."""
     if not isinstance(value, dict):
         return value
@@ -90,7 +75,7 @@ def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
     return notes
 
 
-def _section(name: str, tree: Mapping[str, Any], notes: Notes) -> str:
+def _section(name: str, tree: Mapping[str, object], notes: Notes) -> str:
     below = {key: text for key, text in notes.items() if key == name or key.startswith(f"{name}.")}
     if name in tree:
         return _assigned(name, tree[name], below)
@@ -103,7 +88,7 @@ def _with_name(key: str, texts: Sequence[str]) -> list[str]:
     return [text.replace(MARK, f"{MARK}: {key}", 1) for text in texts]
 
 
-def _assigned(name: str, value: Any, notes: Notes) -> str:
+def _assigned(name: str, value: object, notes: Notes) -> str:
     shown = f"{name} = {show(value)}"
     if not notes and len(shown) <= WIDTH:
         return shown + "\n"
@@ -112,7 +97,7 @@ def _assigned(name: str, value: Any, notes: Notes) -> str:
     return _comments("", notes.get(name, ())) + f"{name} = {_display(value, name, notes, '')}\n"
 
 
-def _display(value: Mapping[str, Any], path: str, notes: Notes, indent: str) -> str:
+def _display(value: Mapping[str, object], path: str, notes: Notes, indent: str) -> str:
     """Write a dict over several lines, with the comments of its keys; at the end those of keys without a value."""
     inner = indent + "    "
     lines = [_line(f"{path}.{key}", item, notes, inner) for key, item in value.items()]
@@ -122,7 +107,7 @@ def _display(value: Mapping[str, Any], path: str, notes: Notes, indent: str) -> 
     return f"dict(\n{''.join(lines)}{indent})"
 
 
-def _line(path: str, item: Any, notes: Notes, indent: str) -> str:
+def _line(path: str, item: object, notes: Notes, indent: str) -> str:
     """Write one key and its value, with its comment behind them where it fits."""
     name, texts = path.rpartition(".")[2], notes.get(path, [])
     inside = any(note.startswith(f"{path}.") for note in notes)
@@ -134,12 +119,12 @@ def _line(path: str, item: Any, notes: Notes, indent: str) -> str:
     return _comments(indent, texts) + line + "\n"
 
 
-def _spreads(value: Any) -> bool:
+def _spreads(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value can be written as dict(...) over several lines."""
     return isinstance(value, dict) and bool(value) and _plain_names(value)
 
 
-def _has_no_line(key: str, path: str, value: Mapping[str, Any]) -> bool:
+def _has_no_line(key: str, path: str, value: Mapping[str, object]) -> bool:
     """Whether a comment is about a key of this dict that has no line of its own to stand at."""
     if not key.startswith(f"{path}."):
         return False
@@ -148,8 +133,6 @@ def _has_no_line(key: str, path: str, value: Mapping[str, Any]) -> bool:
 
 
 def _comments(indent: str, texts: Sequence[str]) -> str:
-    import textwrap
-
     width = WIDTH - len(indent) - 2
     wrapped = (textwrap.wrap(_one_line(text), width, break_long_words=False, break_on_hyphens=False) for text in texts)
     return "".join(f"{indent}# {line}\n" for lines in wrapped for line in lines)
@@ -160,10 +143,8 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Write a value as a config has it."""
-    import math
-
     if isinstance(value, Reference):
         return repr(value.name)
     if isinstance(value, float) and not math.isfinite(value):
@@ -179,8 +160,6 @@ def show(value: Any) -> str:
     return repr(value)
 
 
-def _plain_names(value: Mapping[Any, Any]) -> bool:
+def _plain_names(value: Mapping[object, object]) -> bool:
     """Whether all keys can be written as keywords of dict(...)."""
-    import keyword
-
     return all(isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key) for key in value)
