@@ -53,7 +53,11 @@ def load_corpus(job: Job) -> Corpus:
     Raises:
         DslparError: a file is missing, or there is too little text for one sample.
     """
-    files = _files_of(job) if job.spec.data.files is not None else _standard_library()
+    if job.spec.data.files is not None:
+        files = _files_of(job)
+    else:
+        source = _walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
+        files = [file for file in source if file.name.endswith(".py")]
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
     return corpus
@@ -68,7 +72,8 @@ def split(files: Sequence[File], fraction: float) -> Corpus:
         parts = whole._replace(stop=middle), whole._replace(start=middle)
         return Corpus(*((part,) if part.num_bytes else () for part in parts))
     count = min(max(round(len(slices) * fraction), 1), len(slices) - 1) if fraction else 0
-    by_hash = sorted(files, key=lambda file: (_hash(file.name), file.path))
+    # By a hash of the name, which is the same on every machine: neither the listing's order nor Python's hash() is.
+    by_hash = sorted(files, key=lambda file: (_name_digest(file.name), file.path))
     held_out = {file.path for file in by_hash[:count]}
     train = tuple(part for path, part in slices.items() if path not in held_out)
     return Corpus(train, tuple(part for path, part in slices.items() if path in held_out))
@@ -84,16 +89,11 @@ def read(slices: Iterable[FileSlice]) -> bytearray:
     return text
 
 
-def _hash(name: str) -> bytes:
+def _name_digest(name: str) -> bytes:
     return hashlib.blake2b(name.replace(os.sep, "/").encode(errors="surrogateescape"), digest_size=8).digest()
 
 
 # ---- files ----
-
-
-def _standard_library() -> list[File]:
-    root = sysconfig.get_path("stdlib")
-    return [file for file in _walk(root, skip=_NOT_SOURCE) if file.name.endswith(".py")]
 
 
 def _files_of(job: Job) -> list[File]:

@@ -24,7 +24,7 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> Sequence[object]: ...
 
 
 class PairSamples:
@@ -32,7 +32,8 @@ class PairSamples:
 
     def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
         self.dataset, self.num_samples = dataset, len(dataset)
-        if not self.num_samples or not _is_pair(dataset[0]):
+        first = dataset[0] if self.num_samples else None
+        if not isinstance(first, tuple | list) or len(first) != 2:
             wrong_item = "an item of the data set is not an (input, label) pair"
             message = wrong_item if self.num_samples else "the data set is empty"
             hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
@@ -69,14 +70,10 @@ class Loader:
             yield from micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
 
 
-def is_dataset(data: Any) -> bool:
+def is_dataset(data: object) -> bool:
     """Return whether data can be read in our order; what can only be iterated is used as it is."""
     return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, tuple | list) and len(item) == 2
-
-
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> object:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

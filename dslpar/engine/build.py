@@ -6,7 +6,6 @@ engine = build_engine(job, Groups(job.mesh))
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -76,10 +75,11 @@ def build_engine(
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
         deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"))
     if job.spec.zero.stage == 3:
-        deepspeed_patches.register_external_parameters(_external_parameters(module))
-    gradient_handlers.install(
-        ds_engine, handlers
-    )  # last, so that a step begins with them: norms are of what they leave
+        layers_of_ours = [layer for layer in module.modules() if isinstance(layer, Layer)]
+        deepspeed_patches.register_external_parameters(
+            (layer, p) for layer in layers_of_ours for p in layer.external_parameters()
+        )
+    gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
     return Engine(job, groups, ds_engine, loss_fn, all_counted)
 
 
@@ -92,13 +92,6 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     decay: dict[str, Any] = {"params": [p for p in parameters if _num_dims(p) >= 2]}
     no_decay = {"params": [p for p in parameters if _num_dims(p) < 2], "weight_decay": 0.0}
     return [group for group in (decay, no_decay) if group["params"]]
-
-
-def _external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Yield (layer, a parameter of another layer that its forward reads)."""
-    for layer in module.modules():
-        if isinstance(layer, Layer):
-            yield from ((layer, p) for p in layer.external_parameters())
 
 
 def _num_dims(p: nn.Parameter) -> int:

@@ -233,10 +233,9 @@ class Engine:
         wanted = self.job.batch
         sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
         if sizes != [wanted.micro_size] * wanted.accumulation:
-            message = (
-                f"micro-batches of {sizes} samples, where a step takes {wanted.accumulation} of {wanted.micro_size}"
-            )
+            required = f"{wanted.accumulation} of {wanted.micro_size}"
             hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
+            message = f"micro-batches of {sizes} samples, where a step takes {required}"
             raise_finding("BAT204", message, hint, self.job.path)
         return batches
 
@@ -284,9 +283,7 @@ class Engine:
             raise self._out_of_order(f"{call}() without {missing} before it")
 
     def _out_of_order(self, message: str) -> DslparError:
-        hint = (
-            "call backward(loss), then step(), for each micro-batch; or forward_backward() and step(); or train_batch()"
-        )
+        hint = "call backward(loss) and step() for each micro-batch; or forward_backward() and step(); or train_batch()"
         return DslparError([finding("BAT206", message, hint, self.job.path)])
 
     def _refuse_pipeline(self, call: str) -> None:

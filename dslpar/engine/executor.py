@@ -70,9 +70,8 @@ def pipeline_forward_backward(ds_engine: PipelineEngine, batches: MicroBatches, 
         ds_engine.set_dataiterator(iter(batches))
         ds_engine.total_loss = ds_engine.total_additional_losses = None
         ds_engine._compute_loss = True
-        ds_engine._exec_schedule(
-            _ScheduleWithoutStep(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id)
-        )
+        schedule = _ScheduleWithoutStep(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id)
+        ds_engine._exec_schedule(schedule)
         with torch.no_grad():
             ds_engine.agg_train_loss = ds_engine._aggregate_total_loss()
     return Result(ds_engine.agg_train_loss, outputs)

@@ -44,9 +44,8 @@ def handler_classes(job: Job) -> list[tuple[type, dict[str, Any]]]:
     Raises:
         DslparError: one of them is not a gradient handler.
     """
-    return [
-        (_class(handler.target, job.path), dict(instantiate(handler.args))) for handler in job.spec.gradient_handler
-    ]
+    handlers = job.spec.gradient_handler
+    return [(_class(handler.target, job.path), dict(instantiate(handler.args))) for handler in handlers]
 
 
 def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> None:
@@ -59,7 +58,7 @@ def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> N
     handlers = [cls(ds_engine.module, ds_engine.optimizer, **arguments) for cls, arguments in classes]
     take_model_step = ds_engine._take_model_step
 
-    def with_handlers(lr_kwargs: Any) -> None:
+    def with_handlers(lr_kwargs: object) -> None:
         for handler in handlers:
             handler.handle_gradient()
         take_model_step(lr_kwargs)

@@ -9,9 +9,10 @@ at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,34 +55,27 @@ def _run_with_hooks(engine: Engine, batches: Iterable[MicroBatch]) -> tuple[list
     """Return the layers whose output, and the parameters whose gradient was not finite, in the order they came."""
     outputs: list[str] = []
     gradients: list[str] = []
+
+    def check_output(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        tensors = output if isinstance(output, tuple) else (output,)
+        if not all(_is_finite(each) for each in tensors if isinstance(each, Tensor)):
+            outputs.append(name)
+
+    def check_gradient(name: str, gradient: Tensor) -> None:
+        if not _is_finite(gradient):
+            gradients.append(name)
+
     with ExitStack() as stack:
         for name, module in engine.module.named_modules():
-            if not any(True for _ in module.children()):
-                hook = module.register_forward_hook(_output_hook(outputs, f"{name} ({type(module).__name__})"))
+            if not any(True for _ in module.children()):  # a container's output is its last layer's, found there
+                hook = module.register_forward_hook(partial(check_output, f"{name} ({type(module).__name__})"))
                 stack.callback(hook.remove)
         for name, p in engine.named_parameters():
             if p.requires_grad:
-                hook = p.register_hook(_gradient_hook(gradients, name))  # type: ignore[no-untyped-call]
+                hook = p.register_hook(partial(check_gradient, name))  # type: ignore[no-untyped-call]
                 stack.callback(hook.remove)
         engine.forward_backward(batches)
     return outputs, gradients
-
-
-def _output_hook(names: list[str], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        tensors = output if isinstance(output, tuple) else (output,)
-        if not all(_is_finite(each) for each in tensors if isinstance(each, Tensor)):
-            names.append(name)
-
-    return note
-
-
-def _gradient_hook(names: list[str], name: str) -> Callable[[Tensor], None]:
-    def note(gradient: Tensor) -> None:
-        if not _is_finite(gradient):
-            names.append(name)
-
-    return note
 
 
 def _is_finite(x: Tensor) -> bool:

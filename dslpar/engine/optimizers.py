@@ -66,11 +66,9 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     row = torch_schedulers.named(section.target)
     cls = locate(row.dotted if row else section.target, Location(job.path))
     if not _steps_by_itself(cls):
-        message = (
-            f"{section.target!r} is not an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
-        )
+        required = "an LR scheduler that steps by itself, with state_dict() and load_state_dict()"
         hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
-        raise_finding("CFG212", message, hint, job.path, "lr_scheduler")
+        raise_finding("CFG212", f"{section.target!r} is not {required}", hint, job.path, "lr_scheduler")
     # Where a scheduler has a peak of its own, it is the optimizer's lr, and not DeepSpeed's default.
     arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(section.args)
     return partial(_construct, cls, arguments, "lr_scheduler", section.target, job)
@@ -100,7 +98,8 @@ def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, jo
     try:
         return cls(first, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
-        if _is_missing_kernel(error):
+        # DeepSpeed has no kernel for the device, or could not build it: it raises no class of its own.
+        if any(text in str(error) for text in ("op had not been implemented", "failed to build/load")):
             message = f"{target!r} has no kernel on this machine: {error}"
             hint = "choose another optimizer, such as 'AdamW'"
             raise DslparError([finding("CFG229", message, hint, job.path, key)]) from error
@@ -110,11 +109,6 @@ def _construct(cls: Any, arguments: Mapping[str, Any], key: str, target: str, jo
         _, *names = inspect.signature(cls).parameters
         hint = f"correct the arguments of {key}; it takes {', '.join(names)}"
         raise DslparError([finding("CFG223", message, hint, job.path, key)]) from error
-
-
-def _is_missing_kernel(error: Exception) -> bool:
-    """Return whether DeepSpeed has no kernel for the device, or could not build it: it raises no class of its own."""
-    return any(text in str(error) for text in ("op had not been implemented", "failed to build/load"))
 
 
 def read_only(lr_scheduler: Any, path: str) -> Any:

@@ -138,7 +138,8 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
 
     def weights_by(method: str) -> list[int]:
         if not method.startswith("type:"):  # 'cost' too: what a built layer computes is not known
-            return [_num_parameters(unit) for unit in units]
+            built = [[p for module in _built(unit) for p in module.parameters()] for unit in units]
+            return [sum(p.numel() for p in parameters if p.requires_grad) for parameters in built]
         weights = [num_matches(method, _class_names(unit)) for unit in units]
         if not any(weights):
             names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))
@@ -149,10 +150,6 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
     counts = automatic(method, len(units), job.mesh.pipe, weights_by)
     assert counts is not None
     return counts
-
-
-def _num_parameters(unit: Sequence[LayerSpec]) -> int:
-    return sum(p.numel() for module in _built(unit) for p in module.parameters() if p.requires_grad)
 
 
 def _class_names(unit: Sequence[LayerSpec]) -> list[str]:

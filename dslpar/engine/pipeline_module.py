@@ -85,18 +85,16 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
         """
         begin, end = self.parts[self.stage_id : self.stage_id + 2]
-        layers = [self._specs[index].step(self._layer_module(index)) for index in range(begin, end)]
+        layers = []
+        for index, spec in enumerate(self._specs[begin:end], begin):
+            # DeepSpeed keeps a layer's module under its index, or under its key if it is tied.
+            own = hasattr(self, str(index))
+            layers.append(spec.step(self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]))
         return run_layers(layers, x, self._interval)
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
         """Return the tied weights whose gradients DeepSpeed sums over stages, each with the ranks that hold it."""
         return deepspeed_patches.tied_gradients(super().get_tied_weights_and_groups())
-
-    def _layer_module(self, index: int) -> nn.Module:
-        """Return the module of a layer: DeepSpeed keeps it under its index, or under its key if it is tied."""
-        own = hasattr(self, str(index))
-        layer: nn.Module = self.get_submodule(str(index)) if own else self.tied_modules[_key(self._specs[index])]
-        return layer
 
 
 def pipeline_module(
@@ -147,7 +145,7 @@ class _TiedLayer(TiedLayerSpec):  # type: ignore[misc]
         super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=["weight"])
         self.ours = (spec, groups, seed)
 
-    def build(self, log: bool = False) -> Any:
+    def build(self, log: bool = False) -> nn.Module:
         return models.build_layer(*self.ours)
 
 

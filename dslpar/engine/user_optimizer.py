@@ -48,7 +48,10 @@ def resolve_user_optimizer(
         raise_finding("CFG225", message, hint, job.path, "optimizer")
     _check_complete(job, optimizer, module)
     lr = float(optimizer.param_groups[0]["lr"] if lr is None else lr)
-    section = sections.OtherOptimizer(target=_full_name(type(optimizer)), lr=lr)
+    cls = type(optimizer)
+    # Of torch's optimizers the public name: the linter's tables, and whoever reads the job's record, know that one.
+    package = "torch.optim" if cls.__module__.startswith("torch.optim.") else cls.__module__
+    section = sections.OtherOptimizer(target=f"{package}.{cls.__qualname__}", lr=lr)
     _check_shardable(job, section.target)
     _check_min_lr(job, lr)
     return dataclasses.replace(job, spec=dataclasses.replace(job.spec, optimizer=section)), optimizer
@@ -73,12 +76,6 @@ def _check_complete(job: Job, optimizer: Optimizer, module: nn.Module) -> None:
         message = f"the optimizer leaves out {len(missing)} parameters that have a gradient, such as {missing[0]!r}"
         hint = "freeze them, p.requires_grad_(False), before dslpar.initialize; or make it over all of them"
         raise_finding("CFG225", message, hint, job.path, "optimizer")
-
-
-def _full_name(cls: type) -> str:
-    """Return a class's full name; of torch's optimizers the public one."""
-    package = "torch.optim" if cls.__module__.startswith("torch.optim.") else cls.__module__
-    return f"{package}.{cls.__qualname__}"
 
 
 def _check_shardable(job: Job, target: str) -> None:
