@@ -195,6 +195,7 @@ def verify(checkpoint: Checkpoint, part: int = 0, parts: int = 1) -> list[Corrup
     """
     recorded, found = _recorded_files(checkpoint), file_sizes(Path(checkpoint.path))
     corruptions = [Corruption(MANIFEST, _manifest_problem(checkpoint))] if part == 0 else []
+    # Dealt out, not in blocks: files of one kind follow each other, and are about equally large.
     for name in sorted({*recorded, *found})[part::parts]:
         path = Path(checkpoint.path, name)
         corruptions.append(Corruption(name, _file_problem(path, recorded.get(name), found.get(name))))
@@ -254,6 +255,7 @@ def begin_save(root: Path, step: int) -> Path:
     """Remove what earlier saves left unfinished, and make the folder to write to."""
     root.mkdir(parents=True, exist_ok=True)
     fsync(root.parent)  # `root` may be new itself: else a power cut could lose it, with checkpoints that are on disk
+    # A list first: what is removed must not change what is being listed.
     for unfinished in list(root.glob(f"step_*{PART}")):
         remove(unfinished)
     part = part_path(root, step)
@@ -264,7 +266,9 @@ def begin_save(root: Path, step: int) -> Path:
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
     """Write these bytes to a new file, hashed on the way; they are on disk when this returns. Raises: OSError."""
+    # xxh3 is against flipped bits and lost ends, not against people, and many times faster than SHA-256.
     hashed, num_bytes = xxhash.xxh3_128(), 0
+    # Unbuffered: chunks are large, and each goes to the system without a copy.
     with path.open("wb", buffering=0) as opened:
         for chunk in chunks:
             hashed.update(chunk)
@@ -338,6 +342,7 @@ def set_aside(root: Path, step: int) -> None:
     """
     for path in list_folders(root):
         if (step_of(path) or 0) >= step:
+            # Renamed, not removed: the earlier course of the run may be the one that somebody wants back.
             aside = path.rename(_unused_name(path, _ASIDE))
             log.warning("%s is not of this run, which was resumed from before it: it is %s now", path, aside.name)
 
@@ -349,6 +354,7 @@ def remove(folder: Path) -> None:
     """
     try:
         if os.path.lexists(folder):
+            # A rename is atomic, rmtree is not: a kill between them leaves a hidden folder for the next save to remove.
             hidden = folder if _OLD in folder.suffixes else _hide(folder)
             if hidden.is_dir() and not hidden.is_symlink():
                 shutil.rmtree(hidden)

@@ -59,6 +59,7 @@ def load_full_state(
         DslparError: on every rank, with all names that are missing or unknown (`strict`), and all shapes that differ;
             then nothing is changed.
     """
+    # First, and together: a rank that raised alone would leave the others in the gathers of ZeRO 3 below.
     _check(full, _shapes(module), groups, strict, source)
     with torch.no_grad():
         for name, p in pipeline_module.named_parameters(module):
@@ -81,6 +82,7 @@ def _fill(p: nn.Parameter, full: Tensor, groups: Groups) -> None:
     placement = placement_of(p)
     full = full.to(p.device)
     piece = full if placement is None else placement.cut(full, groups.coord)
+    # Without a modifier_rank ZeRO 3 drops what was written when it partitions the parameter again.
     with GatheredParameters([p], modifier_rank=0):
         p.copy_(piece)
     if _has_master(p):

@@ -114,7 +114,10 @@ def merge(indices: Iterable[Index]) -> Index:
     groups: list[Mapping[str, Any]] = []
     parts: tuple[dict[str, list[Entry]], ...] = {}, {}
     for index in indices:
-        groups += [group for group in map(dict, index.groups) if group not in groups]
+        # Compared by their values: on each rank they are numbered as that rank met them.
+        for group in map(dict, index.groups):
+            if group not in groups:
+                groups.append(group)
         number = [groups.index(group) for group in index.groups]  # in the merged index, by the rank's own number
         for found, part in zip(parts, (index.parameters, index.copies), strict=True):
             for name, entry in part.items():
@@ -170,6 +173,7 @@ def unreadable(path: Path, why: str) -> DslparError:
 
 
 def _entry_to_json(entry: Entry) -> dict[str, Any]:
+    # Boxes stand apart: thousands of ZeRO shards have only as many boxes as there are tensor ranks.
     boxes = list(dict.fromkeys(piece.box for piece in entry.pieces))
     numbers = {box: number for number, box in enumerate(boxes)}
     plain: dict[str, Any] = {

@@ -97,6 +97,7 @@ def _write_files(
 ) -> dict[str, FileDigest]:
     """Write all files but the manifest; return their digests by their paths in the folder."""
     source, writers = Path(checkpoint.path), list(_writing_ranks(job, stages))
+    # Training state does not depend on the layout: its bytes are taken over.
     written = {part / folder.STATE: folder.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
     reader = TensorReader(source, index)
     for rank, pieces in writers:
@@ -174,6 +175,7 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
     if job.mesh.pipe == 1 and job.mesh.tensor.size == 1:
         return job, [{name: Target(entry.shape, None) for name, entry in index.parameters.items()}]
     groups = Groups.without_processes(job.mesh)
+    # No memory, no processes: only shapes and placements are read from the layers.
     with torch.device("meta"):
         job, layers = partition.partition_layers(job, model_from_job(job), groups)
         parts = [0, len(layers)]
@@ -287,6 +289,7 @@ def _new_folder(output: Path) -> Iterator[Path]:
         raise_finding("CKP221", message, hint, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the output: a rename cannot cross file systems.
         with tempfile.TemporaryDirectory(prefix=output.name, suffix=folder.PART, dir=output.parent) as temporary:
             unfinished = Path(temporary, output.name)
             unfinished.mkdir()

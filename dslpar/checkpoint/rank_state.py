@@ -50,6 +50,7 @@ def restore(engine: Engine, state: Mapping[str, Any]) -> None:
 def restore_buffers(engine: Engine, path: Path, layout: Mapping[str, Any]) -> list[str]:
     """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
     missing = set(persistent_buffers(engine.module))
+    # One file for each saved stage: which of them has a layer depends on the cut then.
     for rank in source_ranks(layout, engine.groups.coord) if missing else ():
         missing -= _set_buffers(engine.module, load(path, rank).get("buffers", {}))
         if not missing:
@@ -92,6 +93,7 @@ def _set_buffers(module: nn.Module, stored: Mapping[str, Tensor]) -> set[str]:
 
 def _random_states(device: torch.device) -> dict[str, Any]:
     numpy: Any = np.random.get_state(legacy=True)
+    # As a list: torch.load with weights_only refuses numpy's arrays.
     kind, keys, *rest = numpy
     states = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest], "torch": torch.get_rng_state()}
     return states if device.type == "cpu" else states | {"device": get_accelerator().get_rng_state()}

@@ -102,6 +102,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
         shards.before_load(engine)
         index = _fill_or_refuse(engine, path, parameters, same_layout)
         shards.after_load(engine)
+    # Random states have a meaning on these very ranks only: in another layout they begin as in a new run.
     own_state = rank_state.load(path, engine.groups.rank) if same_layout else None
     _restore_train_state(engine, checkpoint, index, parameters, own_state)
     assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
@@ -134,6 +135,7 @@ def _write_rank_files(engine: Engine, part: Path) -> RankReport:
     if not part.exists():
         return RankReport(host, sees_folder=False)
     index, tensors = _collect_tensors(engine, rank)
+    # A full disk is reported, not raised: the other ranks wait in the gather that follows.
     tensors_at, state_at = tensor_path(part, rank), folder.rank_path(part, rank)
     try:
         written = {
@@ -143,6 +145,7 @@ def _write_rank_files(engine: Engine, part: Path) -> RankReport:
     except OSError as error:
         return RankReport(host, True, f"{engine.rank_description}: {error}")
     files = {path.relative_to(part).as_posix(): digest for path, digest in written.items()}
+    # Level 1: an index is mostly repeated names, and all ranks wait for rank 0.
     return RankReport(host, True, "", zlib.compress(pickle.dumps(index), level=1), files)
 
 
@@ -203,6 +206,7 @@ def _publish(engine: Engine, reports: Sequence[RankReport], root: Path, manifest
     """Write what rank 0 adds, publish the folder, and remove checkpoints that are no longer kept. On rank 0."""
     step = manifest_["step"]
     part = folder.part_path(root, step)
+    # What is unpickled was pickled by this job's own ranks a moment ago.
     index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
     assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:MAX_LISTED]}"
     files = {path: digest for report in reports for path, digest in report.files.items()}
@@ -240,6 +244,7 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
         message = f"{path} does not hold this model:\n    " + "\n    ".join(distinct[:MAX_LISTED] + more)
+        # Every rank has gathered the same reports, so all of them raise.
         raise_finding("CKP208", message, hint, engine.job.path, "model")
     return index
 
@@ -307,10 +312,12 @@ def _restore_train_state(
         if shard.master is not None and id(shard.master.group) not in restored and entry and entry.group is not None:
             train_state.restore_group(engine, shard.master.group, index.groups[entry.group])
             restored.add(id(shard.master.group))
+    # weights_only: a checkpoint is data, and must not run code, wherever it comes from.
     values = torch.load(path / folder.STATE, weights_only=True)
     if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
         values["scale"] = {}  # a loss scale of another precision means nothing: start where the config says
     train_state.restore(engine, values, own_state["schedule"] if own_state else None)
+    # Last: what was drawn while the engine was built and filled must not count.
     if own_state:
         rank_state.restore(engine, own_state)
     elif missing := rank_state.restore_buffers(engine, path, checkpoint.manifest["layout"]):

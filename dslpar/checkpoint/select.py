@@ -36,6 +36,7 @@ def find_checkpoint(job: Job, world: Axis) -> Checkpoint | None:
     """
     requested = job.spec.checkpoint.resume_from
     corrupted: list[str] = []
+    # Rank 0 lists the folder for all: caches of a network file system may show each host another one.
     for name in run_on_rank_0(lambda: _candidates(job, requested), world, job, READ):
         path = Path(job.output_dir, CHECKPOINTS, name)  # `name` alone, where that is a path
         # Every rank goes by rank 0's manifest: one that cannot read it is found below, by what it does not see.

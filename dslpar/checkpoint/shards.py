@@ -141,6 +141,7 @@ def parameter_shards(engine: Engine) -> list[ParameterShard]:
     """Return every parameter of this rank, in the model's order: the same on all ranks of a stage. No collective."""
     masters, coord, data = find_masters(engine), engine.groups.coord, engine.groups.axis("data")
     shards = []
+    # The order is the same on all data ranks, so that `number` deals small parameters out without a message.
     for number, (name, p) in enumerate(engine.named_parameters()):
         placement, master = placement_of(p), masters.get(p)
         shape = tuple(getattr(p, "ds_shape", p.shape)) if placement is None else placement.shape
@@ -179,6 +180,7 @@ def _local_elements(p: nn.Parameter, master: Master | None) -> tuple[int, int, T
 
 def _zero_3_range(p: nn.Parameter) -> tuple[int, int]:
     """Return which elements this data rank has of a parameter that ZeRO 3 shards; the last shard is padded."""
+    # Equal lengths on all data ranks, so the last one's is padded, and may hold nothing but padding.
     length, numel = p.partition_numel(), p.ds_numel  # type: ignore[attr-defined]
     start = dist.get_rank(p.ds_process_group) * length  # type: ignore[attr-defined]
     return min(start, numel), min(start + length, numel)
@@ -297,6 +299,7 @@ def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:
     """Return these elements of one of the optimizer's tensors, which is made, of zeros, where there is none yet."""
     assert shard.master is not None, f"{shard.name} is not trained here"
     tensor, state = shard.master.tensor, shard.master.state[shard.master.tensor]
+    # The optimizer makes its state at its first step, which a new engine has not taken.
     if key not in state:
         state[key] = torch.zeros_like(tensor, dtype=dtype, requires_grad=False, memory_format=torch.preserve_format)
     return shard.master.view_of(state[key])
@@ -306,6 +309,7 @@ def before_load(engine: Engine) -> None:
     """Have ZeRO 3 free the parameters that it has gathered: then the shards are all there is to fill."""
     zero = engine.deepspeed.optimizer
     if hasattr(zero, "fp32_partitioned_groups_flat"):
+        # As DeepSpeed's own load does: "persistent" parameters, small ones, stay gathered between steps.
         zero.checkpoint_event_prologue()
         if zero.persistent_parameters:
             zero.persistent_parameters[0].partition(zero.persistent_parameters)

@@ -172,6 +172,7 @@ def _narrow_dim(segments: Sequence[Segment], indices: range) -> tuple[Segment, .
 def covers(pieces: Iterable[Piece], shape: Shape) -> bool:
     """Whether the pieces together hold every element of the full tensor exactly once; padding does not count."""
     full = full_box(shape)
+    # Sorted by rows, so that only neighbours are compared: all pairs of thousands of shards would be millions.
     cuboids = sorted(
         (cuboid for piece in _coalesce_fragments(pieces) for cuboid in _cuboids(piece, full)),
         key=lambda found: found[0],

@@ -130,6 +130,7 @@ def _header(ordered: list[LazyTensor], metadata: Mapping[str, str]) -> bytes:
 
 def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     """Yield the bytes in chunks, each released when the next is asked for, so that no reference keeps the tensor."""
+    # None of these copies a contiguous tensor on the CPU: it is written from where the optimizer keeps it.
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
         with memoryview(flat.view(torch.uint8).numpy()) as data:  # type: ignore[arg-type]
@@ -192,6 +193,7 @@ def open_file(path: Path) -> TensorFile:
     """
     try:
         with path.open("rb") as opened:
+            # Writable, since torch warns of buffers that are not; private, so that no write reaches the file.
             memory = mmap.mmap(opened.fileno(), 0, flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         begin = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
         if begin > len(memory):
@@ -199,6 +201,7 @@ def open_file(path: Path) -> TensorFile:
         header = json.loads(memory[_LENGTH_BYTES:begin])
         metadata = header.pop("__metadata__", {})
         spans = {key: _span(recorded, begin) for key, recorded in header.items()}
+        # The safetensors library refuses gaps and overlaps as well: nothing may hide between tensors.
         _check_gapless(spans, begin, len(memory))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise unreadable(path, f"{type(error).__name__}: {error}") from error
@@ -323,6 +326,7 @@ class TensorReader:
     def _file(self, file: int) -> TensorFile:
         if file not in self._open:
             self._open[file] = open_file(tensor_path(self.folder, file))
+            # The least recently used one goes; its map lives on as long as a tensor is a view of it.
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         self._open.move_to_end(file)
@@ -331,6 +335,7 @@ class TensorReader:
 
 def _raise_open_file_limit() -> int:
     """Raise the process's limit of open files, usually 1,024, as far as it may be; return half of it for maps."""
+    # Each map keeps a descriptor of its own, also when the file that it was made of is closed.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:

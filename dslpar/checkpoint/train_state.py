@@ -51,6 +51,7 @@ def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, An
     if engine.job.mesh.pipe == 1:  # without a pipeline DeepSpeed counts micro-batches: a step must begin at a multiple
         ds_engine.micro_steps = ds_engine.global_steps * engine.job.batch.accumulation
     scaler = _scaler(ds_engine)
+    # A static scale is the config's; DeepSpeed's scalers with and without ZeRO have not the same counters.
     for name, value in values["scale"].items() if scaler is not None and _is_dynamic(scaler) else ():
         if hasattr(scaler, name):
             setattr(scaler, name, value)
@@ -79,6 +80,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
     if scheduler is None or not saved:
         return
     if uses_dslpar_schedule(engine):
+        # With _step_count at its start, torch would warn that the scheduler steps before the optimizer.
         scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
         groups = scheduler.optimizer.param_groups
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):

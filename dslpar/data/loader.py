@@ -55,6 +55,7 @@ class Loader:
     def num_steps(self) -> int:
         """The number of steps of a pass that begins now."""
         consumed, size = self.consumed_samples(), self.samples.num_samples
+        # Rounded up: the step that straddles two epochs belongs to the first.
         left = size - consumed % size
         return -(-left // self.job.batch.global_size)
 

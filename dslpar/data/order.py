@@ -46,5 +46,6 @@ def sample_index(k: int, num_samples: int, seed: int) -> int:
 @lru_cache(maxsize=4)  # a step may straddle two epochs, of train and of held-out data
 def epoch_permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of one epoch, equal on every machine."""
+    # On the CPU: generators of other devices draw other numbers, and the order must not depend on the machine.
     generator = torch.Generator("cpu").manual_seed(stable_hash("epoch", seed, epoch))
     return torch.randperm(num_samples, generator=generator)

@@ -17,6 +17,7 @@ class TextSamples:
     """Every label counts, so the ranks need not sum up how many do."""
 
     def __init__(self, text: bytearray, seq_len: int) -> None:
+        # One byte a token: as int64, eight times as much would lie in memory on every rank.
         self.tokens = torch.frombuffer(text, dtype=torch.uint8)
         self.seq_len = seq_len
         self.num_samples = (len(text) - 1) // seq_len

@@ -56,6 +56,8 @@ def build_engine(
     job, layers = partition.partition_layers(job, model, groups)
     loss_fn = model.loss(groups)
     module = _build_module(job, layers, loss_fn, groups)
+    # Before DeepSpeed sees the module: there, a stage without parameters raises on its own ranks, and the others wait
+    # for it (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
     parameters = parameter_groups(module)
     if optimizer is not None:
@@ -70,6 +72,7 @@ def build_engine(
         config=copy.deepcopy(ds_config(job)),  # DeepSpeed writes into it
         dist_init_required=False,
     )
+    # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
     deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":

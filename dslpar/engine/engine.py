@@ -172,6 +172,7 @@ class Engine:
             return
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
+        # ZeRO reports inf for a skipped step; without ZeRO it may be nan, and the record must not depend on the layout.
         self.grad_norm = math.inf if self.skipped else float(self.deepspeed.get_global_grad_norm())
 
     # ---- single micro-batches, without a pipeline ----
@@ -252,6 +253,7 @@ class Engine:
             message = "labels are a tuple, and the model's own loss takes one tensor"
             raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", self.job.path)
         data = self.groups.axis("data")
+        # One all-reduce a step, of one number, however many micro-batches there are.
         counted = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in batches]).sum()
         total = collectives.all_reduce(counted, data).clamp(min=1)
         denominator = total.float() / (len(batches) * data.size)

@@ -68,6 +68,7 @@ def pipeline_forward_backward(ds_engine: PipelineEngine, batches: MicroBatches, 
     with _training_mode(ds_engine.module, True), _collected_outputs(ds_engine.module, keep_outputs) as outputs:
         # What PipelineEngine.train_batch does before and after the schedule, but for timers and logs.
         ds_engine.set_dataiterator(iter(batches))
+        # The losses of micro-batches are added to what stands here: the last step's would be counted again.
         ds_engine.total_loss = ds_engine.total_additional_losses = None
         ds_engine._compute_loss = True
         schedule = _ScheduleWithoutStep(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id)
@@ -87,6 +88,7 @@ def pipeline_forward_only(ds_engine: PipelineEngine, batches: MicroBatches, keep
 def optimizer_step(ds_engine: DeepSpeedEngine) -> None:
     """Take the optimizer's step after `forward_backward` or `pipeline_forward_backward`."""
     if isinstance(ds_engine, PipelineEngine):
+        # The instruction that `_ScheduleWithoutStep` has left out.
         ds_engine._exec_optimizer_step()
     else:
         ds_engine.step()

@@ -45,6 +45,7 @@ def optimizer_factory(job: Job) -> Callable[[ParameterGroups], torch.optim.Optim
         message, hint = f"{section.target!r} is not a torch.optim.Optimizer", "name such a class, or type='AdamW'"
         raise_finding("CFG225", message, hint, job.path, "optimizer")
     arguments = {"lr": section.lr, **instantiate(section.args)}
+    # An optimizer that knows no decay would refuse the 0 that nobody has written.
     if section.weight_decay or "weight_decay" in inspect.signature(cls).parameters:
         arguments["weight_decay"] = section.weight_decay
     return lambda groups: deepspeed_patches.without_eager_state(
@@ -62,6 +63,7 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
     if isinstance(section, sections.LRScheduler):
         lr = job.spec.optimizer.lr or 1.0  # lr is 0 where the optimizer's first group is frozen
         steps = job.spec.train.steps
+        # LambdaLR multiplies the function with each group's lr, and the curve is absolute: hence the division.
         return partial(LambdaLR, lr_lambda=lambda step: learning_rate(section, lr, steps, step) / lr)
     row = torch_schedulers.named(section.target)
     cls = locate(row.dotted if row else section.target, Location(job.path))

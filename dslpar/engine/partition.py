@@ -40,6 +40,7 @@ def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job
         return job, layers
     model, method = _requested_method(job, model)
     layers = _indexed(job, layers)
+    # For the layers that the linter knows the cut is in the job already; only a program's own method overrides it.
     if job.stages.counts is None or method is not None:
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
     try:
@@ -95,6 +96,7 @@ def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str 
     method: str | None = None
     while isinstance(model, CustomModel):
         method = method or model.method
+        # The outermost says how: it is what the program has called last.
         model = model.model
     names = ("stage_ids", "counts", "method", "custom_pipeline_stage_id")
     sections = (job.spec.parallel.pipeline, job.spec.train.dist)

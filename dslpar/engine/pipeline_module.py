@@ -67,12 +67,14 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         loss_fn: Loss,
         interval: int = 0,
     ) -> None:
+        # Set before super().__init__, which partitions and builds the layers by them.
         self._explicit_parts = parts
         self._specs, self._interval = specs, interval
         self.layer_names = [spec.name for spec in specs]
         tied = {spec.tied for spec in specs if spec.tied}
         layers = [(_TiedLayer if spec.owner in tied else _UntiedLayer)(spec, groups, seed) for spec in specs]
         super().__init__(layers=layers, topology=topology(groups.mesh), loss_fn=loss_fn)
+        # After DeepSpeed's constructor, which finds out which copies are tied; before initialize reads the flags.
         deepspeed_patches.disown_tied_copies(self)
 
     def _partition_layers(self, method: str = "") -> None:

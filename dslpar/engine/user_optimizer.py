@@ -58,6 +58,7 @@ def resolve_user_optimizer(
 
 
 def _keep_local_parameters(optimizer: Optimizer, module: nn.Module) -> Optimizer:
+    # In place: what the program holds, and may go on reading, is what is trained.
     local = {id(p) for p in module.parameters()}
     for group in optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in local]

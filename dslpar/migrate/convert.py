@@ -192,6 +192,7 @@ class Converter:
     def finish(self) -> None:
         """Add what values imply, ZeRO under half precision, and the model."""
         for key, value, because, place in self.implied:
+            # What the source says itself counts more than what one of its values implies.
             if not self.clash(key):
                 self.add(key, value, IMPLIED + because, place)
         whole = Location(self.source.path)

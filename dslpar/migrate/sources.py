@@ -61,6 +61,7 @@ def recognise(config: Config, text: str) -> str:
     if OURS in imported:
         return OURS
     tables = sorted(TABLES.values(), key=lambda table: not table.detected_first)
+    # Imports tell more than names, of which several frameworks have the same.
     for table in tables:
         if not imported.isdisjoint(table.packages):
             return table.name

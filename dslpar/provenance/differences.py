@@ -73,6 +73,7 @@ def _group(key: str, one: Side, other: Side, sides: tuple[Values, Values]) -> Gr
     """Return how the two sides differ; None where they do not."""
     spelt = [value.source_key if value is not None else "" for _, value in (one, other)]
     a, b = _plain(*one), _plain(*other)
+    # True == 1 in Python, and not in a config.
     if a == b and isinstance(a, bool) == isinstance(b, bool):
         return "form" if spelt[0] != spelt[1] else None
     if _is_form(key, any(spelt), *sides):

@@ -52,6 +52,7 @@ NAMES: Mapping[type, str] = {
 @cache
 def helps(module: str) -> Mapping[str, Mapping[str, str]]:
     """Class of a module -> field -> the text beneath it; the class's own docstring goes by the empty name."""
+    # Python keeps no text beneath a field, so it is read from the source.
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: dict(_texts(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
 
