@@ -39,7 +39,9 @@ class Field:
 
     __slots__ = ("default", "default_factory", "metadata", "name", "type")
 
-    def __init__(self, default: Any, default_factory: Callable[[], Any] | None, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self, default: object, default_factory: Callable[[], object] | None, metadata: Mapping[str, Any]
+    ) -> None:
         self.name = self.type = ""
         self.default, self.default_factory, self.metadata = default, default_factory, metadata
 
@@ -100,7 +102,7 @@ def is_frozen(value: object) -> bool:
     return cls.__setattr__ is _refuse
 
 
-def replace(value: Value, **changes: Any) -> Value:
+def replace(value: Value, **changes: object) -> Value:
     """Return a copy of a frozen value with other values of some fields."""
     return type(value)(**{item.name: getattr(value, item.name) for item in fields(value)} | changes)
 
@@ -120,7 +122,7 @@ class _DataclassFields:
         return owner.__dataclass_fields__  # type: ignore[attr-defined]
 
 
-def _init(self: Any, **values: object) -> None:
+def _init(self: object, **values: object) -> None:
     name = type(self).__name__
     for item in fields(self):
         if item.name in values:
@@ -144,7 +146,7 @@ def _refuse(self: object, name: str, *_: object) -> None:
     raise FrozenInstanceError(f"cannot change {name!r} of a {type(self).__name__}")
 
 
-def _values(self: Any) -> tuple[object, ...]:
+def _values(self: object) -> tuple[object, ...]:
     return tuple(getattr(self, item.name) for item in fields(self))
 
 
@@ -156,7 +158,7 @@ def _hash(self: object) -> int:
     return hash((type(self), *_values(self)))
 
 
-def _repr(self: Any) -> str:
+def _repr(self: object) -> str:
     shown = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self))
     return f"{type(self).__name__}({shown})"
 

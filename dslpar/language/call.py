@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dslpar.core.errors import Location
-from dslpar.language.limits import Budget
-from dslpar.language.values import Dict, Origin, Value, require_known
+from dslpar.language.limits import Budget, check_items
+from dslpar.language.values import Dict, Origin, Unknown, Value, require_known
 
 
 class Call:
@@ -50,10 +50,16 @@ class Call:
         """Raise UnknownError if an argument is unknown: so is what depends on it."""
         require_known(*self.args, *self.kwargs.values())
 
-    def put_keywords_into(self, target: Dict) -> None:
-        """Put the keyword arguments into a dict."""
+    def merge_into(self, target: Dict) -> None:
+        """Put into a dict what `dict(...)` and `update(...)` take: a mapping or pairs, and keyword arguments."""
+        (source,) = self.positional(0, 1, keywords=True)
+        if isinstance(source, Unknown):
+            target.tainted = True
+        elif self.args:
+            target.merge(source, self.budget, self.locations[0])
         for name, value in self.kwargs.items():
             target.put(name, value, *self.keyword_origins[name])
+        check_items(len(target))
 
     def with_args(self, args: list[Value]) -> Call:
         """Make another call at the same location."""

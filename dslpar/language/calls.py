@@ -10,7 +10,8 @@ from dslpar.language.containers import elements
 from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError, finding
 from dslpar.language.evaluator import Evaluator, Handlers, type_name
 from dslpar.language.expressions import attribute_of
-from dslpar.language.functions import call_function, call_lazy
+from dslpar.language.functions import call_function
+from dslpar.language.lazy_calls import call_lazy
 from dslpar.language.methods import call_method, find_method
 from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference

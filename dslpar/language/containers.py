@@ -94,10 +94,7 @@ def _merge(ev: Evaluator, made: Dict, value: Value, location: Location) -> None:
         return
     if not isinstance(value, dict):
         raise TypeError(f"{type_name(value)!r} object is not a mapping")
-    ev.budget.spend(len(value) // 4)
-    made.take(value, location)
-    made.tainted |= getattr(value, "tainted", False)
-    check_items(len(made))
+    made.merge(value, ev.budget, location)
 
 
 def list_comprehension(ev: Evaluator, node: ast.ListComp) -> Located:

@@ -1,8 +1,7 @@
 """The functions of the language, in one table by full name: builtins, math, os.path.join, LazyCall and its kin.
 
 That a name bound by an absolute import is a *reference* until it is called, and that a call is looked up by the
-reference's full name, makes `import math`, `from math import pi` and `import os.path as osp` one thing. LazyCall is
-detectron2's and LiBai's; as there, it copies the containers that it is given.
+reference's full name, makes `import math`, `from math import pi` and `import os.path as osp` one thing.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.language.call import Call
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import to_text
+from dslpar.language.lazy_calls import copying_dict, get_config, lazy_call
 from dslpar.language.limits import (
     CONTAINERS,
     MAX_BITS,
@@ -24,15 +24,12 @@ from dslpar.language.limits import (
     in_fixed_order,
     limit_error,
 )
-from dslpar.language.tree import TARGET, Reference
+from dslpar.language.tree import Reference
 from dslpar.language.values import (
     Dict,
-    LazyTarget,
     List,
-    Unknown,
     Value,
     adopt,
-    deep_copy,
     make_tuple,
     origins_of,
     require_known,
@@ -47,6 +44,8 @@ def call_function(target: Reference, call: Call) -> Value:
     function = FUNCTIONS.get(target.name)
     if function is None:
         raise _not_callable(target.name)
+    if target.name not in KEEP_UNKNOWN:
+        call.require_known()
     return check_size(adopt(function(call)))
 
 
@@ -73,57 +72,9 @@ def _not_callable(name: str) -> ConfigError:
     return ConfigError("CFG003", f"cannot call {name.removeprefix('builtins.')}() in a config", hint)
 
 
-def call_lazy(target: LazyTarget, call: Call) -> Dict:
-    """Evaluate the second call of `LazyCall(target)(...)`."""
-    if call.args:
-        hint = f"name each: {target.target.name}(name=...)"
-        raise ConfigError("CFG003", "LazyCall takes keyword arguments only", hint)
-    made = Dict()
-    made.put(TARGET, target.target, call.location)
-    call.budget.weigh(*call.kwargs.values())
-    known: dict[int, Value] = {}
-    for name, value in call.kwargs.items():
-        if name != TARGET:  # a description spread with `**` has one: the outer counts
-            made.put(name, deep_copy(value, known), *call.keyword_origins[name])
-    return made
-
-
-def _lazy(call: Call) -> LazyTarget:
-    call.require_known()
-    (target,) = call.positional(1)
-    if isinstance(target, str) and all(part.isidentifier() for part in target.split(".")) and "." in target:
-        target = Reference(target)
-    if not isinstance(target, Reference):
-        what = "a class or function, imported, or its full name as a string"
-        raise ConfigError("CFG004", f"LazyCall needs {what}", "write L(Class)(...) with `from module import Class`")
-    return LazyTarget(target)
-
-
-def _copying_dict(call: Call) -> Value:
-    """Evaluate `DictConfig(...)` and `OmegaConf.create(...)`: a dict that copies what it is given."""
-    (content,) = call.positional(0, 1, keywords=True)
-    content = call.kwargs.pop("content", call.kwargs.pop("obj", content))
-    call.budget.weigh(content)
-    require_known(content)
-    if content is None:
-        return Dict()
-    if not isinstance(content, (dict, list)):
-        raise TypeError(f"expected a dict, got {type(content).__name__}")
-    return deep_copy(content)
-
-
 def _dict(call: Call) -> Dict:
-    (source,) = call.positional(0, 1, keywords=True)
     made = Dict()
-    if call.args:
-        if isinstance(source, Unknown):
-            made.tainted = True
-        else:
-            pairs = source if isinstance(source, dict) else call.budget.dict_of(source)
-            call.budget.spend(len(pairs) // 4)
-            made.take(pairs, None if isinstance(pairs, Dict) else call.locations[0])
-            made.tainted = getattr(pairs, "tainted", False)
-    call.put_keywords_into(made)
+    call.merge_into(made)
     return made
 
 
@@ -179,27 +130,26 @@ def _reader(function: Value, any_order: bool = False) -> Function:
     """Wrap a function that reads its first arguments to their ends, comparing or adding the items."""
 
     def run(call: Call) -> Value:
-        call.require_known()
         key = key_function(call)
-        keywords = call.kwargs | ({"key": key} if key else {})
-        if len(call.args) == 1 or function is sum:
-            call.budget.weigh(*call.args)
-            return function(readable(call.args[0], call, any_order and key is None), *call.args[1:], **keywords)
         call.budget.weigh(*call.args)
-        return function(*call.args, **keywords)
+        args = list(call.args)
+        if len(args) == 1 or function is sum:
+            # With a key, which of two equal items wins depends on their order.
+            args[:1] = [readable(item, call, any_order and key is None) for item in args[:1]]
+        return function(*args, **call.kwargs, **({"key": key} if key else {}))
 
     return run
 
 
 def _sum(call: Call) -> Value:
     """Evaluate `sum`; of containers, each step makes a new one as long as all before it."""
-    call.require_known()
     start = call.args[1] if len(call.args) > 1 else call.kwargs.get("start", 0)
     if not isinstance(start, CONTAINERS):
         return _reader(sum)(call)
     items = list(readable(call.args[0], call))
-    check_items(sum(len(item) for item in items if isinstance(item, CONTAINERS)))
-    call.budget.spend(len(items) * sum(len(item) for item in items if isinstance(item, CONTAINERS)) // 64)
+    length = sum(len(item) for item in items if isinstance(item, CONTAINERS))
+    check_items(length)
+    call.budget.spend(len(items) * length // 64)
     total: Value = start
     for item in items:
         total = total + item
@@ -210,7 +160,6 @@ def _lazy_iterator(function: Callable[..., Value]) -> Function:
     """Wrap `zip`, `enumerate` or `reversed`: nothing is read until the result is."""
 
     def run(call: Call) -> Value:
-        call.require_known()
         for value in call.args:
             require_readable(value)
             in_fixed_order(value)
@@ -221,7 +170,6 @@ def _lazy_iterator(function: Callable[..., Value]) -> Function:
 
 def _simple(function: Callable[..., Value]) -> Function:
     def run(call: Call) -> Value:
-        call.require_known()
         for value in call.args:
             if isinstance(value, List) and value.tainted:
                 raise UnknownError
@@ -229,12 +177,6 @@ def _simple(function: Callable[..., Value]) -> Function:
         return function(*call.args, **call.kwargs)
 
     return run
-
-
-def _str(call: Call) -> str:
-    call.require_known()
-    (value,) = call.positional(1) if call.args or call.kwargs else ("",)
-    return to_text(value, call.budget)
 
 
 def _round(call: Call) -> Value:
@@ -245,7 +187,6 @@ def _round(call: Call) -> Value:
 
 
 def _isinstance(call: Call) -> bool:
-    call.require_known()
     value, kinds = call.positional(2)
     call.budget.weigh(kinds)
     return isinstance(value, _types(kinds))
@@ -262,7 +203,6 @@ def _types(kinds: Value) -> tuple[type, ...]:
 
 
 def _join_path(call: Call) -> str:
-    call.require_known()
     if call.kwargs or not all(isinstance(part, str) for part in call.args):
         raise TypeError("os.path.join() takes strings")
     joined: str = os.path.join(*call.args)
@@ -273,7 +213,6 @@ def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Functi
     """Wrap an exact function of math whose result can be huge: `bits` bounds its size from above."""
 
     def run(call: Call) -> Value:
-        call.require_known()
         if all(isinstance(value, int) for value in call.args):
             check_bits(bits(*call.args))
         return function(*call.args, **call.kwargs)
@@ -282,21 +221,12 @@ def _bounded(function: Callable[..., Value], bits: Callable[..., int]) -> Functi
 
 
 def _product(call: Call) -> Value:
-    call.require_known()
     items = list(readable(call.args[0], call)) if len(call.args) == 1 else []  # else math.prod says what is wrong
     start = call.kwargs.get("start", 1)
     check_bits(sum(item.bit_length() for item in (*items, start) if isinstance(item, int)))
     if any(isinstance(item, (*CONTAINERS, str)) for item in (*items, start)):
         raise TypeError("math.prod() takes numbers")
     return math.prod(items, **call.kwargs)
-
-
-def _get_config(call: Call) -> Value:
-    call.require_known()
-    (name,) = call.positional(1)
-    if not isinstance(name, str):
-        raise TypeError("get_config() takes the path of a config file as a string")
-    return call.open_config(name, call.locations[0])
 
 
 SHORT_TYPES = ("dict", "list", "tuple", "set", "int", "float", "str", "bool")
@@ -306,7 +236,7 @@ TYPES: dict[str, type] = {
     "omegaconf.ListConfig": list,
 }
 FLOAT_MATH = """acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
-    floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt lgamma log log10 log1p log2 modf nextafter pow
+    floor fmod gamma gcd hypot isclose isfinite isinf isnan isqrt ldexp lgamma log log10 log1p log2 modf nextafter pow
     radians remainder sin sinh sqrt tan tanh trunc ulp"""
 # `any_order`: of these, no result depends on the order in which a set yields its items.
 FUNCTIONS: dict[str, Function] = {
@@ -319,7 +249,7 @@ FUNCTIONS: dict[str, Function] = {
     "builtins.list": _list,
     "builtins.round": _round,
     "builtins.set": _set,
-    "builtins.str": _str,
+    "builtins.str": lambda call: to_text(call.positional(1)[0] if call.args or call.kwargs else "", call.budget),
     "builtins.sum": _sum,
     "builtins.tuple": _tuple,
     **{f"math.{name}": _simple(getattr(math, name)) for name in FLOAT_MATH.split() if hasattr(math, name)},
@@ -328,16 +258,17 @@ FUNCTIONS: dict[str, Function] = {
     "math.factorial": _bounded(math.factorial, lambda n: n * n.bit_length() if n < MAX_BITS else MAX_BITS + 1),
     "math.fsum": _reader(math.fsum),
     "math.lcm": _bounded(math.lcm, lambda *numbers: sum(number.bit_length() for number in numbers)),
-    "math.ldexp": _simple(math.ldexp),
     "math.perm": _bounded(math.perm, lambda n, k=None: (n if k is None else abs(k)) * n.bit_length()),
     "math.prod": _product,
     "os.path.join": _join_path,
-    "omegaconf.DictConfig": _copying_dict,
-    "omegaconf.ListConfig": _copying_dict,
-    "omegaconf.OmegaConf.create": _copying_dict,
+    "omegaconf.DictConfig": copying_dict,
+    "omegaconf.ListConfig": copying_dict,
+    "omegaconf.OmegaConf.create": copying_dict,
 }
+KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys")
+"""Functions whose result is known but for what is unknown in it; of any other, an unknown argument makes it unknown."""
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
-    FUNCTIONS |= {f"{_home}.LazyCall": _lazy, f"{_home}.L": _lazy, f"{_home}.get_config": _get_config}
+    FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call, f"{_home}.get_config": get_config}
 VALUES: dict[str, Value] = {
     **{f"math.{name}": getattr(math, name) for name in ("e", "inf", "nan", "pi", "tau")},
     "os.sep": "/",

@@ -30,7 +30,7 @@ class Settings(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"no key {name!r}; keys: {', '.join(map(str, self))}") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -124,7 +124,7 @@ def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
     return value
 
 
-def _import_longest(parts: list[str], location: Location) -> tuple[Any, list[str]]:
+def _import_longest(parts: list[str], location: Location) -> tuple[object, list[str]]:
     """Import the deepest module of a dotted name; return it, and the attributes that are left."""
     import importlib
     import logging

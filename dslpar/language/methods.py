@@ -12,9 +12,9 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.language.call import Call
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.formatting import format_method
-from dslpar.language.functions import key_function
+from dslpar.language.functions import FUNCTIONS, key_function
 from dslpar.language.limits import check_items, check_length, check_size
-from dslpar.language.values import UNKNOWN, Dict, List, Value, adopt, origins_of, require_known
+from dslpar.language.values import UNKNOWN, Dict, List, Value, adopt, require_known
 
 Method = Callable[[Value, Call], Value]
 
@@ -27,6 +27,8 @@ def call_method(owner: Value, name: str, call: Call) -> Value:
         known = METHODS.get(_kind(owner), {})
         message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known, '; ')}"
         raise ConfigError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
+    if isinstance(owner, (str, tuple)):  # lists and dicts may hold what is unknown
+        call.require_known()
     return check_size(adopt(method(owner, call)))
 
 
@@ -39,77 +41,50 @@ def _kind(owner: Value) -> type:
     return next((kind for kind in METHODS if isinstance(owner, kind)), object)
 
 
-def _plain_text(name: str) -> Method:
+def _text_method(name: str, guard: Callable[[str, Call], None] = lambda owner, call: None) -> Method:
+    """Wrap Python's own method; `guard` refuses what would take too long, or make too much, before it runs."""
     method = getattr(str, name)
 
     def run(owner: str, call: Call) -> Value:
-        call.require_known()
+        guard(owner, call)
         call.budget.spend(len(owner) // 32 + sum(len(arg) // 32 for arg in call.args if isinstance(arg, str)))
         return method(owner, *call.args, **call.kwargs)
 
     return run
 
 
-def _searched(name: str) -> Method:
-    """Wrap a method that takes time in proportion to both strings: searches from the right, and stripping."""
-    run = _plain_text(name)
-
-    def searched(owner: str, call: Call) -> Value:
-        call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
-        return run(owner, call)
-
-    return searched
+def _guard_search(owner: str, call: Call) -> None:
+    # Searching from the right and stripping take time in proportion to both strings; from the left, to their sum.
+    call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
 
 
-def _padded(name: str) -> Method:
-    run = _plain_text(name)
-
-    def padded(owner: str, call: Call) -> Value:
-        if call.args and isinstance(call.args[0], int):
-            check_length(call.args[0])
-        return run(owner, call)
-
-    return padded
+def _guard_padding(owner: str, call: Call) -> None:
+    if call.args and isinstance(call.args[0], int):
+        check_length(call.args[0])
 
 
-def _expandtabs(owner: str, call: Call) -> Value:
+def _guard_tabs(owner: str, call: Call) -> None:
     size = call.args[0] if call.args else call.kwargs.get("tabsize", 8)
     if isinstance(size, int):
         check_length(len(owner) + owner.count("\t") * max(size, 0))
-    return _plain_text("expandtabs")(owner, call)
 
 
-def _replace(owner: str, call: Call) -> Value:
+def _guard_replace(owner: str, call: Call) -> None:
     if len(call.args) > 1 and isinstance(call.args[0], str) and isinstance(call.args[1], str):
         check_length(len(owner) + (owner.count(call.args[0]) * max(len(call.args[1]) - len(call.args[0]), 0)))
-    return _plain_text("replace")(owner, call)
+
+
+def _guard_translate(owner: str, call: Call) -> None:
+    (table,) = call.args
+    check_length(len(owner) * max((len(item) for item in table.values() if isinstance(item, str)), default=1))
 
 
 def _join(owner: str, call: Call) -> str:
-    call.require_known()
     (items,) = call.args
     parts = call.budget.take_all(items)
     require_known(*parts)
     check_length(sum(len(part) for part in parts if isinstance(part, str)) + len(owner) * len(parts))
     return owner.join(parts, **call.kwargs)
-
-
-def _translate(owner: str, call: Call) -> str:
-    (table,) = call.args
-    longest = max((len(item) for item in table.values() if isinstance(item, str)), default=1)
-    check_length(len(owner) * longest)
-    return owner.translate(table)
-
-
-def _format(owner: str, call: Call) -> str:
-    call.require_known()
-    return format_method(owner, call.args, call.kwargs, call.budget)
-
-
-def _format_map(owner: str, call: Call) -> str:
-    call.require_known()
-    (mapping,) = call.args
-    return format_method(owner, (), mapping, call.budget)
 
 
 def _list_append(owner: List, call: Call) -> None:
@@ -121,11 +96,7 @@ def _list_append(owner: List, call: Call) -> None:
 
 def _list_extend(owner: List, call: Call) -> None:
     (items,) = call.positional(1)
-    taken = call.budget.take_all(items)
-    known = isinstance(items, (list, tuple)) and len(items) == len(taken)
-    owner.origins.extend(list(origins_of(items)) if known else [None] * len(taken))
-    owner.extend(taken)
-    check_items(len(owner))
+    owner.append_all(items, call.budget)
 
 
 def _list_insert(owner: List, call: Call) -> None:
@@ -156,21 +127,6 @@ def _search(method: Callable[..., int]) -> Method:
         return method(owner, *call.args, **call.kwargs)
 
     return run
-
-
-def _list_clear(owner: List, call: Call) -> None:
-    call.positional(0)
-    owner.clear()
-    owner.origins.clear()
-    owner.tainted = False
-
-
-def _list_copy(owner: List, call: Call) -> List:
-    call.positional(0)
-    call.budget.spend(len(owner) // 8)
-    made = List(owner, owner.origins)
-    made.tainted = owner.tainted
-    return made
 
 
 def _list_reverse(owner: List, call: Call) -> None:
@@ -231,31 +187,17 @@ def _dict_popitem(owner: Dict, call: Call) -> Value:
     return pair
 
 
-def _dict_update(owner: Dict, call: Call) -> None:
-    (other,) = call.positional(0, 1, keywords=True)
-    if other is not None or call.args:
-        pairs = other if isinstance(other, dict) else call.budget.dict_of(other)
-        call.budget.spend(len(pairs) // 4)
-        owner.take(pairs, None if isinstance(pairs, Dict) else call.locations[0])
-        owner.tainted |= getattr(pairs, "tainted", False)
-    call.put_keywords_into(owner)
-    check_items(len(owner))
-
-
-def _dict_clear(owner: Dict, call: Call) -> None:
+def _clear(owner: List | Dict, call: Call) -> None:
     call.positional(0)
     owner.clear()
     owner.origins.clear()
-    owner.tainted = False
+    owner.tainted = False  # nothing is left of what is unknown
 
 
-def _dict_copy(owner: Dict, call: Call) -> Dict:
+def _copy(owner: List | Dict, call: Call) -> Value:
     call.positional(0)
-    call.budget.spend(len(owner) // 4)
-    made = Dict()
-    made.take(owner)
-    made.tainted = owner.tainted
-    return made
+    kind = "list" if isinstance(owner, List) else "dict"
+    return FUNCTIONS[f"builtins.{kind}"](call.with_args([owner]))
 
 
 def _dict_view(name: str) -> Method:
@@ -274,20 +216,20 @@ PLAIN_TEXT = """capitalize casefold count endswith find index isalnum isalpha is
 SEARCHING = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
 METHODS: dict[type, dict[str, Method]] = {
     str: {
-        **{name: _plain_text(name) for name in PLAIN_TEXT.split()},
-        **{name: _searched(name) for name in SEARCHING},
-        **{name: _padded(name) for name in ("center", "ljust", "rjust", "zfill")},
-        "expandtabs": _expandtabs,
-        "format": _format,
-        "format_map": _format_map,
+        **{name: _text_method(name) for name in PLAIN_TEXT.split()},
+        **{name: _text_method(name, _guard_search) for name in SEARCHING},
+        **{name: _text_method(name, _guard_padding) for name in ("center", "ljust", "rjust", "zfill")},
+        "expandtabs": _text_method("expandtabs", _guard_tabs),
+        "format": lambda owner, call: format_method(owner, call.args, call.kwargs, call.budget),
+        "format_map": lambda owner, call: format_method(owner, (), call.positional(1)[0], call.budget),
         "join": _join,
-        "replace": _replace,
-        "translate": _translate,
+        "replace": _text_method("replace", _guard_replace),
+        "translate": _text_method("translate", _guard_translate),
     },
     list: {
         "append": _list_append,
-        "clear": _list_clear,
-        "copy": _list_copy,
+        "clear": _clear,
+        "copy": _copy,
         "count": _search(list.count),
         "extend": _list_extend,
         "index": _search(list.index),
@@ -299,13 +241,13 @@ METHODS: dict[type, dict[str, Method]] = {
     },
     tuple: {"count": _search(tuple.count), "index": _search(tuple.index)},
     dict: {
-        "clear": _dict_clear,
-        "copy": _dict_copy,
+        "clear": _clear,
+        "copy": _copy,
         "get": _dict_get,
         "pop": _dict_pop,
         "popitem": _dict_popitem,
         "setdefault": _dict_setdefault,
-        "update": _dict_update,
+        "update": lambda owner, call: call.merge_into(owner),
         **{name: _dict_view(name) for name in ("items", "keys", "values")},
     },
 }

@@ -63,11 +63,13 @@ def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value
     guard = GUARDS.get(type(op))
     if guard is not None:
         guard(left, right)
-    made = BINARY[type(op)](left, right)
+    made = check_size(BINARY[type(op)](left, right))
+    if isinstance(made, complex):
+        raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
     if isinstance(made, (str, *CONTAINERS)):
         budget.spend(len(made) // 4)
-        return _with_origins(op, left, right, check_size(made))
-    return _number(check_size(made))
+        return _with_origins(op, left, right, made)
+    return made
 
 
 def _as_set(value: Value, budget: Budget) -> Value:
@@ -77,12 +79,6 @@ def _as_set(value: Value, budget: Budget) -> Value:
     items = list(budget.metered(value))
     budget.weigh_keys(*items)
     return set(items)
-
-
-def _number(made: Value) -> Value:
-    if isinstance(made, complex):
-        raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
-    return made
 
 
 def _with_origins(op: ast.operator, left: Value, right: Value, made: Value) -> Value:
@@ -105,16 +101,11 @@ def in_place(op: ast.operator, left: Value, right: Value, budget: Budget) -> Val
     """Evaluate `left op= right`: lists, dicts and sets change in place, so that every name for them sees it."""
     # As in Python, `list +=` and `dict |=` take any iterable, which `+` and `|` do not.
     if isinstance(op, ast.Add) and isinstance(left, List):
-        items = budget.take_all(right)
-        check_items(len(left) + len(items))
-        left.origins.extend(origins_of(right) if isinstance(right, (List, tuple)) else [None] * len(items))
-        left.extend(items)
+        left.append_all(right, budget)
         return left
     if isinstance(op, ast.BitOr) and isinstance(left, Dict):
-        pairs = right if isinstance(right, dict) else budget.dict_of(right)
-        budget.spend(len(pairs) // 4)
-        left.take(pairs)
-        return check_size(left)
+        left.merge(right, budget)
+        return left
     made = binary(op, left, right, budget)
     if isinstance(left, List) and isinstance(made, List):
         left[:], left.origins[:] = made, made.origins

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 from dslpar.core.errors import Location
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import UnknownError
+from dslpar.language.limits import Budget, check_items
 from dslpar.language.tree import Reference
 
 Value: TypeAlias = Any
@@ -67,11 +68,19 @@ class List(list[Any]):
 
     __slots__ = ("origins", "tainted")
 
-    def __init__(self, items: Iterable[Any] = (), origins: Iterable[Origin] | None = None) -> None:
+    def __init__(self, items: Iterable[Value] = (), origins: Iterable[Origin] | None = None) -> None:
         super().__init__(items)
         self.origins: list[Origin] = [None] * len(self) if origins is None else list(origins)
         self.tainted = False
         assert len(self.origins) == len(self)
+
+    def append_all(self, items: Value, budget: Budget) -> None:
+        """Evaluate `list.extend` and `list +=`: the items of any iterable, with their origins if it has them."""
+        taken = budget.take_all(items)
+        check_items(len(self) + len(taken))
+        known = isinstance(items, (list, tuple)) and len(items) == len(taken)
+        self.origins.extend(origins_of(items) if known else [None] * len(taken))
+        self.extend(taken)
 
 
 class Tuple(tuple[Any, ...]):
@@ -105,11 +114,19 @@ class Dict(dict[Any, Any]):
         """Return where the value of a key was written."""
         return self.origins.get(key, NO_ORIGINS)[0]
 
-    def take(self, other: dict[Any, Any], location: Origin = None) -> None:
+    def take(self, other: dict[Value, Value], location: Origin = None) -> None:
         """Update from another dict, with its origins, or with this location where it has none."""
         for key, value in other.items():
             origin, key_origin = other.origins.get(key, NO_ORIGINS) if isinstance(other, Dict) else NO_ORIGINS
             self.put(key, value, origin or location, key_origin or location)
+
+    def merge(self, other: Value, budget: Budget, location: Origin = None) -> None:
+        """Evaluate `dict.update` and `dict |=`: another dict or pairs; what has no origin was written at `location`."""
+        pairs = other if isinstance(other, dict) else budget.dict_of(other)
+        budget.spend(len(pairs) // 4)
+        self.take(pairs, location)
+        self.tainted |= getattr(pairs, "tainted", False)
+        check_items(len(self))
 
 
 NO_ORIGINS: tuple[Origin, Origin] = (None, None)
@@ -163,14 +180,8 @@ def deep_copy(value: Value, known: dict[int, Value] | None = None) -> Value:
         made.origins = list(origins_of(value))
         made.tainted = getattr(value, "tainted", False)
     else:
-        known[id(value)] = _copied_dict(value, known)
+        copy = known[id(value)] = Dict()  # known before its items are copied, which may contain it
+        copy.update((key, deep_copy(item, known)) for key, item in value.items())
+        copy.origins = dict(value.origins) if isinstance(value, Dict) else {}
+        copy.tainted = getattr(value, "tainted", False)
     return known[id(value)]
-
-
-def _copied_dict(value: dict[Any, Any], known: dict[int, Any]) -> Dict:
-    made = known[id(value)] = Dict()
-    for key, item in value.items():
-        made[key] = deep_copy(item, known)
-    made.origins = dict(value.origins) if isinstance(value, Dict) else {}
-    made.tainted = getattr(value, "tainted", False)
-    return made

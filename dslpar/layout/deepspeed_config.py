@@ -83,7 +83,7 @@ def ds_config(job: Job) -> Config:
     return merge(config, spec.deepspeed)
 
 
-def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> Config:
+def merge(base: Mapping[str, object], override: Mapping[str, object]) -> Config:
     """Merge `override` into a copy of `base`, mapping by mapping; tuples become lists."""
     result = {key: _plain(value) for key, value in base.items()}
     for key, value in override.items():
@@ -93,7 +93,7 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> Config:
     return result
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout.decision import Decision
@@ -12,34 +12,37 @@ from dslpar.layout.stages import EvenWeights
 from dslpar.schema import families
 from dslpar.schema.sections import Model, OtherModel
 
+Family = TypeVar("Family", bound=Model, contravariant=True)
+Known = TypeVar("Known", bound=Model)
 
-class FamilyLayout(Protocol):
+
+class FamilyLayout(Protocol[Family]):
     """Sizes, cuts and inferred fields of one family; `model` is its section."""
 
-    def conditions(self, model: Any, cuboid: Tensor, seq_len: int) -> Sequence[Condition]:
+    def conditions(self, model: Family, cuboid: Tensor, seq_len: int) -> Sequence[Condition]:
         """What must divide by what; `seq_len` 0: not known."""
         ...
 
-    def padding(self, model: Any, cuboid: Tensor) -> Sequence[Condition]:
+    def padding(self, model: Family, cuboid: Tensor) -> Sequence[Condition]:
         """Sizes that are padded instead, with their padding."""
         ...
 
-    def pipeline_weights(self, model: Any, method: str, seq_len: int) -> EvenWeights:
+    def pipeline_weights(self, model: Family, method: str, seq_len: int) -> EvenWeights:
         """What layers weigh by 'cost', 'parameters' or 'type:REGEX'."""
         ...
 
-    def class_names(self, model: Any) -> Sequence[str]:
+    def class_names(self, model: Family) -> Sequence[str]:
         """The classes of its layers, each once, in order: what 'type:REGEX' is matched with."""
         ...
 
-    def inferred(self, model: Any, field: str) -> Decision | None:
+    def inferred(self, model: Family, field: str) -> Decision | None:
         """What a field is that was left out; None where no other field tells."""
         ...
 
 
-def layout_of(model: Model) -> FamilyLayout:
+def layout_of(model: Known) -> FamilyLayout[Known]:
     """Return the layout module of the family of `model`."""
-    return cast(FamilyLayout, families.family_module(model, "layout"))
+    return cast("FamilyLayout[Known]", families.family_module(model, "layout"))
 
 
 def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micro_size: int = 0) -> list[Condition]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ def model_from_job(job: Job) -> LayeredModel:
         return _model_from_class(cls, model.args, job.path)
 
 
-def model_from_cfg(cfg: Mapping[str, Any], path: str = "<program>") -> LayeredModel:
+def model_from_cfg(cfg: Mapping[str, object], path: str = "<program>") -> LayeredModel:
     """Return the model that dict(type=..., ...) describes, as in a config; an nn.Sequential draws its weights now."""
     arguments = {str(name): value for name, value in cfg.items() if name != "type"}
     name = str(cfg.get("type", ""))
@@ -55,16 +55,16 @@ def model_from_cfg(cfg: Mapping[str, Any], path: str = "<program>") -> LayeredMo
     return _model_from_class(_find_class(name, path), arguments, path)
 
 
-def _family_model(name: str, arguments: Mapping[str, Any]) -> LayeredModel:
+def _family_model(name: str, arguments: Mapping[str, object]) -> LayeredModel:
     model: LayeredModel = families.class_of(name, "model")(**arguments)
     return model
 
 
-def _model_from_class(cls: type, args: Mapping[str, Any], path: str) -> LayeredModel:
+def _model_from_class(cls: type, args: Mapping[str, object], path: str) -> LayeredModel:
     """Make a model that a pipeline can cut of a class and its arguments; of most modules, one of a single layer."""
     if cls is nn.Sequential and LAYERS_CFG in args:
         check_arguments(Layers, args, Location(path))
-        return Layers(args[LAYERS_CFG], path)
+        return Layers(cast("Sequence[Mapping[str, Any]]", args[LAYERS_CFG]), path)
     arguments = {name: value if name == LAYERS_CFG else instantiate(value) for name, value in args.items()}
     check_arguments(cls, arguments, Location(path))
     if issubclass(cls, LayeredModel):
@@ -104,21 +104,19 @@ class CustomModel(LayeredModel):
 
         A loss in bf16 has 8 bits, and a mean of such losses depends on the layout.
         """
-        if self.criterion is None:
+        criterion = self.criterion
+        if criterion is None:
             return self.model.loss(groups)
-        # Not the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
-        return partial(_in_fp32, self.criterion)
+        # Never the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
+        return lambda output, label: criterion(_to_fp32(output), label)
 
 
-def _in_fp32(criterion: Callable[[Any, Any], Any], output: Any, label: Any) -> Any:
-    return criterion(_to_fp32(output), label)
-
-
-def _to_fp32(output: Any) -> Any:
+def _to_fp32(output: object) -> object:
     if isinstance(output, tuple):
         return tuple(map(_to_fp32, output))
-    half = isinstance(output, torch.Tensor) and output.dtype in (torch.float16, torch.bfloat16)
-    return output.float() if half else output
+    if isinstance(output, torch.Tensor) and output.dtype in (torch.float16, torch.bfloat16):
+        return output.float()
+    return output
 
 
 PARTITION_METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "uniform"}
@@ -126,7 +124,7 @@ PARTITION_METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "u
 
 
 def build_pipeline_model_from_cfg(
-    config: Mapping[str, Any], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
+    config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
 ) -> LayeredModel:
     """Return the model of dict(type=..., ...); `dslpar.initialize` cuts it, and builds each layer on its stage alone.
 
@@ -160,7 +158,7 @@ def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | 
     return CustomModel(model, method=PARTITION_METHODS[partition_method] if partition_method else None)
 
 
-def _find_class(target: str, path: str) -> type[Any]:
+def _find_class(target: str, path: str) -> type[nn.Module | LayeredModel]:
     """Return the class of a model: a registered one, 'Sequential', or one by its full name."""
     location = Location(path)
     cls = MODELS.find(target) or (nn.Sequential if target == "Sequential" else None)

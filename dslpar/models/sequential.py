@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -102,7 +102,7 @@ class Layers(PlainModel):
     def _build(self, index: int, groups: Groups, findings: list[Finding]) -> Callable[[], nn.Module]:
         key = f"model.layers_cfg.{index}"
         try:
-            cls: Callable[..., Any] = layer_class(self.layers_cfg[index], self._location())
+            cls: Callable[..., nn.Module] = layer_class(self.layers_cfg[index], self._location())
             return partial(cls, **_arguments(cls, self.layers_cfg[index], groups, key, self._location()))
         except DslparError as error:
             findings += [
@@ -138,15 +138,14 @@ class Stage(PlainModel):
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return a layer for each stage: "stages.0", ..."""
-        own_stage = groups.coord["pipe"]
+
+        def build(stage: int) -> nn.Module:
+            assert stage == groups.coord["pipe"], "another stage's module"
+            return self.module
+
         forward = forward_of(self.module)
         return [
-            LayerSpec(
-                name=f"stages.{stage}",
-                build=partial(_itself, self.module) if stage == own_stage else _of_another_rank,
-                forward=forward,
-                layer_idx=stage,
-            )
+            LayerSpec(name=f"stages.{stage}", build=partial(build, stage), forward=forward, layer_idx=stage)
             for stage in range(groups.mesh.pipe)
         ]
 
@@ -177,7 +176,7 @@ def layer_indices(own: Sequence[int | None]) -> Sequence[int | None]:
     return own if any(index is not None for index in own) else range(len(own))
 
 
-def layer_class(entry: Entry, location: Location) -> type[Any]:
+def layer_class(entry: Entry, location: Location) -> type[nn.Module]:
     """Return the class that an entry of a layers_cfg names."""
     name = str(entry.get("type", entry.get(TARGET, "")))
     if not name:
@@ -191,7 +190,7 @@ def layer_class(entry: Entry, location: Location) -> type[Any]:
 
 
 def check_arguments(
-    cls: Callable[..., Any], arguments: Mapping[str, Any], location: Location, key: str = "model"
+    cls: Callable[..., object], arguments: Mapping[str, object], location: Location, key: str = "model"
 ) -> None:
     """Check that `cls` takes the arguments, without calling it. Raises DslparError."""
     try:
@@ -202,7 +201,9 @@ def check_arguments(
         raise_finding("CFG223", f"{name}: {error}", hint, location, key)
 
 
-def _arguments(cls: Callable[..., Any], entry: Entry, groups: Groups, key: str, location: Location) -> dict[str, Any]:
+def _arguments(
+    cls: Callable[..., nn.Module], entry: Entry, groups: Groups, key: str, location: Location
+) -> dict[str, object]:
     given = {name: value for name, value in entry.items() if name not in ("type", TARGET, "layer_idx")}
     arguments = dict(instantiate(given))
     parameters = inspect.signature(cls).parameters
@@ -214,10 +215,6 @@ def _arguments(cls: Callable[..., Any], entry: Entry, groups: Groups, key: str, 
 
 def _itself(module: nn.Module) -> nn.Module:
     return module
-
-
-def _of_another_rank() -> NoReturn:
-    raise AssertionError("another stage's module")
 
 
 def _unpacked(module: nn.Module, x: Any) -> Any:

@@ -8,7 +8,6 @@ imported where a config uses one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from dslpar.core.errors import Location
 from dslpar.core.frozen import replace
@@ -275,5 +274,5 @@ def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -
     return None
 
 
-def _plain(entries: Iterable[Entry]) -> dict[str, Any]:
+def _plain(entries: Iterable[Entry]) -> dict[str, object]:
     return {entry.name: entry.node.plain() for entry in entries}

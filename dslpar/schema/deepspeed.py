@@ -7,7 +7,6 @@ the section.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from dslpar.core.suggest import nearest
 from dslpar.language.tree import Node
@@ -20,14 +19,14 @@ _ELSEWHERE = {*deepspeed_policy.OURS, *deepspeed_policy.REMOVED, *deepspeed_poli
 """Keys that rules speak of by name."""
 
 
-def raw(reader: Reader, node: Node) -> dict[str, Any]:
+def raw(reader: Reader, node: Node) -> dict[str, object]:
     """Return the values of the section; None is as absent, and what is wrong is left out."""
     entries = entries_of(node, SECTION)
     values = {entry.name: entry.node.plain() for entry in entries if entry.name in _ELSEWHERE}
     return values | _section(reader, "", [entry for entry in entries if entry.name not in _ELSEWHERE])
 
 
-def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, Any]:
+def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, object]:
     known = (
         deepspeed_policy.types_in(path)
         if path
@@ -43,7 +42,7 @@ def _section(reader: Reader, path: str, entries: Iterable[Entry]) -> dict[str, A
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> Any:
+def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> object:
     if type_name == "Section" and entry.node.is_mapping:
         return _section(reader, path, entries_of(entry.node, entry.source_key))
     before = len(reader.misreads)

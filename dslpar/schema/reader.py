@@ -81,7 +81,7 @@ class Reader:
         return self.fields(cls, [Entry(shorthand, node, source_key)], node, key, source_key)
 
     def fields(
-        self, cls: type[Section], entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: Any
+        self, cls: type[Section], entries: Iterable[Entry], node: Node, key: str, source_key: str, **values: object
     ) -> Section:
         """Make an instance of `cls` from these entries, and from `values`, which are right already."""
         known, aliases = {item.name: item for item in fields(cls)}, aliases_of(cls)
@@ -94,7 +94,7 @@ class Reader:
                 self._field(field, entry, f"{key}.{field.name}", values)
         return self._make(cls, known, values, node, key, source_key)
 
-    def _field(self, field: Field, entry: Entry, key: str, values: dict[str, Any]) -> None:
+    def _field(self, field: Field, entry: Entry, key: str, values: dict[str, object]) -> None:
         if key in self.written:
             both = f"{entry.source_key} and {self.written[key]}"
             location = self.config.key_at(entry.source_key)
@@ -111,7 +111,7 @@ class Reader:
         self,
         cls: type[Section],
         known: Mapping[str, Field],
-        values: dict[str, Any],
+        values: dict[str, object],
         node: Node,
         key: str,
         source_key: str,
@@ -145,7 +145,7 @@ class Reader:
             return self.report("CFG103", node.location, message, hint, source_key, key)
         return tuple(value) if type_.python_types == SEQUENCE else value
 
-    def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, Any]:
+    def typed_values(self, known: Mapping[str, str], entries: Iterable[Entry]) -> dict[str, object]:
         """Return the plain values of entries whose types are known by name; None is as absent."""
         values = {}
         for entry in entries:
@@ -156,7 +156,7 @@ class Reader:
                 values[entry.name] = self._typed_value(known[entry.name], entry)
         return {name: value for name, value in values.items() if value is not None}
 
-    def _typed_value(self, type_name: str, entry: Entry) -> Any:
+    def _typed_value(self, type_name: str, entry: Entry) -> object:
         """Return a scalar, or one of DeepSpeed's mappings, for which a bare value may stand."""
         source_key = entry.source_key
         if type_name in TYPES:

@@ -55,7 +55,7 @@ def read(config: Config, registered: Registered | None = None) -> Reading:
     reader.invalid |= config.unknown
     if "model" not in values and "model" not in reader.invalid and config.complete:
         reader.report("CFG107", Location(config.path), "there is no model", classes.MODEL_HELP, "model")
-    ready = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
+    ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)
 
 
@@ -65,30 +65,30 @@ _NO_MODEL = spec.OtherModel(target="")
 # Sections ---------------------------------------------------------------------------------------------------------
 
 
-def _section(reader: Reader, name: str, node: Node, registered: Registered) -> Any:
+def _section(reader: Reader, name: str, node: Node, registered: Registered) -> object:
     reader.written[name] = name
     if name in _READERS:
         return _READERS[name](reader, node, registered)
     return reader.section(classes_of(_FIELDS[name])[0], node, name, name)
 
 
-def _zero(reader: Reader, node: Node, registered: Registered) -> Any:
+def _zero(reader: Reader, node: Node, registered: Registered) -> object:
     return _with_extra(reader, spec.Zero, "stage", "ZERO", node, "zero")
 
 
-def _precision(reader: Reader, node: Node, registered: Registered) -> Any:
+def _precision(reader: Reader, node: Node, registered: Registered) -> object:
     dtype = node.value.get("dtype", node) if node.is_mapping else node
     known = {"bf16": "BF16", "fp16": "FP16"}.get(str(dtype.value), "")
     return _with_extra(reader, spec.Precision, "dtype", known, node, "precision")
 
 
-def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, key: str) -> Any:
+def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, key: str) -> object:
     """Read a section of one field of ours and of DeepSpeed's keys, which pass through; `known` is their list."""
     if not node.is_mapping:
         return reader.section(cls, node, key, key)
     entries = entries_of(node, key)
     own = {entry.name: entry for entry in entries if entry.name == main}
-    extra: dict[str, Any] = {}
+    extra: dict[str, object] = {}
     if len(own) < len(entries):
         from dslpar.schema import deepspeed_policy
 
@@ -98,7 +98,7 @@ def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, ke
     return cls(**{main: getattr(made, main), "extra": extra})
 
 
-def _raw(reader: Reader, node: Node, registered: Registered) -> Any:
+def _raw(reader: Reader, node: Node, registered: Registered) -> object:
     if reader.scalar(TYPES["Dict"], node, "deepspeed", "deepspeed") is None:
         return None
     from dslpar.schema.deepspeed import raw
@@ -106,7 +106,7 @@ def _raw(reader: Reader, node: Node, registered: Registered) -> Any:
     return raw(reader, node)
 
 
-_READERS: Mapping[str, Callable[[Reader, Node, Registered], Any]] = {
+_READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
     "model": classes.model,
     "data": classes.data,
     "optimizer": classes.optimizer,

@@ -6,7 +6,7 @@ is no whole number, and neither is a float, but for `WholeNumber`, since people 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from dslpar.core.mesh import ORDERS
@@ -54,7 +54,7 @@ def _whole(low: int, high: int, description: str) -> ValueType:
     return ValueType((int,), lambda value: low <= value < high, description)
 
 
-def _number(holds: Callable[[Any], bool], description: str) -> ValueType:
+def _number(holds: Callable[[float], bool], description: str) -> ValueType:
     return ValueType(_NUMBER, holds, description)
 
 
@@ -62,7 +62,7 @@ def _list(holds: Callable[[Any], bool], description: str) -> ValueType:
     return ValueType(SEQUENCE, holds, description)
 
 
-def _ints(items: Any, low: int) -> bool:
+def _ints(items: Sequence[object], low: int) -> bool:
     return all(type(item) is int and item >= low for item in items)
 
 

@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from dslpar import __version__
@@ -50,7 +49,7 @@ def sarif(
     return json.dumps(log, indent=2) + "\n"
 
 
-def _rule(code: str) -> dict[str, Any]:
+def _rule(code: str) -> dict[str, object]:
     page = page_of(code)
     assert page is not None, f"{code} has no page"
     summary, sections = split_page(page.text())
@@ -82,8 +81,8 @@ class _Results:
         self.lines = {path: text.split("\n") for path, text in sources.items()}
         self.seen: Counter[str] = Counter()
 
-    def result(self, finding: Finding, index: int) -> dict[str, Any]:
-        result: dict[str, Any] = {
+    def result(self, finding: Finding, index: int) -> dict[str, object]:
+        result: dict[str, object] = {
             "ruleId": finding.code,
             "ruleIndex": index,
             "level": _LEVELS[finding.severity],
@@ -96,7 +95,7 @@ class _Results:
             result["fixes"] = [self.fix(finding.fix)]
         return result
 
-    def location(self, finding: Finding) -> dict[str, Any]:
+    def location(self, finding: Finding) -> dict[str, object]:
         path = finding.location.path
         if path not in (COMMAND_LINE, WORLD):
             position = {"artifactLocation": self.artifact(path), "region": self.region(finding.location)}
@@ -125,7 +124,7 @@ class _Results:
         before = lines[line - 1][: column - 1] if line <= len(lines) else ""
         return column + sum(ord(char) > 0xFFFF for char in before)
 
-    def fix(self, fix: Fix) -> dict[str, Any]:
+    def fix(self, fix: Fix) -> dict[str, object]:
         replacement = {"deletedRegion": self.region(fix.location), "insertedContent": {"text": fix.text}}
         change = {"artifactLocation": self.artifact(fix.location.path), "replacements": [replacement]}
         return {

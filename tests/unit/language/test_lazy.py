@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from dslpar.core.errors import DslparError, Location
-from dslpar.language import L, LazyCall, Reference, get_config, instantiate
-from dslpar.language.lazy import Settings, locate
+from dslpar.language.lazy import L, LazyCall, Settings, get_config, instantiate, locate
 from dslpar.language.load import load_text
+from dslpar.language.tree import Reference
 
 
 def test_describe_change_build() -> None:
