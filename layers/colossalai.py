@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError, Finding
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers.linear import Linear
 
@@ -23,7 +22,9 @@ class _OfMode(Linear):
 
     def __init__(self, groups: Groups, *args: Any, **kwargs: Any) -> None:
         if groups.tensor.mode != self.mode:
-            raise DslparError([_other_mode(type(self).__name__, self.mode, groups.tensor.mode)])
+            message = f"{type(self).__name__} in a run with tensor mode {groups.tensor.mode!r}"
+            hint = f"use Linear, which is right in every mode, or tensor=dict(mode={self.mode!r}, ...)"
+            raise_finding("TEN110", message, hint, key="parallel.tensor.mode")
         super().__init__(groups, *args, **kwargs)
 
 
@@ -49,12 +50,3 @@ class Linear3D(_OfMode):
     """Agarwal's 3D product: a cube of ranks."""
 
     mode = "3d"
-
-
-def _other_mode(name: str, mode: str, actual: str | None) -> Finding:
-    return finding(
-        "TEN110",
-        f"{name} in a run with tensor mode {actual!r}",
-        f"use Linear, which is right in every mode, or tensor=dict(mode={mode!r}, ...)",
-        key="parallel.tensor.mode",
-    )

@@ -69,14 +69,13 @@ class Embedding(PlacedModule):
             return functional.embedding(x, self.weight, self.padding_idx)
         rows = self.weight.shape[0] * self.lookup_sharding.w.axis.size
         first = self.groups.axis("y").index * rows
-        ids = local_tokens(self.groups, x, _panel_cuts(self.groups)) - first
-        padding = self._padding_of_panel(first, rows)
+        # The tokens of an embedding's panel are cut over x alone: the reduction over y is what cuts them further.
+        cuts = placement.residual_cuts(self.groups.tensor)
+        batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
+        ids = local_tokens(self.groups, x, Cuts(batch, sequence, ())) - first
+        padding = -1 if self.padding_idx is None else self.padding_idx - first
+        padding = padding if 0 <= padding < rows else -1  # -1, as torch has it: no row of this panel
         return cast("Tensor", _Lookup.apply(ids, self.weight, padding, self.lookup_sharding))  # type: ignore[no-untyped-call]
-
-    def _padding_of_panel(self, first: int, rows: int) -> int:
-        """Return the padding's row within the panel whose first row is `first`; -1, as torch has it, of none."""
-        row = -1 if self.padding_idx is None else self.padding_idx - first
-        return row if 0 <= row < rows else -1
 
 
 class Head(Layer):
@@ -131,13 +130,6 @@ def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
         raise_finding("TEN226", message, f"num_positions={length}, or shorter sequences", key="model")
 
 
-def _panel_cuts(groups: Groups) -> Cuts:
-    """Return how the tokens of an embedding's panel are cut: as the residual's, but over x alone."""
-    cuts = placement.residual_cuts(groups.tensor)
-    batch, sequence = (tuple(letter for letter in letters if letter in "dq") for letters in cuts[:2])
-    return Cuts(batch, sequence, ())
-
-
 class _Lookup(torch.autograd.Function):
     """Rows of a sharded table: ids [tokens/x], [V/yq, H/z] to the stored residual.
 
@@ -149,6 +141,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, sharding: MatmulSharding) -> Tensor:
         panel = sharding.w.gather(weight)
         outside = (ids < 0) | (ids >= panel.shape[0])
+        # Row 0 stands in for ids of other ranks, and what it gives is masked: an index must name a row.
         ids = ids.masked_fill(outside, 0)
         rows = functional.embedding(ids, panel).masked_fill_(outside.unsqueeze(-1), 0)
         ctx.save_for_backward(ids, outside)

@@ -53,6 +53,7 @@ class Sharding:
         if self.axis.size == 1:
             return Pending(partial)
         if self.dim is None:
+            # In place: a partial panel is a product's own result, which nobody else holds.
             return collectives.start_all_reduce_(partial, self.axis)
         if not self.blocks:
             return collectives.start_reduce_scatter(partial, self.axis, self.dim)

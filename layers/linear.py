@@ -116,6 +116,7 @@ class _ShardedMatmul(torch.autograd.Function):
         if needs_w:
             x_panel = x if sharding.keeps_x else sharding.x.gather(x)
             w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
+            # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
             w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
         if needs_b:
             b_grad = grads[0].flatten(0, -2).sum(0)

@@ -70,6 +70,7 @@ def cross_entropy(
     check_range(labels, vocab_size, "labels", ignore_index)
     cuts = inner_cuts(groups.tensor)
     if denominator is None and reduction == "mean":
+        # Every rank has the labels of all: counting them sends nothing.
         denominator = (labels != ignore_index).sum().clamp(min=1)
     local_labels = local_tokens(groups, labels, cuts)
     losses = _token_losses(
@@ -176,6 +177,7 @@ class _TokenLosses(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, axis: Axis, columns: int, smoothing: float, even: float
     ) -> Tensor:
         vocabulary = logits[:, :columns]
+        # A rank of padding alone has no columns: its -inf changes no maximum.
         largest = vocabulary.amax(-1, keepdim=True) if columns else logits.new_full((len(logits), 1), -torch.inf)
         shifted = logits - collectives.start_all_reduce_(largest, axis, "max").wait()
         outside = (targets < 0) | (targets >= columns)

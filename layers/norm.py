@@ -87,7 +87,7 @@ class _ShardedNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, eps: float, centred: bool
     ) -> Tensor:
         wide = upcast(x)
-        mean, rstd = _mean_and_rstd(wide, axis, eps) if centred else (None, _rms_rstd(wide, axis, eps))
+        mean, rstd = _statistics(wide, axis, eps, centred)
         ctx.save_for_backward(x, mean, rstd, weight)
         ctx.axis = axis
         normed = _normalize(wide, mean, rstd)
@@ -124,16 +124,14 @@ def _statistics_backward(normed_grad: Tensor, normed: Tensor, axis: Axis, *, cen
     return x_grad.sub_(means[1]) if centred else x_grad
 
 
-def _mean_and_rstd(x: Tensor, axis: Axis, eps: float) -> tuple[Tensor, Tensor]:
-    """Return mean and 1 / standard deviation over all H, each [..., 1], of [..., H/n]."""
+def _statistics(x: Tensor, axis: Axis, eps: float, centred: bool) -> tuple[Tensor | None, Tensor]:
+    """Return the mean, if it is `centred`, and 1 / the spread over all H, each [..., 1], of [..., H/n]."""
+    if not centred:
+        squares = collectives.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
+        return None, (squares / (x.shape[-1] * axis.size) + eps).rsqrt()
+    # Of equal pieces, the variance of all is the mean of their variances plus the variance of their means.
     variance, mean = torch.var_mean(x, -1, correction=0)
     means, variances = collectives.all_gather(torch.stack([mean, variance]).unsqueeze(0), axis).unbind(1)
     mean = means.mean(0)
     variance = variances.mean(0) + (means - mean).square().mean(0)
     return mean.unsqueeze(-1), (variance + eps).rsqrt().unsqueeze(-1)
-
-
-def _rms_rstd(x: Tensor, axis: Axis, eps: float) -> Tensor:
-    """Return 1 / the root of the mean square over all H, [..., 1], of [..., H/n]."""
-    squares = collectives.start_all_reduce_(x.square().sum(-1, keepdim=True), axis).wait()
-    return (squares / (x.shape[-1] * axis.size) + eps).rsqrt()

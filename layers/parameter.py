@@ -85,6 +85,7 @@ def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tens
 
 def stable_hash(*values: object) -> int:
     """Return 63 bits from the values' text: the same in every process, Python and run."""
+    # Not hash(), which Python salts anew in every process.
     digest = hashlib.blake2b("\0".join(map(str, values)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -157,6 +158,7 @@ class Layer(PlacedModule):
 
     def share(self) -> Shared:
         """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
+        # Found once, as (module, name): ZeRO and load_state_dict may put other Parameters there later.
         if self._vectors is None:
             self._vectors = _vectors_by_reduction(self)
         shared: dict[nn.Parameter, torch.Tensor] = {}

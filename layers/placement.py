@@ -112,6 +112,7 @@ class Placement:
         assert tuple(full.shape) == self.shape, f"{tuple(full.shape)} is not {self.shape}"
         if self.padded != self.shape:
             full = torch.cat([full, full.new_zeros(self.padded[0] - self.shape[0], *self.shape[1:])])
+        # cat copies even one piece: a view would keep the full tensor alive.
         return torch.cat(self._views(full, coord))
 
     def merge(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:

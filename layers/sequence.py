@@ -103,8 +103,10 @@ class _Ring(torch.autograd.Function):
             rescale = (before - _finite(peak)).exp_()
             total = total.mul_(rescale).add_(weights.sum(-1, keepdim=True))
             y = y.mul_(rescale).add_((weights * options.dropout.mask(weights, step)) @ upcast(values))
+        # A query without any key: 0 / 1 instead of 0 / 0.
         total.masked_fill_(total == 0, 1)
         y = y.div_(total).to(q.dtype)
+        # One number a query, from which the backward makes its probabilities again: scores are never kept.
         ctx.save_for_backward(q, k, v, y, _finite(peak) + total.log())
         ctx.options = options
         return y
@@ -114,6 +116,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, y, lse = ctx.saved_tensors
         options: RingOptions = ctx.options
         wide, y_grad, scale = upcast(q), upcast(grads[0]), 1 / math.sqrt(q.shape[-1])
+        # The softmax's sum over all keys, which no rank has together: FlashAttention reads it off the output.
         delta = (y_grad * upcast(y)).sum(-1, keepdim=True)
         kv = torch.stack([k, v])
         q_grad, kv_grad = torch.zeros_like(wide), torch.zeros_like(upcast(kv))

@@ -8,11 +8,12 @@ rows only would find nothing there, and go on.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
-from dslpar.core.catalog import finding, raise_finding
-from dslpar.core.errors import DslparError, Finding
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.activation_sharding import check_divides
@@ -49,20 +50,17 @@ def check_range(ids: Tensor, vocab_size: int, what: str, ignore_index: int | Non
     if ids.device.type != "cpu":
         torch._assert_async(right.all(), f"{what} outside the vocabulary of {vocab_size}")
     elif not right.all():
-        raise DslparError([_outside(int(ids[~right][0]), vocab_size, what)])
+        _refuse_id(int(ids[~right][0]), vocab_size, what)
 
 
 def row_index(index: int, vocab_size: int) -> int:
     """Return the row that `index` names; a negative one counts from the end. Raises: DslparError: no such row."""
     if not -vocab_size <= index < vocab_size:
-        raise DslparError([_outside(index, vocab_size, "padding_idx")])
+        _refuse_id(index, vocab_size, "padding_idx")
     return index % vocab_size
 
 
-def _outside(number: int, vocab_size: int, what: str) -> Finding:
-    return finding(
-        "TEN222",
-        f"{number} among the {what}, and the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}",
-        f"vocab_size={number + 1}, or more, if it is a token" if number >= 0 else f"mask {what} that do not count",
-        key="model.vocab_size",
-    )
+def _refuse_id(number: int, vocab_size: int, what: str) -> NoReturn:
+    message = f"{number} among the {what}, and the vocabulary has {vocab_size} entries, 0 to {vocab_size - 1}"
+    hint = f"vocab_size={number + 1}, or more, if it is a token" if number >= 0 else f"mask {what} that do not count"
+    raise_finding("TEN222", message, hint, key="model.vocab_size")

@@ -78,13 +78,10 @@ class DslparError(Exception):
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings: Sequence[Finding] = tuple(findings)
         assert self.findings, "an error without a reason"
-        super().__init__("\n".join(_text_of(finding) for finding in self.findings))
+        texts = [item.concise() + (f"\nhelp: {item.help}" if item.help else "") for item in self.findings]
+        super().__init__("\n".join(texts))
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
     """Whether any of the findings is an error; warnings and infos stop nothing."""
     return any(finding.severity == "error" for finding in findings)
-
-
-def _text_of(finding: Finding) -> str:
-    return finding.concise() + (f"\nhelp: {finding.help}" if finding.help else "")

@@ -123,6 +123,7 @@ class _DataclassFields:
 
 
 def _init(self: object, **values: object) -> None:
+    # Fields go into __dict__ directly, since __setattr__ refuses.
     name = type(self).__name__
     for item in fields(self):
         if item.name in values:
@@ -150,24 +151,16 @@ def _values(self: object) -> tuple[object, ...]:
     return tuple(getattr(self, item.name) for item in fields(self))
 
 
-def _eq(self: object, other: object) -> bool:
-    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
-
-
-def _hash(self: object) -> int:
-    return hash((type(self), *_values(self)))
-
-
 def _repr(self: object) -> str:
     shown = ", ".join(f"{item.name}={getattr(self, item.name)!r}" for item in fields(self))
     return f"{type(self).__name__}({shown})"
 
 
-_METHODS = {
+_METHODS: Mapping[str, Callable[..., object]] = {
     "__init__": _init,
     "__setattr__": _refuse,
     "__delattr__": _refuse,
-    "__eq__": _eq,
-    "__hash__": _hash,
+    "__eq__": lambda self, other: _values(self) == _values(other) if type(other) is type(self) else NotImplemented,
+    "__hash__": lambda self: hash((type(self), *_values(self))),
     "__repr__": _repr,
 }

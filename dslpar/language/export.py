@@ -24,6 +24,7 @@ def export(names: dict[str, Binding], location: Location, session: Session) -> t
         if binding.imported_as == "module":
             continue
         try:
+            # Weighed before any node is made: a few shared lists can stand for millions of values.
             session.budget.weigh(binding.value)
             node = exporter.node(name, binding.value, binding.location, binding.name_location)
         except ConfigError as error:

@@ -87,6 +87,7 @@ def format_method(template: str, args: Sequence[Value], kwargs: Mapping[str, Val
 
 
 def _formatter(budget: Budget) -> Value:
+    # Here, as the class is: `string` compiles regular expressions at import, and few configs call format().
     import string
 
     class Formatter(string.Formatter):

@@ -134,6 +134,7 @@ def _import_longest(parts: list[str], location: Location) -> tuple[object, list[
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
+            # Is it missing itself? Then a shorter name may have the rest as attributes.
             missing = error.name or ""
             if module == missing or module.startswith(f"{missing}."):
                 continue

@@ -81,6 +81,7 @@ def load(
     their real paths: what an editor has not saved yet.
     """
     try:
+        # A file that cannot be read is a finding like any other: whoever lints many files goes on with the next.
         source = read_source(path, texts)
     except ConfigError as error:
         start = Location(path)

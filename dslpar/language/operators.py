@@ -60,9 +60,7 @@ def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value
         return check_size(percent(left, right, budget))
     if isinstance(left, VIEWS) or isinstance(right, VIEWS):
         left, right = _as_set(left, budget), _as_set(right, budget)
-    guard = GUARDS.get(type(op))
-    if guard is not None:
-        guard(left, right)
+    _check_growth(op, left, right)
     made = check_size(BINARY[type(op)](left, right))
     if isinstance(made, complex):
         raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
@@ -76,6 +74,7 @@ def _as_set(value: Value, budget: Budget) -> Value:
     """Read the other operand of a dict's view, which may be any iterable, to its end, paid for."""
     if isinstance(value, set) or not hasattr(value, "__iter__") or isinstance(value, Reference):
         return value
+    # Priced before they are hashed: an author can make the hashes of ints collide.
     items = list(budget.metered(value))
     budget.weigh_keys(*items)
     return set(items)
@@ -142,32 +141,18 @@ def _searched(item: Value, container: Value, budget: Budget) -> Value:
     return budget.metered(container) if hasattr(container, "__iter__") else container
 
 
-def _guard_add(left: Value, right: Value) -> None:
-    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
+def _check_growth(op: ast.operator, left: Value, right: Value) -> None:
+    """Refuse, before it is made, what would be beyond the bounds."""
+    ints = isinstance(left, int) and isinstance(right, int)
+    if isinstance(op, ast.Add) and isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
         (check_length if isinstance(left, str) else check_items)(len(left) + len(right))
-
-
-def _guard_multiply(left: Value, right: Value) -> None:
-    for items, count in ((left, right), (right, left)):
-        if isinstance(items, SEQUENCES) and isinstance(count, int):
-            (check_length if isinstance(items, str) else check_items)(len(items) * max(count, 0))
-    if isinstance(left, int) and isinstance(right, int):
-        check_bits(left.bit_length() + right.bit_length() - 1)
-
-
-def _guard_power(base: Value, exponent: Value) -> None:
-    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:
-        check_bits((base.bit_length() - 1) * exponent)
-
-
-def _guard_shift(value: Value, count: Value) -> None:
-    if isinstance(value, int) and isinstance(count, int) and value and count > 0:
-        check_bits(value.bit_length() + min(count, 2 * MAX_BITS))
-
-
-GUARDS: dict[type[ast.operator], Callable[[Value, Value], None]] = {
-    ast.Add: _guard_add,
-    ast.Mult: _guard_multiply,
-    ast.Pow: _guard_power,
-    ast.LShift: _guard_shift,
-}
+    elif isinstance(op, ast.Mult):
+        for items, count in ((left, right), (right, left)):
+            if isinstance(items, SEQUENCES) and isinstance(count, int):
+                (check_length if isinstance(items, str) else check_items)(len(items) * max(count, 0))
+        if ints:
+            check_bits(left.bit_length() + right.bit_length() - 1)
+    elif isinstance(op, ast.Pow) and ints and right > 0 and abs(left) > 1:
+        check_bits((left.bit_length() - 1) * right)
+    elif isinstance(op, ast.LShift) and ints and left and right > 0:
+        check_bits(left.bit_length() + min(right, 2 * MAX_BITS))

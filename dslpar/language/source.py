@@ -76,6 +76,7 @@ def _read_regular(path: str) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is not a regular file")
+        # In chunks, since the size that fstat reports is no bound: a file may grow, and those of /proc say 0.
         chunks: list[bytes] = []
         while sum(len(chunk) for chunk in chunks) <= MAX_SOURCE_BYTES:
             chunks.append(os.read(descriptor, MAX_SOURCE_BYTES + 1))

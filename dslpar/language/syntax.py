@@ -54,6 +54,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
     """Mark what is not in the language; return the findings about it, and the names that some expression reads."""
     findings: list[Finding] = []
     names_read: set[str] = set()
+    # A stack of our own: recursion would overflow on what is nested too deeply, before it could be reported.
     pending: list[tuple[Any, int]] = [(node, 1) for node in tree.body]
     while pending:
         node, depth = pending.pop()
@@ -72,9 +73,14 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not hasattr(node, "is_assigned"):
             names_read.add(node.id)
         elif isinstance(node, ast.JoinedStr):
-            _set_location(node, source)
+            # Python 3.11 counts columns within an f-string from odd places: its nodes get the string's own location.
+            for part in ast.walk(node):
+                part.location = source.location(node)  # type: ignore[attr-defined]
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            _mark_assigned(node)
+            target: Any = node
+            while isinstance(target, (ast.Attribute, ast.Subscript)):
+                target = target.value
+            target.is_assigned = True  # `train` in `train.dist.x = 4` is changed, not read
         # A chain of `elif` is nested in the tree and not on the page: it may be as long as the author likes.
         is_chain = isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
         for child in ast.iter_child_nodes(node):
@@ -91,20 +97,6 @@ def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
     if any(clause.is_async for clause in getattr(node, "generators", ())):
         return "`async for`", "write `for`"
     return CONSTANTS.get(type(node.value)) if isinstance(node, ast.Constant) else UNSUPPORTED.get(type(node))
-
-
-def _set_location(joined: ast.JoinedStr, source: Source) -> None:
-    """Give the nodes within an f-string the string's own location: Python 3.11 counts theirs from odd places."""
-    location = source.location(joined)
-    for node in ast.walk(joined):
-        node.location = location  # type: ignore[attr-defined]
-
-
-def _mark_assigned(node: Any) -> None:
-    """Mark the name at the left of a target: `train` in `train.dist.x = 4` is changed, not read."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    node.is_assigned = True
 
 
 def changed_targets(node: ast.AST) -> Iterator[Any]:

@@ -143,6 +143,7 @@ class _Reader:
 
     def __init__(self, source: Source, session: Session) -> None:
         self.source, self.session = source, session
+        # libyaml's parser is several times faster; not every PyYAML is built with it.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events = yaml.parse(source.text, Loader=loader)
         self.anchors: dict[str, Located] = {}

@@ -63,7 +63,9 @@ CHOICES: Mapping[str, Decision] = {
 
 def ds_config(job: Job) -> Config:
     """Return DeepSpeed's configuration of this job: plain JSON values, the raw `deepspeed` section merged last."""
-    spec = job.spec
+    spec, zero = job.spec, job.spec.zero
+    # True, DeepSpeed's default, sends 3 (N-1)/N parameters a step where 2 (N-1)/N do.
+    buckets = _choices("zero_optimization.use_multi_rank_bucket_allreduce") if zero.stage in (1, 2) else {}
     config = {
         "train_batch_size": job.batch.global_size,
         "train_micro_batch_size_per_gpu": job.batch.micro_size,
@@ -72,11 +74,11 @@ def ds_config(job: Job) -> Config:
         # Not None, by which DeepSpeed's wall_clock_breakdown would divide.
         "steps_per_print": spec.train.steps + 1,
         **_optimizer(spec),
-        "zero_optimization": _zero(spec.zero),
+        "zero_optimization": {"stage": zero.stage, **buckets, **zero.extra},
         **_precision(spec),
         **_monitors(job),
     }
-    if spec.zero.stage and isinstance(spec.optimizer, sections.SGD | sections.OtherOptimizer):
+    if zero.stage and isinstance(spec.optimizer, sections.SGD | sections.OtherOptimizer):
         config |= _choices("zero_allow_untested_optimizer")  # those that do not act elementwise, lint refuses
     if job.mesh.pipe > 1:
         config["pipeline"] = _choices("pipeline.pipe_partitioned", "pipeline.grad_partitioned")
@@ -119,12 +121,6 @@ def _optimizer(spec: sections.Spec) -> Config:
         params |= _choices("optimizer.params.torch_adam")
         params |= _choices("optimizer.params.adam_w_mode") if isinstance(optimizer, sections.Adam) else {}
     return {"optimizer": {"type": type(optimizer).__name__, "params": params}}
-
-
-def _zero(zero: sections.Zero) -> Config:
-    # True, the default, sends 3 (N-1)/N parameters a step where 2 (N-1)/N do.
-    own = _choices("zero_optimization.use_multi_rank_bucket_allreduce") if zero.stage in (1, 2) else {}
-    return {"stage": zero.stage, **own, **zero.extra}
 
 
 def _precision(spec: sections.Spec) -> Config:

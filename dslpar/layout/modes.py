@@ -14,18 +14,13 @@ from dslpar.schema.sections import TensorParallel
 Axes = tuple[int, int, int, int]
 
 
-def _square(tensor: TensorParallel) -> Axes | None:
-    side = math.isqrt(tensor.size)
-    return (1, side, side, 1) if side * side == tensor.size else None
-
-
-def _tesseract(tensor: TensorParallel) -> Axes | None:
-    depth = tensor.depth or 1
+def _squares(tensor: TensorParallel, depth: int = 1) -> Axes | None:
     side = math.isqrt(tensor.size // depth)
     return (depth, side, side, 1) if depth * side * side == tensor.size else None
 
 
 def _cube(tensor: TensorParallel) -> Axes | None:
+    # Not int(), which makes 3 of 64 ** (1 / 3) = 3.9999999999999996.
     side = round(tensor.size ** (1 / 3))
     return (1, side, side, side) if side**3 == tensor.size else None
 
@@ -49,8 +44,8 @@ class TensorMode(NamedTuple):
 
 MODES: Mapping[str, TensorMode] = {
     "1d": TensorMode(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence",)),
-    "2d": TensorMode(_square, "hidden"),
-    "2.5d": TensorMode(_tesseract, "hidden", options=("depth",)),
+    "2d": TensorMode(_squares, "hidden"),
+    "2.5d": TensorMode(lambda tensor: _squares(tensor, tensor.depth or 1), "hidden", options=("depth",)),
     "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner")),
     "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
     "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner")),

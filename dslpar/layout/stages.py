@@ -64,6 +64,7 @@ def libai(num_layers: int, num_stages: int) -> Counts:
     """Cut as LiBai does; it gives the last stage fewer layers where it can, for the head's sake."""
     each, left = divmod(num_layers, num_stages)
     counts = [each] * num_stages
+    # LiBai relieves the last stage only from 4 stages and 8 layers on, where all stages would be equal.
     if num_stages >= 4 and num_layers >= 8 and not left:
         extra = min(num_stages - 1, each)
         for stage in range(num_stages - extra, num_stages):

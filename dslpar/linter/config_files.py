@@ -27,15 +27,16 @@ _DEFINES_MAIN_SECTION = re.compile(
 def files_below(folder: str) -> Iterator[str]:
     """Yield the Python and YAML files below a folder, in order."""
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_skipped(parent, name))
+        folders[:] = sorted(  # in place: what is no longer in the list, os.walk does not enter
+            name
+            for name in folders
+            if name not in SKIPPED_FOLDERS
+            and not name.startswith(".")
+            and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
+        )
         for name in sorted(files):
             if name.endswith(ENDINGS) and not name.startswith("."):
                 yield os.path.join(parent, name)
-
-
-def _is_skipped(parent: str, name: str) -> bool:
-    is_environment = os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
-    return name in SKIPPED_FOLDERS or name.startswith(".") or is_environment
 
 
 def skipped(configs: Sequence[Config]) -> dict[str, str]:

@@ -57,6 +57,13 @@ def guarded(section: Section, key: str, invalid: frozenset[str]) -> Section:
     return cast(Section, Guarded(section, key, invalid))
 
 
+def _require(value: object, cls: type[Section]) -> Section:
+    """Return the section, if it is of that class; else end the rule, which is about that class alone."""
+    if not isinstance(value, cls):
+        raise UnknownValueError(cls.__name__)
+    return value
+
+
 class Context:
     """One config under lint; every property is known, or raises UnknownValueError."""
 
@@ -175,42 +182,27 @@ class Context:
 
     def model_of(self, family: type[Family]) -> Family:
         """Return the model, if it is of that family; for `sections.Model`, of any."""
-        model = self.spec.model
-        if not isinstance(model, family):
-            raise UnknownValueError("model")
-        return model
+        return _require(self.spec.model, family)
 
     @property
     def other_model(self) -> sections.OtherModel:
         """The model, if it is a class by name."""
-        model = self.spec.model
-        if not isinstance(model, sections.OtherModel):
-            raise UnknownValueError("model")
-        return model
+        return _require(self.spec.model, sections.OtherModel)
 
     @property
     def own_lr_scheduler(self) -> sections.LRScheduler:
         """The learning-rate scheduler, if it is dslpar's own."""
-        scheduler = self.spec.lr_scheduler
-        if not isinstance(scheduler, sections.LRScheduler):
-            raise UnknownValueError("lr_scheduler")
-        return scheduler
+        return _require(self.spec.lr_scheduler, sections.LRScheduler)
 
     @property
     def other_lr_scheduler(self) -> sections.OtherLRScheduler:
         """The learning-rate scheduler, if it is DeepSpeed's or torch's."""
-        scheduler = self.spec.lr_scheduler
-        if not isinstance(scheduler, sections.OtherLRScheduler):
-            raise UnknownValueError("lr_scheduler")
-        return scheduler
+        return _require(self.spec.lr_scheduler, sections.OtherLRScheduler)
 
     @property
     def other_optimizer(self) -> sections.OtherOptimizer:
         """The optimizer, if it is not one of dslpar's own sections."""
-        optimizer = self.spec.optimizer
-        if not isinstance(optimizer, sections.OtherOptimizer):
-            raise UnknownValueError("optimizer")
-        return optimizer
+        return _require(self.spec.optimizer, sections.OtherOptimizer)
 
     @property
     def unlisted(self) -> str:

@@ -139,10 +139,12 @@ class Suppressions:
 
     def unsilenced(self, findings: Iterable[Finding]) -> set[Finding]:
         """Return the findings that no comment silences: all errors are among them."""
-        return {item for item in findings if item.severity == "error" or not self._is_silenced(item)}
-
-    def _is_silenced(self, finding: Finding) -> bool:
-        return any(finding.code in self._silenced.get(spot, ()) for spot in self._spots(finding))
+        return {
+            item
+            for item in findings
+            if item.severity == "error"
+            or not any(item.code in self._silenced.get(spot, ()) for spot in self._spots(item))
+        }
 
     def _spots(self, finding: Finding) -> tuple[Spot, ...]:
         """Where a comment on the finding may stand; what is in no file belongs to the config as a whole."""
@@ -229,14 +231,15 @@ class Suppressions:
 
     def _without(self, comment: Comment, unused: Collection[Code]) -> Fix:
         """The comment without all of its useless codes: one change a comment, so that no two overlap."""
-        kept = [code.text for code in comment.codes if code not in unused and self._may_stay(code)]
+        # What may stay: a rule's code, or one that is similar to a rule's or begins some.
+        kept = [
+            code.text
+            for code in comment.codes
+            if code not in unused and (self._rule(code) or self._family(code, ()) or self._suggestion(code))
+        ]
         if kept:
             return Fix(comment.inside, ", ".join(kept))
         return _removal(self._lines[comment.location.path], comment.location)
-
-    def _may_stay(self, code: Code) -> bool:
-        """Whether a rule has the code, or a similar one, or one that begins with it."""
-        return self._rule(code) is not None or bool(self._family(code, ()) or self._suggestion(code))
 
     def _family(self, code: Code, there: Collection[str]) -> str:
         """What to write instead of the first letters of codes: those that were found at the spot, if any."""

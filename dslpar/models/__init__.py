@@ -23,18 +23,8 @@ _NAMES = {
 """Public names by their module; families' models have theirs from FAMILIES."""
 
 __all__ = [
-    "GPT",
-    "LayerSpec",
-    "LayeredModel",
-    "LayeredModule",
-    "Layers",
-    "ModelFromConfig",
-    "Sequential",
-    "SingleModule",
-    "Stage",
-    "assemble",
-    "build_layer",
-    "build_module",
+    "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "ModelFromConfig", "Sequential", "SingleModule",
+    "Stage", "assemble", "build_layer", "build_module",
 ]  # fmt: skip
 
 

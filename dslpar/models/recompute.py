@@ -28,6 +28,7 @@ class Step(NamedTuple):
 def run_layers(steps: Sequence[Step], x: Tensor, interval: int) -> Tensor:
     """Return the last layer's output. `interval` layers are a group; 0: everything is stored."""
     for recomputed, group in recompute_groups(steps, interval if torch.is_grad_enabled() else 0):
+        # torch's reentrant kind gives a group no gradients where its input needs none, as ids do.
         x = checkpoint(_apply, group, x, use_reentrant=False) if recomputed else _apply(group, x)
     return x
 

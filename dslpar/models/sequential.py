@@ -47,6 +47,7 @@ def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
     `logits` are [batch, classes] with labels [batch], or [batch, sequence, vocabulary] with [batch, sequence].
     """
     labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
+    # A sum over our own denominator: torch's mean of no counted label is nan.
     flat = logits.flatten(0, -2).float()
     return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
 
@@ -213,9 +214,9 @@ def _arguments(
     return arguments
 
 
-def _itself(module: nn.Module) -> nn.Module:
-    return module
-
-
 def _unpacked(module: nn.Module, x: Any) -> Any:
     return module(*x) if isinstance(x, tuple) else module(x)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dslpar.core.suggest import nearest
 from dslpar.language.tree import Node
 from dslpar.schema import deepspeed_policy
-from dslpar.schema.reader import Entry, Reader, entries_of, spelling_fix
+from dslpar.schema.reader import Entry, Reader, entries_of
+from dslpar.schema.spelling import spelling_fix
 from dslpar.schema.types import TYPES
 
 SECTION = "deepspeed"

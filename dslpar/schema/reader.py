@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dslpar.core.errors import Fix, Location
 from dslpar.core.frozen import Field, fields
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.core.suggest import did_you_mean, only_near, only_recased, rename_fix
+from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node, Reference
-from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, synonym_of, type_of
+from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, type_of
+from dslpar.schema.spelling import certain_name, recase_fix, spelling_fix, suggestion
 from dslpar.schema.types import SEQUENCE, TYPES, ValueType
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ class Reader:
         """Report a key that its section does not have; return the one that it must stand for, which is then invalid."""
         location = self.config.key_at(source_key)
         if source_key.partition(".")[0] in _OF_DEEPSPEED:
+            # Here: only a mistake needs the table of DeepSpeed's keys.
             from dslpar.schema.deepspeed_policy import explain
 
             if (explained := explain(source_key)) is not None:
@@ -251,52 +253,6 @@ class Reader:
 _PLACEHOLDER = 1  # every required field is a PositiveInt
 _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
-
-
-def certain_name(config: Config, source_key: str, known: Iterable[str]) -> str | None:
-    """Return the one known name that a key can stand for, by its letters or in another framework.
-
-    Names that its section has already are none.
-    """
-    section, _, name = source_key.rpartition(".")
-    beside = config.root.get(section)
-    given = beside.value if beside is not None and beside.is_mapping else ()
-    left = [item for item in known if item not in given]
-    key = _key_of_synonym(source_key, left)
-    if key is None:
-        return only_near(name, left)
-    meant = key.rpartition(".")[2]
-    return meant if meant in left else None
-
-
-def spelling_fix(config: Config, source_key: str, known: Iterable[str]) -> Fix | None:
-    """Return the fix of a misspelt key, where it can be only one of the known names, and none that its section has.
-
-    A key of another framework that is written quite otherwise here has none: its values may mean something else, too.
-    """
-    name, meant = source_key.rpartition(".")[2], certain_name(config, source_key, known)
-    near = meant is not None and only_near(name, [meant]) is not None
-    return rename_fix(config.sources, config.key_at(source_key), name, meant if near else None)
-
-
-def recase_fix(config: Config, location: Location, name: object, known: Iterable[str]) -> Fix | None:
-    """Return the fix of a choice that differs from a known one by the case of its letters alone."""
-    return rename_fix(config.sources, location, str(name), only_recased(str(name), known))
-
-
-def suggestion(source_key: str, known: Collection[str]) -> str:
-    """Return "did you mean ...?", or the key that says what another framework's key says; empty: neither is known."""
-    close, key = did_you_mean(source_key.rpartition(".")[2], known), _key_of_synonym(source_key, known)
-    if key is None or key == source_key.rpartition(".")[0] or repr(key.rpartition(".")[2]) in close:
-        return close
-    return f"here that is {key}"
-
-
-def _key_of_synonym(source_key: str, known: Collection[str]) -> str | None:
-    """Return the key that another framework's key stands for; in the section of an axis, its size."""
-    section, _, name = source_key.rpartition(".")
-    key = synonym_of(name)
-    return f"{key}.size" if key == section and name.endswith("size") and "size" in known else key
 
 
 def _unquoted(type_: ValueType, value: object) -> str:

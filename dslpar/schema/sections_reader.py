@@ -17,15 +17,8 @@ from dslpar.language.tree import Node
 from dslpar.schema import classes
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import classes_of, synonym_of
-from dslpar.schema.reader import (
-    Misread,
-    Reader,
-    Registered,
-    certain_name,
-    entries_of,
-    spelling_fix,
-    suggestion,
-)
+from dslpar.schema.reader import Misread, Reader, Registered, entries_of
+from dslpar.schema.spelling import certain_name, spelling_fix, suggestion
 from dslpar.schema.types import TYPES
 
 if TYPE_CHECKING:
@@ -72,10 +65,6 @@ def _section(reader: Reader, name: str, node: Node, registered: Registered) -> o
     return reader.section(classes_of(_FIELDS[name])[0], node, name, name)
 
 
-def _zero(reader: Reader, node: Node, registered: Registered) -> object:
-    return _with_extra(reader, spec.Zero, "stage", "ZERO", node, "zero")
-
-
 def _precision(reader: Reader, node: Node, registered: Registered) -> object:
     dtype = node.value.get("dtype", node) if node.is_mapping else node
     known = {"bf16": "BF16", "fp16": "FP16"}.get(str(dtype.value), "")
@@ -112,7 +101,7 @@ _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
     "optimizer": classes.optimizer,
     "lr_scheduler": classes.lr_scheduler,
     "gradient_handler": classes.gradient_handlers,
-    "zero": _zero,
+    "zero": lambda reader, node, registered: _with_extra(reader, spec.Zero, "stage", "ZERO", node, "zero"),
     "precision": _precision,
     "deepspeed": _raw,
 }

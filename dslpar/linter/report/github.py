@@ -61,4 +61,5 @@ def _position(finding: Finding, root: str) -> dict[str, object]:
 
 
 def _escape(text: str) -> str:
+    # % first: later it would be that of an escape.
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

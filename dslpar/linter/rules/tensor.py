@@ -13,7 +13,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
-from dslpar.schema.reader import recase_fix
+from dslpar.schema.spelling import recase_fix
 
 _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
