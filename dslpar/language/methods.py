@@ -41,42 +41,34 @@ def _kind(owner: Value) -> type:
     return next((kind for kind in METHODS if isinstance(owner, kind)), object)
 
 
-def _text_method(name: str, guard: Callable[[str, Call], None] = lambda owner, call: None) -> Method:
-    """Wrap Python's own method; `guard` refuses what would take too long, or make too much, before it runs."""
+def _text_method(name: str) -> Method:
     method = getattr(str, name)
 
     def run(owner: str, call: Call) -> Value:
-        guard(owner, call)
-        call.budget.spend(len(owner) // 32 + sum(len(arg) // 32 for arg in call.args if isinstance(arg, str)))
+        _check_text(name, owner, call)
         return method(owner, *call.args, **call.kwargs)
 
     return run
 
 
-def _guard_search(owner: str, call: Call) -> None:
-    # Searching from the right and stripping take time in proportion to both strings; from the left, to their sum.
-    call.budget.spend(len(owner) * sum(len(arg) for arg in call.args if isinstance(arg, str)) // 2_000)
-
-
-def _guard_padding(owner: str, call: Call) -> None:
-    if call.args and isinstance(call.args[0], int):
-        check_length(call.args[0])
-
-
-def _guard_tabs(owner: str, call: Call) -> None:
-    size = call.args[0] if call.args else call.kwargs.get("tabsize", 8)
-    if isinstance(size, int):
-        check_length(len(owner) + owner.count("\t") * max(size, 0))
-
-
-def _guard_replace(owner: str, call: Call) -> None:
-    if len(call.args) > 1 and isinstance(call.args[0], str) and isinstance(call.args[1], str):
-        check_length(len(owner) + (owner.count(call.args[0]) * max(len(call.args[1]) - len(call.args[0]), 0)))
-
-
-def _guard_translate(owner: str, call: Call) -> None:
-    (table,) = call.args
-    check_length(len(owner) * max((len(item) for item in table.values() if isinstance(item, str)), default=1))
+def _check_text(name: str, owner: str, call: Call) -> None:
+    """Pay for a method of a string before it runs, and refuse one whose result would be beyond the bounds."""
+    args, length = call.args, sum(len(arg) for arg in call.args if isinstance(arg, str))
+    call.budget.spend((len(owner) + length) // 32)
+    if name in SEARCHING:
+        # Searching from the right and stripping take time in proportion to both strings; from the left, to their sum.
+        call.budget.spend(len(owner) * length // 2_000)
+    elif name in PADDING and args and isinstance(args[0], int):
+        check_length(args[0])
+    elif name == "expandtabs":
+        size = args[0] if args else call.kwargs.get("tabsize", 8)
+        if isinstance(size, int):
+            check_length(len(owner) + owner.count("\t") * max(size, 0))
+    elif name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        check_length(len(owner) + owner.count(args[0]) * max(len(args[1]) - len(args[0]), 0))
+    elif name == "translate":
+        (table,) = args
+        check_length(len(owner) * max((len(item) for item in table.values() if isinstance(item, str)), default=1))
 
 
 def _join(owner: str, call: Call) -> str:
@@ -92,11 +84,6 @@ def _list_append(owner: List, call: Call) -> None:
     owner.append(item)
     owner.origins.append(call.locations[0])
     check_items(len(owner))
-
-
-def _list_extend(owner: List, call: Call) -> None:
-    (items,) = call.positional(1)
-    owner.append_all(items, call.budget)
 
 
 def _list_insert(owner: List, call: Call) -> None:
@@ -210,28 +197,24 @@ def _dict_view(name: str) -> Method:
     return view
 
 
-PLAIN_TEXT = """capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier
-    islower isnumeric isprintable isspace istitle isupper lower partition removeprefix removesuffix split splitlines
-    startswith swapcase title upper"""
+PLAIN_TEXT = """capitalize casefold count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit
+    isidentifier islower isnumeric isprintable isspace istitle isupper lower partition removeprefix removesuffix replace
+    split splitlines startswith swapcase title translate upper"""
 SEARCHING = ("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip")
+PADDING = ("center", "ljust", "rjust", "zfill")
 METHODS: dict[type, dict[str, Method]] = {
     str: {
-        **{name: _text_method(name) for name in PLAIN_TEXT.split()},
-        **{name: _text_method(name, _guard_search) for name in SEARCHING},
-        **{name: _text_method(name, _guard_padding) for name in ("center", "ljust", "rjust", "zfill")},
-        "expandtabs": _text_method("expandtabs", _guard_tabs),
+        **{name: _text_method(name) for name in (*PLAIN_TEXT.split(), *SEARCHING, *PADDING)},
         "format": lambda owner, call: format_method(owner, call.args, call.kwargs, call.budget),
         "format_map": lambda owner, call: format_method(owner, (), call.positional(1)[0], call.budget),
         "join": _join,
-        "replace": _text_method("replace", _guard_replace),
-        "translate": _text_method("translate", _guard_translate),
     },
     list: {
         "append": _list_append,
         "clear": _clear,
         "copy": _copy,
         "count": _search(list.count),
-        "extend": _list_extend,
+        "extend": lambda owner, call: owner.append_all(call.positional(1)[0], call.budget),
         "index": _search(list.index),
         "insert": _list_insert,
         "pop": _list_pop,

@@ -57,11 +57,10 @@ class Registry:
         """Return the class of that name. Raises DslparError, at `location`, where there is none."""
         found = self.find(name)
         if found is None:
-            hint = did_you_mean(name, [*self._classes, *self._fallback_names()])
-            hint = (
-                hint
-                or f"register the class with dslpar.{self.name}, or give its full name, 'my_package.my_module.MyClass'"
-            )
+            fallback = vars(import_module(self._fallback)) if self._fallback else {}
+            known = [*self._classes, *(key for key, value in fallback.items() if isinstance(value, type))]
+            own = f"register the class with dslpar.{self.name}, or give its full name, 'my_package.my_module.MyClass'"
+            hint = did_you_mean(name, known) or own
             raise_finding("CFG221", f"unknown name {name!r} in {self.name}", hint, location or "<program>")
         return found
 
@@ -90,10 +89,6 @@ class Registry:
             raise_finding("CFG222", message, hint, _location(cls))
         self._classes[name] = cls
         return cls
-
-    def _fallback_names(self) -> list[str]:
-        module = import_module(self._fallback) if self._fallback else None
-        return [name for name, value in vars(module).items() if isinstance(value, type)] if module else []
 
 
 def _location(cls: type) -> Location:

@@ -33,7 +33,7 @@ batch = dict(micro_size=2, accumulation=4)
 def folder(tmp_path: Path) -> Path:
     """A family in a folder of its own, out of the repository, and a config of it."""
     shutil.copytree(TOY, tmp_path / "toy_family", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (tmp_path / "toy_family").iterdir():
+    for path in (tmp_path / "toy_family").glob("*.py"):
         path.write_text(path.read_text().replace("tests.support.mlp_family", "toy_family"))
     (tmp_path / "cfg.py").write_text(CONFIG)
     return tmp_path
