@@ -147,17 +147,17 @@ def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
 
     `cut` is the same model on ranks that share its tensors, which says what it is made of.
     """
-    from dslpar.checkpoint import folder, index, manifest, offline
+    from dslpar.checkpoint import folder, index, manifest, offline, writer
 
     _, (stage,) = offline.stages_of(cut, index.Index())
     shapes = {name: whole.shape for name, whole in stage.items()}
-    part = folder.begin_save(root, 1)
+    part = writer.begin_save(root, 1)
     written = {
         "tensors/00000.safetensors": _tensors(index.tensor_path(part, 0), shapes),
-        index.INDEX: folder.write_file(part / index.INDEX, [json.dumps(_index(shapes).to_json()).encode()]),
-        folder.STATE: folder.write_file(part / folder.STATE, [b"counts and schedule"]),
+        index.INDEX: writer.write_file(part / index.INDEX, [json.dumps(_index(shapes).to_json()).encode()]),
+        folder.STATE: writer.write_file(part / folder.STATE, [b"counts and schedule"]),
     }
-    folder.publish(root, manifest.manifest_of(whole, "text", 1), written)
+    writer.publish(root, manifest.manifest_of(whole, "text", 1), written)
     sizes = [4 * math.prod(shape) for shape in shapes.values()]
     return max(sizes), len(_KEYS) * sum(sizes)
 

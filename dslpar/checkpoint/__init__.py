@@ -9,10 +9,10 @@ goes out: a folder of files that each rank has written, published at once; or an
     checkpoint.load(engine, saved)                           # to the bit; in another layout each tensor to the bit
 
 Each distinct element is stored once, in safetensors files under the model's own names, with an index of which piece
-lies where: so any layout reads it. `folder` knows names and files, `index`, `slices` and `tensor_file` what is in them;
-`shards` finds it in DeepSpeed's engine, `save_load` saves and loads it, `select` chooses one; `manifest`, `compare` and
-`resume_policy` say what a resume may change. `full_state_dict` is apart from these: full tensors, out of one layout
-and into another.
+lies where: so any layout reads it. `folder` knows names and files, and `writer` publishes them; `index`, `slices`,
+`tensor_file` and `tensor_reader` know what is in them; `shards` finds it in DeepSpeed's engine, `save_load` saves and
+loads it, `select` chooses one; `manifest`, `compare` and `resume_policy` say what a resume may change.
+`full_state_dict` is apart from these: full tensors, out of one layout and into another.
 
     full = checkpoint.full_state(engine.module, engine.groups)
     checkpoint.load_full_state(other.module, full, other.groups)

@@ -26,11 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import compare, folder, manifest, rank_state
+from dslpar.checkpoint import compare, folder, manifest, rank_state, writer
 from dslpar.checkpoint.folder import Checkpoint, FileDigest
 from dslpar.checkpoint.index import INDEX, Index, file_key, load_index, tensor_path
 from dslpar.checkpoint.slices import Box, Piece, box_of, full_box, num_elements
-from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, TensorReader, torch_bytes, write_lazy_tensors
+from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, torch_bytes, write_lazy_tensors
+from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import TENSOR_AXES
@@ -86,9 +87,9 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     _check_fits(checkpoint, stages, index)
     root = output / run_dir.CHECKPOINTS
     with _new_folder(root) as unfinished:
-        written = _write_files(checkpoint, index, job, stages, folder.begin_save(unfinished, checkpoint.step))
+        written = _write_files(checkpoint, index, job, stages, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
-        folder.publish(unfinished, manifest.manifest_of(job, text, checkpoint.step) | {"layout": layout}, written)
+        writer.publish(unfinished, manifest.manifest_of(job, text, checkpoint.step) | {"layout": layout}, written)
     return folder.final_path(root, checkpoint.step)
 
 
@@ -98,15 +99,15 @@ def _write_files(
     """Write all files but the manifest; return their digests by their paths in the folder."""
     source, writers = Path(checkpoint.path), list(_writing_ranks(job, stages))
     # Training state does not depend on the layout: its bytes are taken over.
-    written = {part / folder.STATE: folder.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
+    written = {part / folder.STATE: writer.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
     reader = TensorReader(source, index)
     for rank, pieces in writers:
         path = tensor_path(part, rank)
         written[path] = write_lazy_tensors(path, list(_tensors_of_rank(reader, index, pieces)))
     for rank, buffers in _buffers(checkpoint, job):
         path = folder.rank_path(part, rank)
-        written[path] = folder.write_file(path, [torch_bytes({"buffers": buffers})])
-    written[part / INDEX] = folder.write_file(part / INDEX, [_json(_recut(index, writers).to_json())])
+        written[path] = writer.write_file(path, [torch_bytes({"buffers": buffers})])
+    written[part / INDEX] = writer.write_file(part / INDEX, [_json(_recut(index, writers).to_json())])
     return {path.relative_to(part).as_posix(): digest for path, digest in written.items()}
 
 
@@ -246,8 +247,8 @@ def export(
         for name, shard in zip(names, shards, strict=True):
             write_lazy_tensors(unfinished / name, shard, {"format": "pt"})
         weights_index = _json({"metadata": metadata, "weight_map": weight_map})
-        folder.write_file(unfinished / "model.safetensors.index.json", [weights_index])
-        folder.write_file(unfinished / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
+        writer.write_file(unfinished / "model.safetensors.index.json", [weights_index])
+        writer.write_file(unfinished / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
     return folder.list_files(output)
 
 
@@ -294,9 +295,9 @@ def _new_folder(output: Path) -> Iterator[Path]:
             unfinished = Path(temporary, output.name)
             unfinished.mkdir()
             yield unfinished
-            folder.fsync(unfinished)
+            writer.fsync(unfinished)
             unfinished.rename(output)
-            folder.fsync(output.parent)
+            writer.fsync(output.parent)
     except OSError as error:
         hint = "make room there, or name another folder"
         raise DslparError([finding("CKP205", f"cannot write to {output}: {error}", hint, str(output))]) from error

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint import folder, manifest, rank_state, shards, train_state
+from dslpar.checkpoint import folder, manifest, rank_state, shards, train_state, writer
 from dslpar.checkpoint.collective import MAX_LISTED, WRITE, check_seen_by_all, raise_failed, run_on_rank_0
 from dslpar.checkpoint.folder import Checkpoint, FileDigest
 from dslpar.checkpoint.index import (
@@ -49,7 +49,8 @@ from dslpar.checkpoint.index import (
 )
 from dslpar.checkpoint.shards import Master, ParameterGroup, ParameterShard
 from dslpar.checkpoint.slices import Piece, num_elements
-from dslpar.checkpoint.tensor_file import DTYPES, TensorReader, dtype_name, torch_bytes, write_tensors
+from dslpar.checkpoint.tensor_file import DTYPES, dtype_name, torch_bytes, write_tensors
+from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
@@ -71,20 +72,20 @@ def save(engine: Engine, data: str = "") -> Path:
     """
     job, step, world = engine.job, engine.steps_done, world_of(engine)
     root = Path(job.output_dir, CHECKPOINTS)
-    part = run_on_rank_0(lambda: folder.begin_save(root, step), world, job, WRITE, engine.rank_description)
+    part = run_on_rank_0(lambda: writer.begin_save(root, step), world, job, WRITE, engine.rank_description)
     reports = collectives.gather_objects(_write_rank_files(engine, folder.part_path(root, step)), world)
     check_seen_by_all([(report.host, report.sees_folder) for report in reports], str(part), job)
     errors = [report.error for report in reports if report.error]
     if errors:
         if world.index == 0:
-            folder.remove(part)  # no rank writes any more: a full disk has its room again
+            writer.remove(part)  # no rank writes any more: a full disk has its room again
         raise_failed(WRITE, "; ".join(errors[:MAX_LISTED]), job)
 
     def publish() -> Path:
         try:
             return _publish(engine, reports, root, manifest.manifest_of(job, data, step))
         except OSError:
-            folder.remove(part)
+            writer.remove(part)
             raise
 
     return run_on_rank_0(publish, world, job, WRITE, engine.rank_description)
@@ -140,7 +141,7 @@ def _write_rank_files(engine: Engine, part: Path) -> RankReport:
     try:
         written = {
             tensors_at: write_tensors(tensors_at, tensors),
-            state_at: folder.write_file(state_at, [torch_bytes(rank_state.collect(engine))]),
+            state_at: writer.write_file(state_at, [torch_bytes(rank_state.collect(engine))]),
         }
     except OSError as error:
         return RankReport(host, True, f"{engine.rank_description}: {error}")
@@ -211,12 +212,12 @@ def _publish(engine: Engine, reports: Sequence[RankReport], root: Path, manifest
     assert not (lost := index.incomplete()), f"not held once by the ranks, so nobody could load it: {lost[:MAX_LISTED]}"
     files = {path: digest for report in reports for path, digest in report.files.items()}
     index_bytes = json.dumps(index.to_json(), separators=(",", ":")).encode()
-    files[INDEX] = folder.write_file(part / INDEX, [index_bytes])
-    files[folder.STATE] = folder.write_file(part / folder.STATE, [torch_bytes(train_state.collect(engine))])
+    files[INDEX] = writer.write_file(part / INDEX, [index_bytes])
+    files[folder.STATE] = writer.write_file(part / folder.STATE, [torch_bytes(train_state.collect(engine))])
     # Before the rename: a kill between the two must not leave a newer checkpoint of another course as the newest one.
-    folder.set_aside(root, step)
-    final = folder.publish(root, manifest_, files)
-    folder.prune(root, engine.job.spec.checkpoint.keep, step)
+    writer.set_aside(root, step)
+    final = writer.publish(root, manifest_, files)
+    writer.prune(root, engine.job.spec.checkpoint.keep, step)
     return final
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import xxhash
 
-from dslpar.checkpoint import check, find_checkpoint, folder, manifest
+from dslpar.checkpoint import check, find_checkpoint, folder, manifest, writer
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.checkpoint.index import load_index
 from dslpar.core.errors import DslparError
@@ -37,8 +37,8 @@ def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> J
 
 def put(root: Path, step: int) -> Path:
     """A checkpoint of one file."""
-    written = folder.write_file(folder.begin_save(root, step) / "weights", [b"1234"])
-    return folder.publish(root, manifest.manifest_of(job_of(), "text", step), {"weights": written})
+    written = writer.write_file(writer.begin_save(root, step) / "weights", [b"1234"])
+    return writer.publish(root, manifest.manifest_of(job_of(), "text", step), {"weights": written})
 
 
 def steps(root: Path) -> list[int]:
@@ -49,7 +49,7 @@ def steps(root: Path) -> list[int]:
 
 
 def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
-    folder.begin_save(tmp_path, 5)
+    writer.begin_save(tmp_path, 5)
     (folder.part_path(tmp_path, 5) / folder.MANIFEST).write_text('{"step": 5}')
     assert steps(tmp_path) == []
     final = put(tmp_path, 5)
@@ -66,7 +66,7 @@ def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
 
 
 def test_what_was_not_finished_goes_at_the_next_save(tmp_path: Path) -> None:
-    folder.begin_save(tmp_path, 5)
+    writer.begin_save(tmp_path, 5)
     put(tmp_path, 6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000006"]
 
@@ -89,7 +89,7 @@ def test_a_file_cut_short_or_lost_makes_it_incomplete(tmp_path: Path, length: in
 def test_the_newest_are_kept_by_their_step(tmp_path: Path, keep: int | None, left: list[int]) -> None:
     for step in (9, 1_000_000, 2, 100):
         put(tmp_path, step)
-    folder.prune(tmp_path, keep, 1_000_000)
+    writer.prune(tmp_path, keep, 1_000_000)
     assert steps(tmp_path) == left
 
 
@@ -99,14 +99,14 @@ def test_an_incomplete_one_is_never_kept_in_place_of_a_complete_one(tmp_path: Pa
         put(tmp_path, step)
     os.truncate(tmp_path / "step_000010" / "weights", 1)
     put(tmp_path, 6)
-    folder.prune(tmp_path, 1, 6)
+    writer.prune(tmp_path, 1, 6)
     assert steps(tmp_path) == [6, 10]
     os.truncate(tmp_path / "step_000006" / "weights", 1)
     put(tmp_path, 7)
     put(tmp_path, 8)
     os.truncate(tmp_path / "step_000007" / "weights", 1)
     put(tmp_path, 9)
-    folder.prune(tmp_path, 2, 9)
+    writer.prune(tmp_path, 2, 9)
     assert steps(tmp_path) == [8, 9, 10]
 
 
@@ -140,7 +140,7 @@ def test_a_link_to_an_archive_goes_and_the_archive_stays(tmp_path: Path) -> None
     archive = put(root, 1).rename(tmp_path / "archive")
     (root / "step_000001").symlink_to(archive)
     put(root, 2)
-    folder.prune(root, 1, 2)
+    writer.prune(root, 1, 2)
     assert sorted(path.name for path in root.iterdir()) == ["step_000002"]
     assert (archive / "weights").exists()
 
@@ -152,12 +152,12 @@ def test_what_cannot_be_removed_is_logged_and_ends_no_run(caplog: pytest.LogCapt
         old.chmod(0o555)
         put(root, 2)
         with other_user():
-            folder.prune(root, 1, 2)
+            writer.prune(root, 1, 2)
             assert steps(root) == [2]
             assert "cannot be removed: [Errno 13] Permission denied" in caplog.text
             put(root, 3)
             put(root, 4)
-            folder.prune(root, 1, 4)
+            writer.prune(root, 1, 4)
             assert steps(root) == [4]
         (root / "step_000001.old.part").chmod(0o755)
         put(root, 5)
@@ -179,7 +179,7 @@ def test_a_folder_that_may_not_be_listed_is_not_one_without_checkpoints() -> Non
 def test_a_file_system_that_cannot_bring_a_folder_to_the_disk_is_none_that_fails() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         os.fsync(os.open("/proc", os.O_RDONLY))
-    folder.fsync(Path("/proc"))
+    writer.fsync(Path("/proc"))
 
 
 def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_what_a_run_was_resumed_before_is_set_aside_and_not_resumed_from(tmp_pat
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == names
     assert on_ranks(1, _newest, _from(job, "step_000003.aside")) == [3], "by its name"
     put(tmp_path / "checkpoints", 3)
-    folder.set_aside(tmp_path / "checkpoints", 2)
+    writer.set_aside(tmp_path / "checkpoints", 2)
     assert (tmp_path / "checkpoints" / "step_000003.1.aside" / "weights").exists(), "nothing is written over"
 
 

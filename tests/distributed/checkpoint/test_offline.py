@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from benchmarks import reshard_memory
 from dslpar import checkpoint
-from dslpar.checkpoint import folder, index, manifest, offline, tensor_file
+from dslpar.checkpoint import folder, index, manifest, offline, tensor_reader, writer
 from dslpar.cli import checkpoint as command
 from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
@@ -99,7 +99,7 @@ def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path:
     eight = job_of(tmp_path, 8, parallel=parallel(size=8, mode="3d"))
     there = folder.open_checkpoint(offline.reshard(source, eight, tmp_path / "there"))
     back = folder.open_checkpoint(offline.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
-    first, last = (tensor_file.TensorReader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
+    first, last = (tensor_reader.TensorReader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
     for name, entry in first.index.parameters.items():
         assert last.index.parameters[name].scalars == entry.scalars
         for key in ("", *entry.states):
@@ -205,7 +205,7 @@ def test_exported_weights_load_into_any_layout(source: folder.Checkpoint, tmp_pa
     shards = [str(path) for path in files if path.suffix == ".safetensors"]
     job = job_of(tmp_path, 2, parallel=parallel(size=2, mode="1d"))
     (found, _) = on_ranks(2, weights_after_load, job, shards, init="deepspeed")
-    stored = tensor_file.TensorReader(Path(source.path), index.load_index(Path(source.path)))
+    stored = tensor_reader.TensorReader(Path(source.path), index.load_index(Path(source.path)))
     assert found.keys() == stored.index.parameters.keys()
     assert all(torch.equal(tensor, stored.full(name)) for name, tensor in found.items())
     assert found["embedding.tokens.weight"].shape == (257, 16), "without padding"
@@ -292,7 +292,7 @@ def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy:
     for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
         data = {"format": folder.FORMAT, "step": step, "fixed": {}}
         (root / name).mkdir()
-        folder.write_file(root / name / folder.MANIFEST, [folder._serialize({**data, "files": {}})])
+        writer.write_file(root / name / folder.MANIFEST, [folder.serialize({**data, "files": {}})])
     for name in ("step_best", "step_1000002.aside", "step_1000003.part"):
         (root / name).mkdir()
     parser = argparse.ArgumentParser()
@@ -309,7 +309,7 @@ def test_list_says_of_a_later_format_that_it_is_one(tmp_path: Path, say: Say) ->
     place = tmp_path / "checkpoints" / "step_000005"
     place.mkdir(parents=True)
     later = {"format": 3, "step": 5, "fixed": {}, "files": {"a": {"sha": "x"}}, "layout": {"axes": []}}
-    (place / folder.MANIFEST).write_bytes(folder._serialize(later))
+    (place / folder.MANIFEST).write_bytes(folder.serialize(later))
     assert "format 3" in say("list", tmp_path)[1]
     assert "CKP204" in say("show", tmp_path)[2]
 

@@ -273,7 +273,7 @@ def loaded(job: Job) -> Any:
 
 def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
     """All that a save of the engine holds, as whole tensors and numbers."""
-    from dslpar.checkpoint import index, tensor_file
+    from dslpar.checkpoint import index, tensor_reader
     from dslpar.distributed import collectives
 
     place = dataclasses.replace(engine.job, output_dir=str(folder))
@@ -282,7 +282,7 @@ def whole_tensors(engine: Any, folder: Path) -> dict[str, Any]:
     engine.job = before
     collectives.barrier(engine.groups.axis("pipe", "data", "tensor"))
     found_index = index.load_index(at)
-    reader = tensor_file.TensorReader(at, found_index)
+    reader = tensor_reader.TensorReader(at, found_index)
     whole = {
         f"{name}::{key}": reader.full(name, key).clone()
         for name, entry in found_index.parameters.items()

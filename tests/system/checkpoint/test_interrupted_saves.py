@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from dslpar.checkpoint import folder, tensor_file
+from dslpar.checkpoint import folder, tensor_file, writer
 from dslpar.checkpoint.folder import FileDigest
 
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
@@ -27,14 +27,14 @@ EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os
 
 def save(root: Path, step: int, keep: int | None = 2) -> Path:
     """As a run's, of two ranks, in one process."""
-    part = folder.begin_save(root, step)
+    part = writer.begin_save(root, step)
     files = {f"tensors/{rank:05d}.safetensors": {"w": torch.full((9,), step + rank)} for rank in range(2)}
     written = {name: tensor_file.write_tensors(part / name, tensors) for name, tensors in files.items()}
     for name in ("ranks/00000.pt", "ranks/00001.pt", "index.json", folder.STATE):
-        written[name] = folder.write_file(part / name, [f"{name} at {step}".encode()])
-    folder.set_aside(root, step)
-    final = folder.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
-    folder.prune(root, keep, step)
+        written[name] = writer.write_file(part / name, [f"{name} at {step}".encode()])
+    writer.set_aside(root, step)
+    final = writer.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
+    writer.prune(root, keep, step)
     return final
 
 
@@ -197,7 +197,7 @@ def test_every_file_and_folder_is_on_disk_before_the_rename_and_the_rename_after
 def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_path: Path) -> None:
     """As on a full disk, or a host whose files nobody else sees: nothing becomes visible."""
     save(tmp_path, 5)
-    written = folder.write_file(folder.begin_save(tmp_path, 6) / "a", [b"1234"])
+    written = writer.write_file(writer.begin_save(tmp_path, 6) / "a", [b"1234"])
     manifest = {"format": folder.FORMAT, "step": 6, "fixed": {}}
     for files, message in (
         ({"a": FileDigest(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
@@ -205,15 +205,15 @@ def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_pat
         ({}, "4 bytes are there, and no were"),
     ):
         with pytest.raises(OSError, match=message):
-            folder.publish(tmp_path, manifest, files)
+            writer.publish(tmp_path, manifest, files)
     assert whole_steps(tmp_path) == [5]
-    folder.publish(tmp_path, manifest, {"a": written})
+    writer.publish(tmp_path, manifest, {"a": written})
     assert whole_steps(tmp_path) == [5, 6]
 
 
 def test_a_write_that_the_system_takes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = os.write
     monkeypatch.setattr(os, "write", lambda file, data: system(file, data[:3]))
-    assert folder.write_file(tmp_path / "a", [b"12345678", b"", b"9"]).bytes == 9
+    assert writer.write_file(tmp_path / "a", [b"12345678", b"", b"9"]).bytes == 9
     monkeypatch.undo()
     assert (tmp_path / "a").read_bytes() == b"123456789"

@@ -1,0 +1,173 @@
+"""Read the tensors of a checkpoint in any layout: pieces are assembled from whatever pieces were stored.
+
+    reader = TensorReader(folder, load_index(folder))
+    reader.fragment("1.weight", "exp_avg", box, start, stop)       # of any box, whatever the boxes that were stored
+
+Files are mapped by `tensor_file`; which elements two boxes share is for `slices` to say.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint.index import Index, file_key, tensor_path, unreadable
+from dslpar.checkpoint.slices import (
+    Box,
+    Copy,
+    Piece,
+    Shape,
+    full_box,
+    local_shape,
+    num_elements,
+    overlaps,
+    range_cuboids,
+    sub_box,
+)
+from dslpar.checkpoint.tensor_file import DTYPES, TensorFile, open_file
+
+_MAX_FILES = 1 << 15
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Elements are copied as integers: not every operation is implemented for every 8-bit float."""
+
+
+class TensorReader:
+    """Read pieces of a checkpoint's tensors in the boxes of any layout; only the result is in memory.
+
+    Where one stored fragment holds all that is requested, the result is a view of a file's map: never write to it.
+    Tensors may be in a thousand shards, each in its own file, and are read one after the other: files stay open, as
+    many as the system allows.
+    """
+
+    def __init__(self, folder: Path, index: Index, max_open: int | None = None) -> None:
+        self.folder, self.index = folder, index
+        self._max_open = _raise_open_file_limit() if max_open is None else max_open
+        self._open: OrderedDict[int, TensorFile] = OrderedDict()
+        self._by_box: dict[str, dict[Box, list[Piece]]] = {}
+
+    def fragment(self, name: str, key: str, box: Box, start: int, stop: int) -> Tensor:
+        """Return the flat range [start, stop) of the piece `box` of a weight (key "") or of its optimizer tensor `key`.
+
+        Shape [stop - start], on the CPU, in the stored dtype. Padding, and what no rank stored, is zero.
+
+        Raises:
+            KeyError: the index has no such tensor.
+            DslparError: CKP216: a file does not hold what the index says.
+        """
+        entry = self.index.entry(name)
+        same = [piece for piece in self._pieces(name).get(box, []) if piece.start < stop and start < piece.stop]
+        if len(same) == 1 and same[0].start <= start and stop <= same[0].stop:
+            return self._read(name, key, same[0], start, stop)  # no copy
+        out = torch.zeros(stop - start, dtype=DTYPES[entry.dtype_of(key)])
+        integers = _as_integers(out)
+        if _covers(same, start, stop):  # the same box in other ZeRO shards: ranges are copied, without any geometry
+            for piece in same:
+                first, last = max(start, piece.start), min(stop, piece.stop)
+                integers[first - start : last - start] = _as_integers(self._read(name, key, piece, first, last))
+        else:
+            self._assemble(integers, name, key, box, start, stop)
+        return out
+
+    def local(self, name: str, key: str, box: Box) -> Tensor:
+        """Return the piece `box` in its local shape."""
+        return self.fragment(name, key, box, 0, num_elements(box)).view(local_shape(box))
+
+    def full(self, name: str, key: str = "") -> Tensor:
+        """Return the full tensor, without padding."""
+        return self.local(name, key, full_box(self.index.entry(name).shape))
+
+    def irregular(self, name: str, key: str) -> Tensor:
+        """Return an optimizer's tensor of another shape than the parameter's."""
+        entry = self.index.entry(name)
+        assert entry.irregular_file is not None, f"no file holds {name}::{key}"
+        return self._file(entry.irregular_file).get(file_key(name, key)).view(entry.irregular[key].shape)
+
+    def _assemble(self, out: Tensor, name: str, key: str, box: Box, start: int, stop: int) -> None:
+        """Cut both fragments into cuboids, and copy what any two of them share."""
+        at, shape = 0, self.index.entry(name).shape
+        for indices in range_cuboids(local_shape(box), start, stop):
+            part = sub_box(box, indices)
+            size = num_elements(part)
+            target = out[at : at + size].view(local_shape(part))
+            at += size
+            for stored, pieces in self._pieces(name).items():
+                first, last = _source_range(overlaps(part, stored, shape), local_shape(stored))
+                for piece in pieces:
+                    if piece.start < last and first < piece.stop:
+                        self._copy_overlap(target, part, name, key, piece)
+
+    def _copy_overlap(self, target: Tensor, part: Box, name: str, key: str, piece: Piece) -> None:
+        at, shape = piece.start, self.index.entry(name).shape
+        for stored_indices in range_cuboids(local_shape(piece.box), piece.start, piece.stop):
+            stored = sub_box(piece.box, stored_indices)
+            size = num_elements(stored)
+            if copies := overlaps(part, stored, shape):
+                source = _as_integers(self._read(name, key, piece, at, at + size)).view(local_shape(stored))
+                for copy in copies:
+                    target[tuple(into for into, _ in copy)] = source[tuple(out_of for _, out_of in copy)]
+            at += size
+
+    def _pieces(self, name: str) -> Mapping[Box, list[Piece]]:
+        """Return the stored pieces by box: of thousands of ZeRO shards there are only as many boxes as tensor ranks."""
+        if name not in self._by_box:
+            found = self._by_box[name] = {}
+            for piece in self.index.entry(name).pieces:
+                found.setdefault(piece.box, []).append(piece)
+        return self._by_box[name]
+
+    def _read(self, name: str, key: str, piece: Piece, start: int, stop: int) -> Tensor:
+        """Read the range [start, stop) of a piece from the stored fragment `piece`."""
+        opened, at = self._file(piece.file), file_key(name, key)
+        recorded = DTYPES[self.index.entry(name).dtype_of(key)]
+        span, numel = opened.span(at), piece.stop - piece.start
+        if span.dtype != recorded or span.numel != numel:
+            problem = f"{at!r} is {span.numel} of {span.dtype}, by the index {numel} of {recorded}"
+            raise unreadable(opened.path, problem)
+        return opened.get(at, start - piece.start, stop - piece.start)
+
+    def _file(self, file: int) -> TensorFile:
+        if file not in self._open:
+            self._open[file] = open_file(tensor_path(self.folder, file))
+            # The least recently used one goes; its map lives on as long as a tensor is a view of it.
+            while len(self._open) > self._max_open:
+                self._open.popitem(last=False)
+        self._open.move_to_end(file)
+        return self._open[file]
+
+
+def _raise_open_file_limit() -> int:
+    """Raise the process's limit of open files, usually 1,024, as far as it may be; return half of it for maps."""
+    # Each map keeps a descriptor of its own, also when the file that it was made of is closed.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(1, limit // 2)
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    return tensor.view(_SAME_SIZE[tensor.element_size()])
+
+
+def _covers(pieces: list[Piece], start: int, stop: int) -> bool:
+    """Whether fragments of one box together hold all of [start, stop)."""
+    at = start
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if piece.start > at:
+            return False
+        at = max(at, piece.stop)
+    return at >= stop
+
+
+def _source_range(copies: list[Copy], shape: Shape) -> tuple[int, int]:
+    """Return the flat range of the source piece, of that shape, that contains all copies; (0, 0) if there are none."""
+    first, last = 0, 0
+    for dim, length in enumerate(shape):
+        first = first * length + min((copy[dim][1].start for copy in copies), default=0)
+        last = last * length + max((copy[dim][1].stop - 1 for copy in copies), default=0)
+    return (first, last + 1) if copies else (0, 0)
