@@ -121,6 +121,7 @@ class Placement:
         assert len(pieces) == mesh.world_size, f"{len(pieces)} pieces of {mesh.world_size}"
         full = pieces[0].new_empty(self.padded)
         for coord, shard in zip(map(mesh.coord, range(mesh.world_size)), pieces, strict=True):
+            # Copies are equal: one of each piece is enough.
             if self.owner(coord):
                 views = self._views(full, coord)
                 for view, part in zip(views, torch.split(shard, [len(view) for view in views]), strict=True):

@@ -82,6 +82,7 @@ else:
 def fields(value: object) -> tuple[Field, ...]:
     """Return the fields of a frozen class or value, those of its base classes first."""
     cls = value if isinstance(value, type) else type(value)
+    # From this class's own __dict__: getattr would find those of its base.
     found: tuple[Field, ...] | None = cls.__dict__.get("_fields")
     if found is None:
         by_name = {item.name: item for base in reversed(cls.__bases__) if is_frozen(base) for item in fields(base)}

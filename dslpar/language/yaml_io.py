@@ -187,6 +187,7 @@ class _Reader:
             made = check_size(event.value if is_text else scalar(event.value))
         else:
             made = Dict() if isinstance(event, yaml.MappingStartEvent) else List()
+        # Before it is filled, as an alias within it may name it: the export refuses what contains itself.
         if event.anchor:
             self.anchors[event.anchor] = (made, location)
         if isinstance(made, Dict):

@@ -70,6 +70,7 @@ def ds_config(job: Job) -> Config:
         "train_batch_size": job.batch.global_size,
         "train_micro_batch_size_per_gpu": job.batch.micro_size,
         "gradient_accumulation_steps": job.batch.accumulation,
+        # Off is written too: DeepSpeed's default is 1.0.
         "gradient_clipping": spec.train.clip_grad_norm or 0.0,
         # Not None, by which DeepSpeed's wall_clock_breakdown would divide.
         "steps_per_print": spec.train.steps + 1,

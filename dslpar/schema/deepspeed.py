@@ -50,6 +50,7 @@ def _value(reader: Reader, path: str, type_name: str, entry: Entry) -> object:
     value = reader.scalar(
         TYPES["Dict" if type_name == "Section" else type_name], entry.node, entry.source_key, entry.source_key
     )
+    # The same check as of any key, under the code of this section.
     reader.misreads[before:] = [misread._replace(code="DSC105") for misread in reader.misreads[before:]]
     return value
 

@@ -132,6 +132,7 @@ class Reader:
         """Return a value of that type; where it is none, report it and return None."""
         value = node.plain()
         hint = f"{source_key.rpartition('.')[2]} is {type_.description}"
+        # type(), not isinstance: True is an int to Python, and no number to an author.
         if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
             return self.report("CFG102", node.location, message, _unquoted(type_, value) or hint, source_key, key)
