@@ -14,11 +14,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from inspect import cleandoc
 from random import Random
-from textwrap import dedent
 from typing import Any, NamedTuple
 
+from dslpar.core.catalog import split_page
 from dslpar.linter.registry import RULES
 from dslpar.schema.sections_reader import SECTIONS
 from tests.properties.oracle.sample import sample as sample_of_oracle
@@ -56,8 +55,8 @@ def corpus() -> tuple[str, ...]:
     """Shipped configs, and both examples of each rule."""
     texts = [path.read_text() for path in sorted((ROOT / "configs").rglob("*.py")) if path.name != "__init__.py"]
     for rule in RULES:
-        parts = re.split(r"^(?:Example|Use instead)::?$", cleandoc(rule.page), flags=re.MULTILINE)
-        texts += [MODEL + dedent(part).strip() + "\n" for part in parts[1:]]
+        sections = split_page(rule.text())[1]
+        texts += [MODEL + sections[name].strip() + "\n" for name in ("Example", "Use instead") if name in sections]
     return tuple(texts)
 
 
