@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -81,10 +81,13 @@ def _section(subject: Subject, key: str, section: Any) -> Iterator[Value]:
             yield _leaf(subject, f"{key}.type", value, help_text)
         elif field.name in ("extra", "args"):
             yield from _nested(subject, key, value, help_text)
-        elif path in _AXES:
-            yield from _axis(subject, path, _AXES[path](subject.reading.spec))
-        elif path == "train.dist":
-            yield from _dist(subject, value)
+        elif path in _AXES:  # in either form; where there is none, its size is one
+            cls, axis_of = _AXES[path]
+            axis = axis_of(subject.reading.spec)
+            no_axis = [_leaf(subject, f"{path}.size", 1, help_of(cls, "size"))] if axis is None else []
+            yield from no_axis or _section(subject, path, axis)
+        elif path == "train.dist" and path not in subject.reading.written:
+            continue  # LiBai's form, which nobody wrote here
         elif is_dataclass(value):
             yield from _section(subject, path, value)
         else:
@@ -105,21 +108,10 @@ def _nested(subject: Subject, key: str, table: Mapping[str, Any], help_text: str
         yield _leaf(subject, path, value, help_text if row is None else row.help + default)
 
 
-_AXES = {"parallel.pipeline": pipeline_of, "parallel.tensor": tensor_of}
-
-
-def _axis(subject: Subject, key: str, section: Any) -> Iterator[Value]:
-    """Yield the values of an axis in either form; where there is none, its size is one."""
-    cls = sections.PipelineParallel if key == "parallel.pipeline" else sections.TensorParallel
-    no_axis = [_leaf(subject, f"{key}.size", 1, help_of(cls, "size"))] if section is None else []
-    yield from no_axis or _section(subject, key, section)
-
-
-def _dist(subject: Subject, dist: sections.Dist) -> Iterator[Value]:
-    """Yield the values of LiBai's form, if it is written."""
-    if "train.dist" in subject.reading.written:
-        for name in (field.name for field in fields(dist)):
-            yield _leaf(subject, f"train.dist.{name}", getattr(dist, name), help_of(sections.Dist, name))
+_AXES: Mapping[str, tuple[type, Callable[[sections.Spec], object]]] = {
+    "parallel.pipeline": (sections.PipelineParallel, pipeline_of),
+    "parallel.tensor": (sections.TensorParallel, tensor_of),
+}
 
 
 # One value --------------------------------------------------------------------------------------------------------
