@@ -6,7 +6,8 @@
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3
-PYTEST ?= -q -n auto --durations=20
+# worksteal gives each worker a run of neighbours: what a module computes once is computed by one worker.
+PYTEST ?= -q -n auto --dist worksteal --durations=20
 CONFIG ?= configs/gpt_3d.py
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,24 +1,35 @@
 """Which rows `make test` runs: a sample of the table in which every pair of values that may matter together meets.
 
-Pairs are those of rows of up to 4 ranks: 8 ranks take turns on two cores, so of larger rows the sample has each mode
-and
-the three axes together, and `make prove` the rest.
+`MEET` names the pairs. They are counted in rows of up to 4 ranks: 8 ranks take turns on two cores, so of larger rows
+the sample has the modes and axes that need so many, and `make prove` the rest.
 
     sample = covering(small(LAYOUTS))      # names; the rest runs with `make prove`
 
 Most faults need one value, or two together (pairwise testing: Cohen et al., The AETG System, 1997). The sample is
-greedy: the row with the most that is new for its number of ranks, the first of equals; so it is the same everywhere.
+greedy: the row with the most that is new for what it costs, the first of equals; so it is the same everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import combinations
 
 from tests.properties.invariance.layouts import Layout
 from tests.support.layouts import mode_of
 
 Seen = tuple[tuple[str, object], ...]
+
+FEW_RANKS = 4
+
+MEET = (
+    # the ways to divide a model; of ZeRO's stages only the third divides what a tensor group divides already
+    *(("pipe", "data"), ("pipe", "zero"), ("data", "zero"), ("mode", "pipe"), ("mode", "ZeRO 3")),
+    # what ZeRO's optimizers do themselves, and what a pipeline's engine does
+    *(("precision", "zero"), ("offload", "zero"), ("recompute", "zero"), ("accumulation", "zero"), ("clip", "zero")),
+    *(("precision", "pipe"), ("recompute", "pipe"), ("accumulation", "pipe"), ("clip", "pipe"), ("tied", "pipe")),
+    # the sum over counted tokens
+    *(("ignoring", "pipe"), ("ignoring", "data")),
+)
+"""The factors that act on the same thing, so that a fault may need a value of each. All others meet in `make prove`."""
 
 
 def factors(layout: Layout) -> dict[str, object]:
@@ -29,6 +40,7 @@ def factors(layout: Layout) -> dict[str, object]:
         "data": mesh.data > 1,
         "mode": mode_of(mesh.tensor),
         "zero": layout.zero,
+        "ZeRO 3": layout.zero == 3,
         "offload": bool(layout.offload),
         "recompute": bool(layout.recompute),
         "precision": layout.dtype,
@@ -39,15 +51,16 @@ def factors(layout: Layout) -> dict[str, object]:
     }
 
 
-_OF_ONE_RANK = {"recompute", "ignoring", "clip", "tied", "accumulation"}
-
-
 def details(layout: Layout) -> dict[str, object]:
     """What should be there once, with whatever else."""
     mesh = layout.job().mesh
-    return {
+    found = {
         "mode": mode_of(mesh.tensor),
         "axes": (mesh.pipe > 1, mesh.data > 1, mesh.tensor.size > 1),
+    }
+    if layout.world > FEW_RANKS:
+        return found
+    return found | {
         "order": mesh.order,
         "keep": mesh.tensor.keep,
         "micro-batches": layout.accumulation,
@@ -67,17 +80,13 @@ def small(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 
 
 def seen(layout: Layout) -> set[Seen]:
-    """The pairs of factors of a row of few ranks, and all details of any."""
-    meeting = combinations(factors(layout).items(), 2) if layout.world <= 4 else ()
-    pairs = (pair for pair in meeting if not _apart(pair[0][0], pair[1][0]))
-    return {*pairs, *((item,) for item in details(layout).items())}
-
-
-def _apart(one: str, other: str) -> bool:
-    """Whether two factors touch nothing in common: what takes turns within one rank meets every mode in `make prove`
-    alone.
-    """
-    return {one, other} & _OF_ONE_RANK != set() and "mode" in (one, other)
+    """The pairs of a row of few ranks, and the details of any."""
+    found = factors(layout)
+    pairs = MEET if layout.world <= FEW_RANKS else ()
+    return {
+        *(((one, found[one]), (other, found[other])) for one, other in pairs),
+        *((item,) for item in details(layout).items()),
+    }
 
 
 def seen_in(layouts: Iterable[Layout]) -> set[Seen]:
@@ -86,20 +95,25 @@ def seen_in(layouts: Iterable[Layout]) -> set[Seen]:
 
 
 def cost(layout: Layout) -> float:
-    """About how long a row takes: ranks share the cores, and ZeRO 3 sends the most messages."""
-    return layout.world * (2 if layout.zero == 3 else 1)
+    """About how long a row takes: messages, of all ranks, for each layer and micro-batch; a start of 6 layers' time."""
+    tensor = layout.job().mesh.tensor
+    axes = sum(size > 1 for size in (tensor.d, tensor.q, tensor.y, tensor.z))
+    messages = 0.5 + 1.5 * axes + 1.5 * (layout.zero == 3)
+    return layout.world * (6 + layout.accumulation * layout.num_layers * messages)
 
 
 def covering(layouts: Mapping[str, Layout]) -> tuple[str, ...]:
     """Names of rows in which all that the table has is seen."""
     found = {name: seen(layout) for name, layout in layouts.items()}
-    left, chosen = set().union(*found.values()), []
+    costs = {name: cost(layout) for name, layout in layouts.items()}
+    left, chosen = set().union(*found.values()), list[str]()
     while left:
-        best = max(found, key=lambda name: len(found[name] & left) / cost(layouts[name]))
-        left -= found.pop(best)
+        best = max(
+            (name for name in found if name not in chosen), key=lambda name: len(found[name] & left) / costs[name]
+        )
+        left -= found[best]
         chosen.append(best)
-    for name in tuple(chosen):  # what the later rows have made needless
-        others = [other for other in chosen if other != name]
-        if seen_in(map(layouts.__getitem__, others)) == seen_in(layouts.values()):
-            chosen = others
+    for name in sorted(chosen, key=costs.__getitem__, reverse=True):  # what the later rows have made needless
+        if found[name] <= set().union(*(found[other] for other in chosen if other != name)):
+            chosen.remove(name)
     return tuple(name for name in layouts if name in chosen)

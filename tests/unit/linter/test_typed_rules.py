@@ -29,7 +29,7 @@ ERRORS = {
 def test_a_misspelt_field_is_a_type_error(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(RULE)
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(rule)]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "setup.cfg"), str(rule)]
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
     assert len(errors) == len(ERRORS), checked.stdout
