@@ -60,6 +60,7 @@ def run_on_rank_0(
             value = action()
         except OSError as error:
             reason = f"{place}: {error}"
+    # Also where it has failed: the other ranks wait here.
     value, reason = collectives.broadcast_object((value, reason), world)
     if reason:
         raise_failed(access, reason, job)

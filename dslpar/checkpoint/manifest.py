@@ -111,6 +111,7 @@ def config_of(job: Job) -> Plain:
 
 def plain_of(spec: sections.Spec) -> Plain:
     """Return a spec as plain JSON values."""
+    # There and back: a resume compares with what a file gives, in which tuples are lists.
     plain: Plain = json.loads(json.dumps(_plain_section(spec), default=str))
     return plain
 

@@ -43,6 +43,7 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     found = [NonFinite(0, stage, groups.rank, f"the weight {name}", rank) for name in weights]
     found += [NonFinite(1, stage, groups.rank, f"the output of {name}", rank) for name in outputs]
     found += [NonFinite(2, last_stage - stage, groups.rank, f"the gradient of {name}", rank) for name in gradients]
+    # In the order of phases, and within each as it came: the first of each rank is enough.
     by_rank = collectives.gather_objects(found[:1], groups.axis("pipe", "data", "tensor"))
     firsts = [first for found_there in by_rank for first in found_there]
     if not firsts:

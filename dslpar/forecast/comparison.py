@@ -48,6 +48,7 @@ class _Line(NamedTuple):
     @classmethod
     def of(cls, model: Model, tensor: Tensor) -> _Line:
         costs = costs_of(model)
+        # Affine in the tokens, so two points tell the line.
         fixed = costs.layer_traffic(model, tensor, 0).total
         return cls(costs.layer_traffic(model, tensor, 1).total - fixed, fixed)
 

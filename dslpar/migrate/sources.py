@@ -245,6 +245,7 @@ def _display(trie: dict[Any, Any]) -> str:
 def _edited(source: Text, edits: list[Edit]) -> str:
     """Replace statements; every other line stays where it is."""
     lines = list(source.lines)
+    # From the end on, so that earlier locations stay valid.
     for place, text in sorted(edits, reverse=True):
         rest = lines[place.end_line - 1][place.end_column - 1 :]
         lines[place.line - 1] = lines[place.line - 1][: place.column - 1] + text + rest

@@ -29,6 +29,7 @@ class Answers:
         for key in self._names(query):
             for table in (self.values, self.deepspeed):
                 found = _at_or_below(table, key)
+                # `deepspeed` is a section of the config, too: of its keys the dict that runs has the word, below.
                 if found and not key.startswith("deepspeed"):
                     return found
             found = self._of_deepspeed(key) if key.startswith("deepspeed") else self._not_in_this_config(key)
