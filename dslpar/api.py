@@ -26,7 +26,6 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
 from dslpar.data.corpus import load_corpus
 from dslpar.data.loader import Loader, PairSamples, is_dataset
-from dslpar.data.order import Samples
 from dslpar.data.text import TextSamples
 from dslpar.distributed import bootstrap
 from dslpar.distributed.groups import Groups
@@ -52,6 +51,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 NO_MODEL = "CFG107"
+Batches = Iterable[Any]
+"""Micro-batches, or a map-style data set, of the program's own."""
+Data = TextSamples | PairSamples | Batches | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +155,8 @@ class Initialized(NamedTuple):
     """What a program trains with; `train_data` or `eval_data` is None if there is none."""
 
     engine: Engine
-    train_data: Iterable[Any] | None
-    eval_data: Iterable[Any] | None
+    train_data: Batches | None
+    eval_data: Batches | None
     lr_scheduler: Any
 
 
@@ -175,8 +177,8 @@ def initialize(
     model: nn.Module | LayeredModel | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
     optimizer: OptimizerOrFactory | None = None,
-    train_data: Iterable[Any] | None = None,
-    eval_data: Iterable[Any] | None = None,
+    train_data: Batches | None = None,
+    eval_data: Batches | None = None,
     lr_scheduler: Any = None,
     overrides: Sequence[str] = (),
 ) -> Initialized:
@@ -236,7 +238,7 @@ def _start(config: Config | check.Path, overrides: Sequence[str], by_program: bo
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
     by_program = by_program or loaded.root.child("model") is None
-    if dist.is_initialized():
+    if dist.is_initialized():  # by the program itself, which then decides who this rank is
         rank, world_size = dist.get_rank(), dist.get_world_size()
     else:
         rank, world_size, *_ = bootstrap.read_distributed_env(os.environ)
@@ -255,7 +257,7 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
     checked = check.check(config, world_size, registered=registered())
     if by_program:
         checked = checked.without(NO_MODEL)
-    job = checked.job
+    job = checked.job  # raises errors, which are then not printed here as well
     if rank == 0:
         logging.print_findings(checked.findings, config.sources)
     return job
@@ -277,20 +279,17 @@ def _with_program_model(job: Job, model: object) -> Job:
     """Return the job of a model of which only the class is known, until it is partitioned."""
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
-    stages = Stages(None, None, None)
-    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, model=section), stages=stages)
+    spec = dataclasses.replace(job.spec, model=section)
+    return dataclasses.replace(job, spec=spec, stages=Stages(None, None, None))
 
 
 def _resolve_data(
-    run: Run, job: Job, train_data: Iterable[Any] | None, eval_data: Iterable[Any] | None, model_from_config: bool
-) -> tuple[Samples | Iterable[Any] | None, Samples | Iterable[Any] | None]:
+    run: Run, job: Job, train_data: Batches | None, eval_data: Batches | None, model_from_config: bool
+) -> tuple[Data, Data]:
     """Return what to train on and to evaluate on: the config's text where the program passes nothing."""
-    train: Samples | Iterable[Any] | None
-    held_out: Samples | Iterable[Any] | None
-    train, held_out = (
-        PairSamples(data, job.path) if is_dataset(data) else data  # type: ignore[arg-type]
-        for data in (train_data, eval_data)
-    )
+    passed = (train_data, eval_data)
+    readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
+    train, held_out = readable
     if train_data is None and (model_from_config or run.config.root.child("data") is not None):
         corpus = load_corpus(job)
         train = TextSamples.from_files(corpus.train, job.seq_len)
@@ -299,7 +298,7 @@ def _resolve_data(
     return train, held_out
 
 
-def _make_loader(engine: Engine, samples: Any, consumed_samples: Callable[[], int]) -> Iterable[Any] | None:
-    if samples is None or not hasattr(samples, "batch"):
-        return samples  # type: ignore[no-any-return]
+def _make_loader(engine: Engine, samples: Data, consumed_samples: Callable[[], int]) -> Batches | None:
+    if not isinstance(samples, TextSamples | PairSamples):
+        return samples
     return Loader(samples, engine.job, engine.groups.coord["data"], consumed_samples)

@@ -38,7 +38,7 @@ def add_operands(
 def add_world(parser: argparse.ArgumentParser) -> None:
     """Add `world_size`, `hostfile`, and `include` or `exclude`, which select some of its hosts."""
     help = "number of ranks; with --hostfile, default: the number of its slots"
-    parser.add_argument("--world-size", type=positive_int, metavar="N", help=help)
+    parser.add_argument("--world-size", type=whole_number, metavar="N", help=help)
     help = "hosts and their slots, in the syntax of any launcher; slurm or pbs: the hosts of the surrounding job"
     parser.add_argument("--hostfile", metavar="FILE", help=help)
     selection = parser.add_mutually_exclusive_group()
@@ -52,12 +52,11 @@ def add_format(parser: argparse.ArgumentParser, *names: str) -> None:
     parser.add_argument("--format", choices=names, default=names[0], help="output format; default: %(default)s")
 
 
-def positive_int(text: str) -> int:
-    """Parse a whole number, at least 1."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
+def whole_number(text: str, least: int = 1) -> int:
+    """Parse a whole number, at least `least`."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
 
 
 # ---- configs ----

@@ -40,11 +40,10 @@ class Fixer:
             _print_bytes("".join(fixes.diff(repairs)))
         elif self.stdin:
             _print_bytes(next(iter(self.texts.values())))
-        return [self._lint(config.path) for config, _ in batch] if repairs else list(batch), bool(repairs)
-
-    def _lint(self, path: str) -> Linted:
-        config = check.load(path, self.overrides, self.texts)
-        return config, self.findings_of(config)
+        if not repairs:
+            return list(batch), False
+        fixed = (check.load(config.path, self.overrides, self.texts) for config, _ in batch)
+        return [(config, self.findings_of(config)) for config in fixed], True
 
     def _repair(self, path: str, data: bytes, batch: Sequence[Linted]) -> fixes.Repair:
         """Repair one file, judged by every config that reads it."""

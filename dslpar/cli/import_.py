@@ -35,7 +35,7 @@ exit status: 0 everything is converted, 1 something needs you (the report says w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
-    add, number = parser.add_argument, arguments.positive_int
+    add, number = parser.add_argument, arguments.whole_number
     add("file", metavar="FILE", help="a config of ColossalAI or LiBai (.py), or of DeepSpeed (.json)")
     add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="whose config it is; default: detected from FILE")

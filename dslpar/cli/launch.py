@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from dslpar.cli import arguments
@@ -77,7 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
     add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
     add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on each of the hosts")
-    add("--node-rank", type=_node_rank, metavar="K", help="with --no-ssh: the index of this host, from 0")
+    add(
+        "--node-rank",
+        type=partial(arguments.whole_number, least=0),
+        metavar="K",
+        help="with --no-ssh: the index of this host, from 0",
+    )
     add("--check", action="store_true", help="visit the hosts, print what they have, and start nothing")
     add("--no-checks", action="store_true", help="start without visiting the hosts; the config is still checked")
     add("--print", action="store_true", help="print the command lines, and start nothing")
@@ -86,16 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    number = arguments.positive_int(text)
+    number = arguments.whole_number(text)
     if number > 65535:
         raise argparse.ArgumentTypeError(f"{text} is above 65535, the last port")
     return number
-
-
-def _node_rank(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -193,7 +193,15 @@ def _check_hosts(args: argparse.Namespace, prepared: _Prepared) -> _Prepared:
         _check_own_port(args, prepared)
         return _with_interface(prepared, _own_interface(args, cluster, facts))
     hosts = tuple(host for host in cluster.hosts if not args.no_ssh or host.name in facts.local_hosts)
-    result = preflight.check_hosts(hosts, _host_checks(prepared))
+    checks = HostChecks(
+        files=[path for path in prepared.config.sources if os.path.isfile(path)],
+        output_dir=prepared.job.output_dir,
+        port=prepared.request.port,
+        local_hosts=facts.local_hosts,
+        environ=facts.forwarded,
+        on_cpu=os.environ.get("DS_ACCELERATOR") == "cpu",
+    )
+    result = preflight.check_hosts(hosts, checks)
     if args.check:
         ready = "" if has_errors(result.findings) else f"ready for {sum(host.slots for host in hosts)} ranks\n"
         sys.stdout.write(result.table() + ready)
@@ -222,17 +230,6 @@ def _check_own_port(args: argparse.Namespace, prepared: _Prepared) -> None:
         taken = port_taken("this host", port, facts.port)
         on_all = f"--master-port {facts.port}, on every host"
         raise DslparError([taken._replace(help=on_all) if request.no_ssh else taken])
-
-
-def _host_checks(prepared: _Prepared) -> HostChecks:
-    return HostChecks(
-        files=[path for path in prepared.config.sources if os.path.isfile(path)],
-        output_dir=prepared.job.output_dir,
-        port=prepared.request.port,
-        local_hosts=prepared.facts.local_hosts,
-        environ=prepared.facts.forwarded,
-        on_cpu=os.environ.get("DS_ACCELERATOR") == "cpu",
-    )
 
 
 def _own_interface(args: argparse.Namespace, cluster: Cluster | None, facts: LocalFacts) -> str:

@@ -131,20 +131,15 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
     elif "[" not in host.name:
         yield host
     else:
-        yield from _expand_list(host, line)
+        from dslpar.cluster import nodelist  # few hostfiles hold a list
 
-
-def _expand_list(host: Host, line: str) -> Iterator[Host | BadLine]:
-    from dslpar.cluster import nodelist  # few hostfiles hold a list
-
-    try:
-        names = nodelist.expand(host.name)
-    except ValueError:
-        yield BadLine(
-            host.location, line.strip(), "holds no valid node list", "as Slurm writes it: gpu[07-12,31] slots=8"
-        )
-        return
-    yield from (host._replace(name=name, syntax="list") for name in names)
+        try:
+            names = nodelist.expand(host.name)
+        except ValueError:
+            hint = "as Slurm writes it: gpu[07-12,31] slots=8"
+            yield BadLine(host.location, line.strip(), "holds no valid node list", hint)
+            return
+        yield from (host._replace(name=name, syntax="list") for name in names)
 
 
 def _merge_names(hosts: Sequence[Host]) -> Iterator[Host]:

@@ -85,12 +85,8 @@ def is_here(host: str) -> bool:
         return True
     with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0][4][0])
-        return _is_loopback(address) or source_towards(address) == address
+        return address.startswith("127.") or address == "::1" or source_towards(address) == address
     return False
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def free_port() -> int:
@@ -101,16 +97,16 @@ def free_port() -> int:
         return port
 
 
-def listen(port: int) -> socket.socket:
-    """Open a server at this port of all addresses of this machine, as torch's store is.
+def listen(port: int, backlog: int | None = None) -> socket.socket:
+    """Open a server at this port of all addresses of this machine, as torch's store is; 0: a free one.
 
     Raises:
         OSError: somebody listens there.
     """
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # a kernel that was started without IPv6
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)
 
 
 def is_free(port: int) -> bool:

@@ -158,10 +158,11 @@ def setup_distributed(
     device = local_device_index(dist_env, 0 if accelerator.device_name() == "cpu" else accelerator.device_count())
     # DeepSpeed takes its device's number from these.
     environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
-    accelerator.set_device(device)
+    accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
     deepspeed_patches.skip_shm_op()
     alone = dist.HashStore() if dist_env.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
+    # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there.
     dist.init_process_group(backend, store=alone, rank=dist_env.rank, world_size=dist_env.world_size)
     if monitor is not None and dist_env.world_size > 1:
         _connect_guards(dist_env, monitor, dist.distributed_c10d._get_default_store())
@@ -216,7 +217,7 @@ def _connect_guards(dist_env: DistributedEnv, monitor: RankMonitor, store: Store
     if dist_env.rank == 0:
         store.set(_GUARD_KEY, f"{dist_env.master_addr}:{monitor.guard_port()}:{monitor.token}")
     else:
-        monitor.page.set_hub(store.get(_GUARD_KEY).decode())
+        monitor.page.hub = store.get(_GUARD_KEY).decode()
 
 
 def extend_timeouts(bound_s: float | None) -> None:
@@ -231,6 +232,7 @@ def extend_timeouts(bound_s: float | None) -> None:
     timeout = _NO_TIMEOUT
     if bound_s is not None:
         timeout = max(c10d.default_pg_timeout, timedelta(seconds=bound_s + _TIMEOUT_MARGIN_S))
+    # A group's timeout is fixed when it is made; torch has no public name for changing it later.
     for group in list(c10d._world.pg_map):
         c10d._set_pg_timeout(timeout, group)
 
@@ -256,6 +258,7 @@ def exit_process(status: int) -> NoReturn:
     Once in some dozens of runs that had gone well, one of torch's aborts ("terminate called without an active
     exception"), and the launcher calls the job failed.
     """
+    # In the interpreter's own order: threads may still need what exit hooks take down.
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

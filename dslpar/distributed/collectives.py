@@ -145,10 +145,8 @@ def start_ring_shift(x: Tensor, axis: Axis) -> Pending:
     """Start sending `x` to the next rank of the ring, and receiving the previous rank's."""
     received = torch.empty_like(x)
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
-    operations = [
-        dist.P2POp(dist.isend, x, ahead, axis.group),
-        dist.P2POp(dist.irecv, received, behind, axis.group),
-    ]
+    # In one batch: NCCL would wait for ever where two ranks both send before either receives.
+    operations = [dist.P2POp(dist.isend, x, ahead, axis.group), dist.P2POp(dist.irecv, received, behind, axis.group)]
     return Pending(received, dist.batch_isend_irecv(operations))
 
 
@@ -156,7 +154,7 @@ def broadcast(x: Tensor, axis: Axis, source: int = 0) -> Tensor:
     """Return the tensor of the axis's `source`-th rank; shapes and dtypes must agree."""
     if axis.size == 1:
         return x
-    copy = x.detach().clone()
+    copy = x.detach().clone()  # torch broadcasts in place, and `x` may be a parameter
     dist.broadcast(copy, axis.peers[source], group=axis.group)
     return copy
 

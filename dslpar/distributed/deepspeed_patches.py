@@ -34,13 +34,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 
 def skip_shm_op() -> None:
@@ -115,7 +118,7 @@ def shard_gradients_of_bf16() -> None:
     if getattr(original, "shards_bf16", False):
         return
 
-    def patched(self: Any, basic_optimizer: Any) -> Any:
+    def patched(self: DeepSpeedEngine, basic_optimizer: object) -> object:
         chosen = original(self, basic_optimizer)
         return ZERO_OPTIMIZATION if chosen == BFLOAT16 and self.zero_optimization() else chosen
 
@@ -123,7 +126,7 @@ def shard_gradients_of_bf16() -> None:
     DeepSpeedEngine._do_optimizer_sanity_check = patched
 
 
-def reduce_norms_of_all_groups(ds_engine: Any, model_axis: Axis) -> None:
+def reduce_norms_of_all_groups(ds_engine: DeepSpeedEngine, model_axis: Axis) -> None:
     """M7. Have every rank of a replica (`model_axis`) reduce as many norms: of parameter groups it lacks, empty ones.
 
     ZeRO 1 reduces the norm of each parameter group by itself over the replica: a stage with fewer groups, such as one
@@ -139,7 +142,7 @@ def reduce_norms_of_all_groups(ds_engine: Any, model_axis: Axis) -> None:
     scaled_global_norm = zero.scaled_global_norm
 
     # DeepSpeed's step loops over the same lists: empty groups may be there only while norms are computed.
-    def with_empty_groups(**kwargs: Any) -> Any:
+    def with_empty_groups(**kwargs: object) -> object:
         for group in range(own, most):
             zero.bit16_groups.append([])
             zero.params_in_partition.append([])
@@ -154,7 +157,7 @@ def reduce_norms_of_all_groups(ds_engine: Any, model_axis: Axis) -> None:
     zero.scaled_global_norm = with_empty_groups
 
 
-def drop_overflowed_gradients(ds_engine: Any) -> None:
+def drop_overflowed_gradients(ds_engine: DeepSpeedEngine) -> None:
     """M8. Reset the fp32 gradient buffers of an offloaded optimizer when a step overflows.
 
     With the optimizer on the CPU, ZeRO 1 and 2 accumulate half-precision gradients in these buffers, and leave them as
@@ -212,7 +215,7 @@ class _LazyAdagrad(torch.optim.Optimizer):
         return flags
 
 
-def compute_norm_without_zero(ds_engine: Any, model_axis: Axis) -> None:
+def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis) -> None:
     """M11. Compute the gradient norm where DeepSpeed's is None: without ZeRO in fp32, over one replica (`model_axis`).
 
     It is computed when `_take_model_step` begins: after gradients are averaged over data, before they are clipped. A
@@ -220,7 +223,7 @@ def compute_norm_without_zero(ds_engine: Any, model_axis: Axis) -> None:
     """
     take_model_step = ds_engine._take_model_step
 
-    def with_norm(lr_kwargs: Any) -> None:
+    def with_norm(lr_kwargs: object) -> None:
         ds_engine._global_grad_norm = owned_grad_norm(ds_engine.module, model_axis)
         ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # which _take_model_step reads
         with _no_step(ds_engine.optimizer) if ds_engine.optimizer.overflow else nullcontext():

@@ -44,6 +44,7 @@ class Groups:
         self.mesh = mesh
         self.rank = (dist.get_rank() if running else 0) if rank is None else rank
         self.coord = mesh.coord(self.rank)
+        # A group for axes of one rank as well: where a function takes a group, None means the whole world.
         alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _needed_axes(mesh):
@@ -92,8 +93,9 @@ class Groups:
             return self._axes[key]
         peers = self.mesh.peers(self.rank, *key)
         if len(peers) == self.mesh.world_size:
-            group = dist.group.WORLD
+            group = dist.group.WORLD  # another one of all ranks would open all connections once more
         else:
+            # Without local synchronization all ranks of the job would have to make every group.
             group = dist.new_group(list(peers), timeout, use_local_synchronization=True)
         return Axis(len(peers), peers.index(self.rank), peers, group)
 
@@ -120,41 +122,31 @@ class Mpu:
         self._data = groups.axis("data")
 
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """Return the group of all ranks of this replica."""
         return self._model.group
 
     def get_model_parallel_rank(self) -> int:
-        """Return this rank's index in its replica."""
         return self._model.index
 
     def get_model_parallel_world_size(self) -> int:
-        """Return the number of ranks of a replica."""
         return self._model.size
 
     def get_tensor_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """Return the tensor group."""
         return self._tensor.group
 
     def get_tensor_model_parallel_rank(self) -> int:
-        """Return this rank's index in the tensor group."""
         return self._tensor.index
 
     def get_tensor_model_parallel_world_size(self) -> int:
-        """Return the size of the tensor group."""
         return self._tensor.size
 
     def get_data_parallel_group(self) -> dist.ProcessGroup | None:
-        """Return the group of ranks that hold the same shard of the model, and train on other samples."""
         return self._data.group
 
     def get_data_parallel_rank(self) -> int:
-        """Return this rank's index in the data group."""
         return self._data.index
 
     def get_data_parallel_world_size(self) -> int:
-        """Return the size of the data group."""
         return self._data.size
 
     def get_data_parallel_group_ranks(self) -> list[int]:
-        """Return the global ranks of the data group."""
         return list(self._data.peers)

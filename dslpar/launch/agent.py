@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.cluster import network
+from dslpar.watchdog.processes import pids
 
 JOB = "DSLPAR_JOB"
 """The variable that tells a job's processes from all others."""
@@ -176,11 +177,11 @@ def processes(job_id: str) -> Iterator[int]:
 
     Not by psutil's `environ`, which ends at the first empty entry: programs that rewrite their title leave some.
     """
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # gone, or another user's
-                if f"{JOB}={job_id}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+    for pid in pids():
+        with contextlib.suppress(OSError):  # gone, or another user's
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if pid != os.getpid() and f"{JOB}={job_id}".encode() in environ:
+                yield pid
 
 
 def send_signal(job_id: str, number: int) -> int:

@@ -66,10 +66,8 @@ def _not_installed(context: Context, launcher: Launcher) -> Iterator[Finding]:
     missing = [program for program in launcher.remote_programs if program not in facts.programs]
     if context.remote and not context.request.no_ssh and missing:
         message = f"{name}: {' and '.join(missing)} not installed here, to reach other hosts"
-        hint = (
-            f"the system's packages {', '.join(_PACKAGES[program] for program in missing)}; or --no-ssh, on each host"
-        )
-        yield finding("HST204", message, hint)
+        packages = ", ".join(_PACKAGES[program] for program in missing)
+        yield finding("HST204", message, f"the system's packages {packages}; or --no-ssh, on each host")
 
 
 def _is_mpi(name: str, facts: LocalFacts) -> bool:
@@ -81,8 +79,7 @@ def _not_host_by_host(context: Context, launcher: Launcher) -> Iterator[Finding]
     request, count = context.request, len(context.hosts)
     if launcher.commands_without_ssh is None:
         able = " and ".join(name for name, other in LAUNCHERS.items() if other.commands_without_ssh)
-        yield finding(
-            "HST220", f"{request.launcher} starts all hosts from one of them", f"--no-ssh goes with --launcher {able}"
-        )
+        message = f"{request.launcher} starts all hosts from one of them"
+        yield finding("HST220", message, f"--no-ssh goes with --launcher {able}")
     if request.node_rank is not None and request.node_rank >= count:
         yield finding("HST220", f"--node-rank {request.node_rank} of {count} hosts, from 0", f"0 to {count - 1}")

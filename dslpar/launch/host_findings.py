@@ -82,9 +82,7 @@ def _versions(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterato
 def _files(host: Host, report: HostReport, own: Mapping[str, str]) -> Iterator[Finding]:
     for path, digest in report.digests.items():
         if digest != own[path]:
-            message = (
-                f"{host.name} has {'another' if digest else 'no file'} {path}{' than this host' if digest else ''}"
-            )
+            message = f"{host.name} has " + (f"another {path} than this host" if digest else f"no file {path}")
             hint = f"copy it, or use a shared file system: scp {path} {host.name}:..."
             yield finding("HST213", message, hint, host.location)
 

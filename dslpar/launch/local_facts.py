@@ -24,7 +24,8 @@ def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> Loc
     """Look around on this host. mpirun is asked for its version, and the system for a free port."""
     programs = dict(_programs(environ))
     on_cpu = environ.get("DS_ACCELERATOR") == "cpu"
-    devices = None if on_cpu else _visible_devices(environ)
+    listed = None if on_cpu else environ.get("CUDA_VISIBLE_DEVICES")
+    devices = None if listed is None else tuple(d.strip() for d in listed.split(",") if d.strip() not in ("", "-1"))
     accelerators = 0 if on_cpu else num_accelerators()
     forwarded = [name for name in sorted(environ) if name.startswith(FORWARDED) and name not in _NOT_FORWARDED]
     return LocalFacts(
@@ -62,8 +63,3 @@ def _mpi_of(mpirun: str) -> str:
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60).stdout
     kinds = (name for name, launcher in LAUNCHERS.items() if any(text in version for text in launcher.mpirun_version))
     return next(kinds, version.strip().partition("\n")[0] or "unknown")
-
-
-def _visible_devices(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    devices = environ.get("CUDA_VISIBLE_DEVICES")
-    return devices if devices is None else tuple(d.strip() for d in devices.split(",") if d.strip() not in ("", "-1"))

@@ -141,16 +141,11 @@ def _inspect(host: Host, query: agent.Query, checks: HostChecks) -> HostResult:
     try:
         done = _run(_agent_command(host, checks, "inspect", json.dumps(query._asdict())))
     except subprocess.TimeoutExpired:
-        message, hint = (
-            f"did not answer within {_ANSWER_S:.0f} s",
-            f"ssh {host.name}; --no-checks where it is only slow",
-        )
-        return HostResult(host, failure=host_findings.unreachable(host, message, hint))
+        message, hint = f"did not answer within {_ANSWER_S:.0f} s", "--no-checks where it is only slow"
+        return HostResult(host, failure=host_findings.unreachable(host, message, f"ssh {host.name}; {hint}"))
     except FileNotFoundError:
-        hint = "install openssh-client"
-        return HostResult(
-            host, failure=host_findings.unreachable(host, "cannot be reached: no ssh installed here", hint)
-        )
+        message = "cannot be reached: no ssh installed here"
+        return HostResult(host, failure=host_findings.unreachable(host, message, "install openssh-client"))
     answers = [line for line in done.stdout.splitlines() if line.startswith('{"dslpar": ')]  # a shell may say more
     if done.returncode or not answers:
         return HostResult(host, failure=host_findings.failure_of(host, done.returncode, done.stderr))
@@ -174,6 +169,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def _skew(remote_s: float, start_s: float, end_s: float) -> float:
     """Return how far a clock is outside of what passed here meanwhile."""
+    # It was read at some time between: only what lies outside is known to be skew.
     return remote_s - end_s if remote_s > end_s else min(0.0, remote_s - start_s)
 
 
@@ -208,8 +204,8 @@ def _listening(first: Host, port: int, checks: HostChecks) -> Iterator[bool]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as listener:
         assert listener.stdout is not None
-        alarm = Timer(_ANSWER_S, listener.kill)
+        alarm = Timer(_ANSWER_S, listener.kill)  # a pipe is read without a time-out
         alarm.start()
         listens = any(line.strip() == agent.LISTENING.encode() for line in listener.stdout)  # a shell may say more
         alarm.cancel()
-        yield listens
+        yield listens  # then its input is closed, at which it ends

@@ -29,17 +29,16 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-import psutil
-
 from dslpar.cluster import network
 from dslpar.cluster.request import Launch
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import preflight
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
-from dslpar.watchdog import processes, rank_monitor
+from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.marks import Stopped
+from dslpar.watchdog.processes import descendants
 from dslpar.watchdog.receiver import Receiver
 
 _POLL_S = 0.05
@@ -107,20 +106,18 @@ class _Supervised:
     def __init__(self, launch: Launch, job: Job, folder: Path, received: list[ReceivedSignal]) -> None:
         self.launch, self.job, self.folder, self.received = launch, job, folder, received
         self.start_s = time.time()
-        _adopt_orphans()
+        # Orphans among our descendants become our children: DeepSpeed's runner, for one, leaves its ranks behind.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.watch = JobWatch(folder, local=not launch.remote)
         self.receiver = _receiver(launch, folder) if launch.remote else None
         variable = self.receiver.variable if self.receiver else str(folder)
         launch = launch_commands.with_environ(launch, {rank_monitor.REPORTS: variable})
-        self.launchers = [
-            subprocess.Popen(
-                command.argv,
-                env={**os.environ, **command.environ},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            for command in (command.with_files_in(folder) for command in launch.commands)
-        ]
+        self.launchers = []
+        for command in (command.with_files_in(folder) for command in launch.commands):
+            environ = {**os.environ, **command.environ}
+            # In a session of its own: a terminal's SIGINT would reach it twice, from the terminal and from here.
+            process = subprocess.Popen(command.argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.launchers.append(process)
         self.signalled: set[tuple[int, int]] = set()
         """(process, signal) of what was sent to ranks."""
         self.stop_signal = 0
@@ -140,7 +137,7 @@ class _Supervised:
                 deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
                 num_handled += 1
             self._signal_local_ranks()
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline:  # and again at each turn: some may just be starting others
                 _send(descendants(os.getpid()), signal.SIGKILL)
             time.sleep(_POLL_S)
         self._end_all()
@@ -171,7 +168,8 @@ class _Supervised:
             self.stop_signal = signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
             if self.receiver is not None:
                 self.receiver.send_stop(self.stop_signal)
-                self._signal_where_guards_are_missing(self.receiver, signal.SIGTERM)
+                if len(self.receiver.met) < len(self.launch.ranks):  # behind a firewall, or late
+                    self._signal_by_ssh(signal.SIGTERM)
             warning = number == signal.SIGUSR1  # no clock runs
             return float("inf") if warning else self.job.spec.train.term_grace + _STOP_PATIENCE_S
         if self.launch.remote:  # no signal to DeepSpeed's launcher: it would end all jobs of its kind on all hosts
@@ -181,12 +179,8 @@ class _Supervised:
                 os.killpg(launcher.pid, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         return _PATIENCE_S
 
-    def _signal_where_guards_are_missing(self, receiver: Receiver, number: int) -> None:
-        """Signal the whole job by ssh, unless all guards have connected: some may be behind a firewall, or late."""
-        if len(receiver.met) < len(self.launch.ranks):
-            self._signal_by_ssh(number)
-
     def _signal_by_ssh(self, number: int) -> None:
+        """Signal the whole job, where guards that are missing cannot pass it on."""
         preflight.signal_job([host.name for host in self.launch.hosts], self.launch.facts.job_id, number)
 
     def _signal_local_ranks(self) -> None:
@@ -205,18 +199,15 @@ class _Supervised:
             if time.monotonic() > deadline:
                 _send(left, signal.SIGKILL)
             time.sleep(_POLL_S)
-        if self.receiver is not None:
-            self._end_remote_ranks(self.receiver)
-
-    def _end_remote_ranks(self, receiver: Receiver) -> None:
+        if (receiver := self.receiver) is None:
+            return
         deadline = time.monotonic() + _REMOTE_PATIENCE_S
         self._poll_ranks()
         while receiver.connected and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             self._poll_ranks()
-        if any(launcher.returncode for launcher in self.launchers):
-            self._signal_where_guards_are_missing(receiver, signal.SIGKILL)
-        if receiver.connected:
+        failed = any(launcher.returncode for launcher in self.launchers)
+        if receiver.connected or (failed and len(receiver.met) < len(self.launch.ranks)):
             self._signal_by_ssh(signal.SIGKILL)
 
     # ---- the last message ----
@@ -266,33 +257,12 @@ def _receiver(launch: Launch, folder: Path) -> Receiver:
     return Receiver(folder, sorted(addresses, key=lambda address: address.startswith("127.")))
 
 
-def _adopt_orphans() -> None:
-    """Make orphans among our descendants our children: DeepSpeed's runner, for one, leaves its ranks behind."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def _living() -> list[int]:
     """Return our living descendants; reap those that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return descendants(os.getpid())
-
-
-def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks).
-
-    Not psutil's `children`: where /proc hides other users' processes (hidepid=1) it raises AccessDenied.
-    """
-    children: dict[int, list[int]] = {}
-    for pid in psutil.pids():
-        fields = processes.stat(pid)
-        if fields and fields[0] not in "ZX":
-            children.setdefault(int(fields[1]), []).append(pid)
-    found = list(children.get(root, ()))
-    for pid in found:  # grows while it runs
-        found += children.get(pid, ())
-    return found
 
 
 def _send(pids: Iterable[int], number: int) -> None:

@@ -19,13 +19,16 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError, Finding
+from dslpar.core.errors import DslparError
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
+
+if TYPE_CHECKING:
+    from deepspeed.monitor.monitor import MonitorMaster
 
 SECTIONS = ("csv_monitor", "tensorboard", "wandb", "comet")
 """Sections of DeepSpeed's config, one for each monitor."""
@@ -46,14 +49,13 @@ def check_packages(job: Job) -> None:
         DslparError: a monitor's package is not installed.
     """
     missing = [name for name in enabled(job) if name in _PACKAGES and not importlib.util.find_spec(_PACKAGES[name])]
-    if missing:
-        raise DslparError(_not_installed(job, name) for name in missing)
-
-
-def _not_installed(job: Job, name: str) -> Finding:
-    message = f"monitor.{name} needs the package {_PACKAGES[name]!r}, which is not installed here"
-    hint = f"pip install {_PACKAGES[name]}, or leave monitor.{name} out"
-    return finding("CFG209", message, hint, job.path, f"monitor.{name}")
+    findings = []
+    for name in missing:
+        message = f"monitor.{name} needs the package {_PACKAGES[name]!r}, which is not installed here"
+        hint = f"pip install {_PACKAGES[name]}, or leave monitor.{name} out"
+        findings.append(finding("CFG209", message, hint, job.path, f"monitor.{name}"))
+    if findings:
+        raise DslparError(findings)
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -74,12 +76,12 @@ def without_monitors(job: Job) -> Job:
     return dataclasses.replace(job, spec=quiet)
 
 
-def silence_engine(master: Any) -> None:
+def silence_engine(master: MonitorMaster) -> None:
     """Keep DeepSpeed's engine from writing events of its own to its monitors, on any rank."""
     master.enabled = False
 
 
-def csv_files(master: Any) -> list[Path]:
+def csv_files(master: MonitorMaster) -> list[Path]:
     """Return the CSV files of a resumed run, on rank 0, and have DeepSpeed append to them without a second header."""
     monitor = master.csv_monitor
     if monitor is None:
@@ -89,22 +91,22 @@ def csv_files(master: Any) -> list[Path]:
     return files
 
 
-def write(master: Any, record: Mapping[str, Any]) -> None:
+def write(master: MonitorMaster, record: Mapping[str, float]) -> None:
     """Write a line of metrics.jsonl to the monitors."""
     master.write_events(events(record))
 
 
-def events(record: Mapping[str, Any]) -> list[tuple[str, float, int]]:
+def events(record: Mapping[str, float]) -> list[tuple[str, float, int]]:
     """Return (name, value, step) of each metric of a line, without those that are not finite.
 
     >>> events({"step": 3, "loss": 2.5, "grad_norm": math.inf, "eval_loss": 2.0})
     [('Train/loss', 2.5, 3), ('Eval/loss', 2.0, 3)]
     """
     numbers = {name: value for name, value in record.items() if name != "step" and math.isfinite(value)}
-    return [(_NAMES.get(name, f"Train/{name}"), value, record["step"]) for name, value in numbers.items()]
+    return [(_NAMES.get(name, f"Train/{name}"), value, int(record["step"])) for name, value in numbers.items()]
 
 
-def close(master: Any) -> None:
+def close(master: MonitorMaster) -> None:
     """Write what is buffered, and end W&B's process."""
     if master.tb_monitor is not None:
         master.tb_monitor.summary_writer.close()

@@ -157,12 +157,8 @@ def truncate_metrics(folder: Path, step: int) -> None:
 def truncate_csv(path: Path, step: int) -> None:
     """Remove the rows written after `step` from a CSV file: its first line is a header, its first column the step."""
     header, *rows = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) or [""]
-    steps = [row.partition(",")[0] for row in rows]
-    kept = [
-        row
-        for row, text in zip(rows, steps, strict=True)
-        if row.endswith("\n") and text.isdecimal() and int(text) <= step
-    ]
+    steps = ((row, row.partition(",")[0]) for row in rows if row.endswith("\n"))
+    kept = [row for row, text in steps if text.isdecimal() and int(text) <= step]
     write_atomically(path, "".join((header, *kept)))
 
 
@@ -176,7 +172,7 @@ def write_atomically(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def config_yaml(job: Job, config: Config, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingProxyType({})) -> str:
     """Return config.yaml: the author's merged values, what dslpar resolved, and `more` of that; it is a config too."""
     sections = {field.name for field in fields(schema_sections.Spec)}
     values = {name: yaml_io.portable(node) for name, node in config.root.value.items() if name in sections}
@@ -190,7 +186,7 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, Any] = MappingProxy
     return yaml_io.dump_plain(values | {"resolved": resolved})
 
 
-def resolved_values(job: Job) -> dict[str, Any]:
+def resolved_values(job: Job) -> dict[str, object]:
     """Return what dslpar resolved, and the versions it ran with: for information."""
     record: Any = show.as_record(job)
     return {

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
+from torch import Tensor
 
 from dslpar import checkpoint
 from dslpar.checkpoint import text_identity
@@ -60,6 +61,7 @@ class Trainer:
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
+        self._device = device_name(engine)
 
     # ---- train, evaluate, save ----
 
@@ -80,7 +82,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(_open_to_append(self.folder / METRICS)) if self.folder else None
             bar = stack.enter_context(logging.progress_bar(train.steps, engine.steps_done, shown=bool(metrics)))
-            self.stopped = self._sync_ranks()
+            self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
                 if metrics is not None:
@@ -99,9 +101,8 @@ class Trainer:
         """Take a step, and evaluate if that is due; return its line in metrics.jsonl."""
         engine, job = self.engine, self.job
         scale = loss_scale(job, engine)  # before the step, which may change it
-        self._enter_phase(
-            "step", engine.steps_done + 1, SLOW_FACTOR if engine.steps_done + 1 == self._first_step else 1
-        )
+        step = engine.steps_done + 1
+        self._enter_phase("step", step, SLOW_FACTOR if step == self._first_step else 1)
         self.last_checkpoint = ""
         consumed, began = engine.consumed_samples, time.perf_counter()
         try:
@@ -120,7 +121,7 @@ class Trainer:
             "tokens": engine.consumed_samples * job.seq_len,
             "step_s": step_s,
             "tokens_per_s": tokens_per_s,
-            **throughput(job, self._device_name, tokens_per_s),
+            **throughput(job, self._device, tokens_per_s),
             **scale,
         }
         eval_interval = job.spec.train.eval_interval
@@ -145,7 +146,7 @@ class Trainer:
                 os.fsync(metrics.fileno())
             except OSError as error:
                 self._write_error = error
-        self._sync_ranks()
+        self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
         self.last_checkpoint = str(checkpoint.save(self.engine, text_identity(self.corpus.train)))
         log.info("checkpoint of step %d in %s", self.engine.steps_done, self.last_checkpoint)
 
@@ -225,10 +226,10 @@ class Trainer:
     def _disk_full(self) -> DslparError:
         error = self._write_error
         where = f": {self.engine.rank_description}: {error}" if error else f" in step {self.engine.steps_done}"
-        hint = (
-            "free space on that file system, or name another train.output_dir; --resume continues the last checkpoint"
-        )
-        return DslparError([finding("CKP230", f"cannot write to {self.job.output_dir}{where}", hint, self.job.path)])
+        message = f"cannot write to {self.job.output_dir}{where}"
+        hint = "free space on that file system, or name another train.output_dir"
+        hint += "; --resume continues the last checkpoint"
+        return DslparError([finding("CKP230", message, hint, self.job.path)])
 
     # ---- samples ----
 
@@ -243,16 +244,12 @@ class Trainer:
     def _read(self, slices: Sequence[FileSlice]) -> TextSamples | None:
         return TextSamples.from_files(slices, self.job.seq_len) if self.engine.needs_data else None
 
-    def _micro_batches(self, samples: TextSamples | None, consumed: int) -> Iterator[Any]:
+    def _micro_batches(self, samples: TextSamples | None, consumed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Return this rank's micro-batches of the step that begins after `consumed` samples."""
         if samples is None:
             return iter(())
         data, coord = self.job.mesh.data, self.engine.groups.coord
         return micro_batches(samples, self.job.batch, self.job.spec.train.seed, consumed, data, coord["data"])
-
-    @cached_property
-    def _device_name(self) -> str:
-        return device_name(self.engine)
 
 
 @contextlib.contextmanager

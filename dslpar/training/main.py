@@ -45,6 +45,14 @@ _AFTER_START_WAIT_S = 3
 """The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
 
 
+_FLAGS = {
+    "--resume": "continue from the newest checkpoint in train.output_dir; where there is none, start at step 0",
+    "--eval-only": "load the newest checkpoint, print the held-out loss, add it to eval.jsonl, and stop",
+    "--dry-run": "build the engine on all ranks (with --resume: load, too), print what was built, and stop; writes "
+    "nothing",
+}
+
+
 class Request(NamedTuple):
     """What the command line requests: a job, its text, the config it came from, and how much of it to do."""
 
@@ -90,7 +98,7 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
     """Do what was requested, together with the other ranks; return the exit status."""
     job = request.job
     os.environ.update(monitors.environment(job))
-    if request.trains:
+    if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
         rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank_monitor.page.enter("starting")
     bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
@@ -129,7 +137,7 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
         groups = Groups(job.mesh)
-        rank_monitor.page.set_location(groups.stage_name)
+        rank_monitor.page.location = groups.stage_name
         rank_monitor.page.enter("building")
         engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
         _extend_timeouts(job)  # of the groups that were made since
@@ -201,26 +209,11 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, R
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train what a config describes, on this rank.",
-        allow_abbrev=False,
+        prog="train.py", description="Train what a config describes, on this rank.", allow_abbrev=False
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the config")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint in train.output_dir; where there is none, start at step 0",
-    )
-    parser.add_argument(
-        "--eval-only",
-        action="store_true",
-        help="load the newest checkpoint, print the held-out loss, add it to eval.jsonl, and stop",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build the engine on all ranks (with --resume: load, too), print what was built, and stop; writes nothing",
-    )
+    for flag, help in _FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=help)
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it; see bootstrap
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the config's keys")
     return parser

@@ -33,6 +33,7 @@ def num_parameters(engine: Engine) -> tuple[int, int]:
     parameters: list[Any] = list(engine.module.parameters())
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
     owned = sum(size for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel)
+    # Over one replica: data ranks hold copies of the same parameters.
     total = collectives.all_reduce(torch.tensor(owned, device=engine.deepspeed.device), engine.groups.axis("model"))
     return int(total), sum(sizes)
 

@@ -47,7 +47,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dslpar.watchdog import marks, orphans, protocol, verdicts
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
@@ -147,7 +147,7 @@ class Guard:
             self._tick()
         self._leave()
 
-    def handle(self, event: Event, *details: Any) -> None:
+    def handle(self, event: Event, *details: object) -> None:
         """Take the event's action in this state, then go to the next. An action may itself cause an event."""
         self.now = time.monotonic()  # what is heard just after a pause of ours must not set clocks that have run out
         transition = TRANSITIONS[event].get(self.state)
@@ -247,14 +247,13 @@ class Guard:
 
     def _has_all_stacks(self) -> bool:
         """Whether all have shown their stacks, or time is up."""
-        waiting = (
-            [peer for peer in self.hub.peers.values() if peer.stacks is None and not peer.left] if self.hub else []
-        )
+        peers = self.hub.peers.values() if self.hub else ()
+        waiting = any(peer.stacks is None and not peer.left for peer in peers)
         return not waiting or self.now - self._collecting_since_s >= _COLLECT_S
 
     # ---- messages ----
 
-    def _at(self) -> tuple[Any, ...]:
+    def _at(self) -> tuple[str, str, int]:
         return self.rank.page.progress()[:3]
 
     def _greet(self) -> Message:
@@ -279,12 +278,8 @@ class Guard:
     def _connect_to_hub(self) -> None:
         """Connect once the rank has said where the hub is."""
         if self.hub is None:
-            hello = {
-                "rank": self.settings.rank,
-                "who": str(self.rank.who),
-                "host": self.settings.host,
-                "at": self._at(),
-            }
+            rank, host = self.settings.rank, self.settings.host
+            hello = {"rank": rank, "who": str(self.rank.who), "host": host, "at": self._at()}
             self.link.connect(self.rank.page.hub, hello, self.now)
 
     def _connect_to_launch(self) -> None:
@@ -309,7 +304,7 @@ class Guard:
 
     def pass_on(self, failure: Failure) -> None:
         """Tell the hub, which tells all others; the hub itself, or a guard that never met it, ends the job."""
-        self.link.tried_s = 0.0
+        self.link.tried_s = 0.0  # at once, though it may have been tried just now
         self._connect_to_hub()  # if it has not yet
         if self.link.connection is None:
             self.end_job(failure)
@@ -345,7 +340,7 @@ class Guard:
     def report_death(self) -> None:
         """Find out how the rank has ended, and fail the job unless it was in order, or to be expected."""
         rank, status = self.rank, self.rank.wait_status()
-        self._relay_marks()
+        self._relay_marks()  # its last mark may have come since the last tick, and says how it ended
         if rank.ended_in_order():
             return
         progress, ending = rank.page.progress(), rank.page.ending

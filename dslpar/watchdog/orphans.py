@@ -16,11 +16,10 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.cluster.launchers import LAUNCHERS
-from dslpar.watchdog.processes import command_line, launchers_above, parent, program, stat
+from dslpar.watchdog.processes import command_line, launchers_above, parent, pids, program, stat
 
 _REMOTE_SHELLS = frozenset(("ssh", "rsh"))
 _BEGAN = 19
@@ -69,7 +68,12 @@ def end(launchers: Sequence[Process], patience_s: float) -> None:
     """Wait for them so long; then tell them to end, and then kill them."""
     _wait(launchers, patience_s)
     left = [launcher for launcher in launchers if launcher.is_there]
-    shells = [shell for launcher in left for shell in _remote_shells_of(launcher.pid)]
+    # Their ssh processes, found while they are their children: a launcher that is killed leaves them to init.
+    above = {launcher.pid for launcher in left}
+    remote = [
+        pid for pid in (pids() if left else ()) if parent(pid) in above and program(command_line(pid)) in _REMOTE_SHELLS
+    ]
+    shells = [Process(pid, fields[_BEGAN]) for pid in remote if (fields := stat(pid))]
     for _ in range(_NUM_SIGTERMS):
         for launcher in left:
             launcher.send(signal.SIGTERM)
@@ -82,10 +86,3 @@ def _wait(processes: Sequence[Process], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while any(process.is_there for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def _remote_shells_of(pid: int) -> list[Process]:
-    """Return the remote shells that a process has started."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    shells = [child for child in pids if parent(child) == pid and program(command_line(child)) in _REMOTE_SHELLS]
-    return [Process(shell, fields[_BEGAN]) for shell in shells if (fields := stat(shell))]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from dslpar.watchdog import protocol
 from dslpar.watchdog.protocol import Connection, Message, Poller
@@ -30,26 +28,14 @@ class Hub:
     """Rank 0's side. `greet`: the message that answers a guard's hello; `handle`: what a guard's message asks for."""
 
     def __init__(
-        self,
-        poller: Poller,
-        token: str,
-        greet: Callable[[], Mapping[str, Any]],
-        handle: Callable[[Message], None],
+        self, poller: Poller, token: str, greet: Callable[[], Message], handle: Callable[[Message], None]
     ) -> None:
         self.peers: dict[int, Peer] = {}
         self._poller, self._token, self._greet, self._handle = poller, token, greet, handle
 
     def listen(self, *, loopback: bool) -> int:
         """Open the server; return its port."""
-        server = protocol.listen(loopback=loopback)
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                connection = Connection(server.accept()[0])
-                self._poller.watch(connection, partial(self._receive_hello, connection))
-
-        self._poller.watch(server, accept)
-        port: int = server.getsockname()[1]
+        port: int = self._poller.serve(self._receive_hello, loopback=loopback).getsockname()[1]
         return port
 
     def broadcast(self, message: Message) -> None:
@@ -107,7 +93,7 @@ class HubLink:
         self.progress, self.name, self.host = Progress(), "", ""
         self._poller, self._handle = poller, handle
 
-    def connect(self, hub: str, hello: Mapping[str, Any], now: float) -> None:
+    def connect(self, hub: str, hello: Message, now: float) -> None:
         """Connect to `hub`, address:port:token, if that is needed and was not tried just now."""
         is_open = self.connection is not None and self.connection.open
         pause_s = SILENCE_S if self.unreachable else BEAT_S

@@ -29,6 +29,27 @@ def launchers_above(pid: int) -> list[tuple[int, int]]:
     return chain[:known]
 
 
+def pids() -> list[int]:
+    """Return all processes that /proc shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the living processes below `root`, in sessions of their own too (torchrun's ranks).
+
+    Not psutil's `children`: where /proc hides other users' processes (hidepid=1) it raises AccessDenied.
+    """
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = stat(pid)
+        if fields and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found = list(children.get(root, ()))
+    for pid in found:  # grows while it runs
+        found += children.get(pid, ())
+    return found
+
+
 def program(argv: Sequence[str]) -> str:
     """Return what a command line runs, whatever the interpreter.
 
@@ -64,5 +85,6 @@ def parent(pid: int) -> int:
 def stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on: state, parent, ...; the last is a zombie's wait status."""
     with contextlib.suppress(OSError):
+        # After the last bracket: the program's name stands in brackets before, and may itself hold some, and spaces.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

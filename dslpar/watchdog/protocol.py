@@ -23,7 +23,13 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dslpar.cluster import network
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 Message = Mapping[str, Any]
 _MAX_BYTES = 16 << 20
@@ -104,14 +110,26 @@ class Poller:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
-    def watch(self, file: Any, callback: Callable[[], None]) -> None:
+    def watch(self, file: FileDescriptorLike, callback: Callable[[], None]) -> None:
         """Call `callback` whenever a file, or connection, can be read; in place of an earlier callback of its."""
         try:
             self._selector.register(file, selectors.EVENT_READ, callback)
         except KeyError:
             self._selector.modify(file, selectors.EVENT_READ, callback)
 
-    def unwatch(self, file: Any) -> None:
+    def serve(self, receive: Callable[[Connection], None], *, loopback: bool) -> socket.socket:
+        """Open a server, and call `receive` whenever somebody who has connected to it can be read."""
+        server = listen(loopback=loopback)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                connection = Connection(server.accept()[0])
+                self.watch(connection, partial(receive, connection))
+
+        self.watch(server, accept)
+        return server
+
+    def unwatch(self, file: FileDescriptorLike) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
@@ -139,16 +157,10 @@ def raise_file_limit() -> None:
 
 def listen(*, loopback: bool) -> socket.socket:
     """Open a server at a port that the system chooses, on this host alone or on all its addresses."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=1024) if loopback else _listen_everywhere()
+    # All guards of a large job connect within a second: the default queue holds 128.
+    server = socket.create_server(("127.0.0.1", 0), backlog=1024) if loopback else network.listen(0, backlog=1024)
     server.setblocking(False)
     return server
-
-
-def _listen_everywhere() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # a kernel that was started without IPv6
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
 
 
 def connect(address: str, port: int, timeout_s: float) -> Connection | None:

@@ -100,16 +100,8 @@ class RankMonitor:
         """Start the guard; return where to write the numbers of signals for it."""
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         supervised = self.shares_folder or bool(self._launch)
-        settings = Settings(
-            *self.who,
-            str(self.folder),
-            not self.shares_folder,
-            self._launch,
-            self.token,
-            read_end,
-            loopback,
-            supervised,
-        )
+        where = (str(self.folder), not self.shares_folder, self._launch)
+        settings = Settings(*self.who, *where, self.token, read_end, loopback, supervised)
         # Without site-packages: what they load at start (-S skips it) would delay and enlarge a process for each rank.
         code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from dslpar.watchdog import guard; "
         code += "guard.main()"
@@ -144,9 +136,14 @@ class RankMonitor:
         def request_stop(number: int, frame: FrameType | None) -> None:
             self.stop_requested = True
 
+        def restore_defaults() -> None:  # in a process that forks from this one: its signals are its own
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, request_stop)
-        os.register_at_fork(after_in_child=_restore_signals)
+        os.register_at_fork(after_in_child=restore_defaults)
 
     def mark_stopped(self, step: int, saved: str) -> int:
         """Leave the mark of a rank that ends because it was told to; return its exit status."""
@@ -225,7 +222,7 @@ def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         with contextlib.suppress(OSError):
-            sys.stdout.flush()
+            sys.stdout.flush()  # os._exit, by which this rank ends, flushes nothing
         report = reports.make_report(who, monitor.page.progress().describe(), error, trace)
         monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
@@ -242,13 +239,6 @@ def _blocked(numbers: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _restore_signals() -> None:
-    """In a process that forks from a rank: its signals are its own."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _write(text: str) -> None:

@@ -9,7 +9,6 @@ with Receiver(folder, addresses=("10.0.0.1",)) as receiver:
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import time
@@ -32,13 +31,12 @@ class Receiver:
     def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
         self.folder, self.addresses, self.token = folder, addresses, secrets.token_hex(16)
         protocol.raise_file_limit()
-        self._server = protocol.listen(loopback=False)
         self._poller = Poller()
+        self._server = self._poller.serve(partial(self._receive, known=False), loopback=False)
         self._connections: list[Connection] = []
         self.met: set[int] = set()
         """Ranks whose guards have connected; of others, behind a firewall, nothing is known."""
         self._stop_signal: int | None = None
-        self._poller.watch(self._server, self._accept)
 
     @property
     def variable(self) -> str:
@@ -70,11 +68,6 @@ class Receiver:
     def connected(self) -> int:
         """Count the guards that are there now; one whose host is gone never says good-bye."""
         return sum(time.monotonic() - connection.received_s < _SILENCE_S for connection in self._connections)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection = Connection(self._server.accept()[0])
-            self._poller.watch(connection, partial(self._receive, connection, known=False))
 
     def _receive(self, connection: Connection, *, known: bool) -> None:
         for message in connection.receive():

@@ -12,16 +12,13 @@ from __future__ import annotations
 import mmap
 import struct
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+T = TypeVar("T")
 _SIZE = mmap.PAGESIZE
-_ENTRIES, _STEP, _SINCE, _LIMIT, _GRACE, _ENDING, _PORT, _STATUS, _RANK_0_LEFT = (
-    ("<Q", 0), ("<q", 8), ("<d", 16), ("<d", 24), ("<d", 32), ("<I", 40), ("<I", 44), ("<I", 48), ("<I", 52)
-)  # fmt: skip
-_PHASE, _LOCATION, _HUB = ("64s", 64), ("192s", 128), ("512s", 512)
-"""Format and offset of each field."""
 
 
 class Ending(IntEnum):
@@ -82,99 +79,70 @@ class Progress(NamedTuple):
         return join_location(self.location, phases.get(self.phase, after))
 
 
+class _Field(Generic[T]):
+    """A field of the page, read and written as an attribute: how it is packed, where, and what it is read as."""
+
+    def __init__(self, packed: str, offset: int, read_as: Callable[..., T]) -> None:
+        self.packed, self.offset, self.read_as = packed, offset, read_as
+
+    def __get__(self, page: StatusPage, owner: type[StatusPage]) -> T:
+        return self.read_as(struct.unpack_from(self.packed, page.memory, self.offset)[0])
+
+    def __set__(self, page: StatusPage, value: T) -> None:
+        stored = value.encode() if isinstance(value, str) else value
+        struct.pack_into(self.packed, page.memory, self.offset, stored)
+
+
+def _text(stored: bytes) -> str:
+    return stored.rstrip(b"\0").decode(errors="replace")
+
+
 class StatusPage:
-    """One rank's page. Its guard writes `ending`, `port` and `rank_0_left`, and reads what the rank writes."""
+    """One rank's page. Its guard writes `ending`, `port` and `rank_0_left`; the rank writes the rest."""
+
+    # Numbers lie at multiples of their size, so that one store writes them: the other process sees the old or the new.
+    num_entries = _Field("<Q", 0, int)
+    step = _Field("<q", 8, int)
+    since_s = _Field("<d", 16, float)
+    limit_s = _Field("<d", 24, float)
+    grace_s = _Field("<d", 32, float)
+    """How long the rank may take to end after SIGTERM; 0: it does not handle it."""
+    ending = _Field("<I", 40, Ending)
+    """Why the rank is to end at once."""
+    port = _Field("<I", 44, int)
+    """Where the guard listens; 0 before it does."""
+    status = _Field("<I", 48, int)
+    """The exit status of a rank that was told to end, and has."""
+    rank_0_left = _Field("<I", 52, bool)
+    phase = _Field("64s", 64, _text)
+    location = _Field("192s", 128, _text)
+    """The rank's stage and coordinates in the mesh."""
+    hub = _Field("512s", 512, _text)
+    """The `address:port:token` of rank 0's guard; empty until it is known."""
 
     def __init__(self, path: Path, *, make: bool = False) -> None:
         if make:
             path.write_bytes(bytes(_SIZE))
         with open(path, "r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _SIZE)
-
-    # ---- written by the rank ----
+            self.memory = mmap.mmap(file.fileno(), _SIZE)
 
     def enter(self, phase: str, step: int = 0, limit_s: float | None = None) -> None:
         """Enter another phase, or step, of the run."""
-        self._write(_SINCE, time.monotonic())  # first: a long stay without a limit must not count against the next one
-        self._write(_LIMIT, limit_s or 0.0)
-        self._write(_STEP, step)
-        self._write(_PHASE, phase.encode())
-        self._write(_ENTRIES, self._read(_ENTRIES) + 1)
-
-    def set_location(self, location: str) -> None:
-        """Set the rank's place in the mesh: its stage and coordinates."""
-        self._write(_LOCATION, location.encode())
-
-    def set_hub(self, hub: str) -> None:
-        """Set the `address:port:token` of rank 0's guard."""
-        self._write(_HUB, hub.encode())
+        self.since_s = time.monotonic()  # first: a long stay without a limit must not count against the next one
+        self.limit_s = limit_s or 0.0
+        self.step = step
+        self.phase = phase
+        self.num_entries += 1  # last: who sees it changed reads all of the above again
 
     def set_grace(self, grace_s: float, status: int) -> None:
         """Declare that SIGTERM ends the rank in order: after at most `grace_s`, with that status."""
-        self._write(_STATUS, status)
-        self._write(_GRACE, grace_s)
-
-    # ---- read by either ----
+        self.status = status  # first: `grace_s` is what tells the guard that there is one
+        self.grace_s = grace_s
 
     def progress(self) -> Progress:
         """Return where the rank is; read again if it enters another phase meanwhile."""
         while True:
-            entries = self._read(_ENTRIES)
-            seen = Progress(
-                self._text(_LOCATION), self._text(_PHASE), self._read(_STEP), self._read(_SINCE), self._read(_LIMIT)
-            )
-            if entries == self._read(_ENTRIES):
-                return seen._replace(num_entries=entries)
-
-    @property
-    def hub(self) -> str:
-        """What `set_hub` was given; empty before."""
-        return self._text(_HUB)
-
-    @property
-    def grace_s(self) -> float:
-        """What `set_grace` was given; 0 before."""
-        return float(self._read(_GRACE))
-
-    @property
-    def status(self) -> int:
-        """What `set_grace` was given."""
-        return int(self._read(_STATUS))
-
-    # ---- written by the guard ----
-
-    @property
-    def port(self) -> int:
-        """Where the guard listens; 0 before it does."""
-        return int(self._read(_PORT))
-
-    @port.setter
-    def port(self, number: int) -> None:
-        self._write(_PORT, number)
-
-    @property
-    def rank_0_left(self) -> bool:
-        """Whether rank 0 has left."""
-        return bool(self._read(_RANK_0_LEFT))
-
-    @rank_0_left.setter
-    def rank_0_left(self, left: bool) -> None:
-        self._write(_RANK_0_LEFT, int(left))
-
-    @property
-    def ending(self) -> Ending:
-        """Why the rank is to end at once."""
-        return Ending(self._read(_ENDING))
-
-    @ending.setter
-    def ending(self, reason: Ending) -> None:
-        self._write(_ENDING, reason)
-
-    def _read(self, field: tuple[str, int]) -> Any:
-        return struct.unpack_from(field[0], self._page, field[1])[0]
-
-    def _write(self, field: tuple[str, int], value: object) -> None:
-        struct.pack_into(field[0], self._page, field[1], value)
-
-    def _text(self, field: tuple[str, int]) -> str:
-        return str(self._read(field).rstrip(b"\0").decode(errors="replace"))
+            entries = self.num_entries
+            seen = Progress(self.location, self.phase, self.step, self.since_s, self.limit_s, entries)
+            if entries == self.num_entries:
+                return seen

@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import processes_with
-from dslpar.launch import supervise
 from dslpar.watchdog import guard, processes, rank_monitor
 from dslpar.watchdog.guard import TRANSITIONS, Event, Guard, State
 from dslpar.watchdog.hang_analysis import NO_STACK
@@ -45,8 +44,8 @@ if rank == 0 and world > 1:
 elif rank:
     while not meeting.exists():
         time.sleep(0.01)
-    monitor.page.set_hub(meeting.read_text())
-monitor.page.set_location("stage %d (pipe %d, data 0, tensor 0)" % (rank, rank))
+    monitor.page.hub = meeting.read_text()
+monitor.page.location = "stage %d (pipe %d, data 0, tensor 0)" % (rank, rank)
 monitor.page.enter("step", 7)
 def wait(seconds):
     code = "import time\\ndef all_reduce():\\n    time.sleep(%r)\\nall_reduce()" % seconds
@@ -110,7 +109,7 @@ class Ranks:
 
     def guard_of(self, rank: int) -> int:
         """Its process."""
-        return next(pid for pid in supervise.descendants(self.processes[rank].pid))
+        return next(pid for pid in processes.descendants(self.processes[rank].pid))
 
 
 AT_2 = "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 7]"
@@ -216,7 +215,7 @@ def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_pa
 
 def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its port may be closed between hosts, and training go by another network."""
-    StatusPage(tmp_path / "1.board", make=True).set_hub("10.0.0.1:4711:token")
+    StatusPage(tmp_path / "1.board", make=True).hub = "10.0.0.1:4711:token"
     one = Guard(Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
     one.link.wanted_s = one.now - SILENCE_S - 1
     one._look_for_silence()

@@ -10,7 +10,7 @@ from dslpar.watchdog.status_page import StatusPage
 
 def test_a_board_is_seen_by_another_process(tmp_path: Path) -> None:
     page = StatusPage(tmp_path / "0.board", make=True)
-    page.set_location("stage 1 (pipe 1, data 0, tensor 0)")
+    page.location = "stage 1 (pipe 1, data 0, tensor 0)"
     page.enter("step", 12, 600)
     seen = StatusPage(tmp_path / "0.board").progress()
     assert seen.describe() == "stage 1 (pipe 1, data 0, tensor 0), step 12"
