@@ -78,12 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
     add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
     add("--no-ssh", action="store_true", help="start only this host's ranks; run the command on each of the hosts")
-    add(
-        "--node-rank",
-        type=partial(arguments.whole_number, least=0),
-        metavar="K",
-        help="with --no-ssh: the index of this host, from 0",
-    )
+    index = partial(arguments.whole_number, least=0)
+    add("--node-rank", type=index, metavar="K", help="with --no-ssh: the index of this host, from 0")
     add("--check", action="store_true", help="visit the hosts, print what they have, and start nothing")
     add("--no-checks", action="store_true", help="start without visiting the hosts; the config is still checked")
     add("--print", action="store_true", help="print the command lines, and start nothing")
