@@ -32,7 +32,6 @@ RUN_BY_DEFAULT = {
     "configs/gpt_zero3.py",
     "configs/layers_cfg.py",
     "configs/llama_2d.py",
-    "configs/libai/data_tensor_pipeline.py",
     "configs/libai/load_balanced.py",
 }
 

@@ -1,4 +1,8 @@
-"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)"""
+"""train.py under every launcher: the same run, rank 0 alone speaks. (Ranks that fail: test_faults.)
+
+`make test` starts each launcher once as a user does: `deepspeed` by `dslpar launch`, torchrun by tools/train.sh, mpirun
+over two hosts, in two_hosts.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,13 @@ def test_plain_python_is_a_world_of_one(tmp_path: Path) -> None:
     assert "step 3/3" in printed
 
 
+@pytest.mark.prove
 def test_deepspeed(tmp_path: Path) -> None:
     printed = run(tmp_path, deepspeed("--num_gpus", "2"), PIPED)
     assert printed.count("step 3/3") == 1, "rank 0 alone speaks"
 
 
+@pytest.mark.prove
 def test_mpirun(tmp_path: Path) -> None:
     assert run(tmp_path, [*mpirun(2), PYTHON], PIPED).count("step 3/3") == 1
 

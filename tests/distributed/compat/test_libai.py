@@ -12,10 +12,10 @@ from torch import nn
 import dslpar
 from dslpar.core.errors import DslparError
 from tests.distributed.models.test_sequential import points, sgd, shares, written
-from tests.support.forked_runs import train_alone
+from tests.support.forked_runs import start_job, train_alone
 from tests.support.ranks import on_ranks
-from tests.support.runs import BIN, free_port, metrics, start, write_config
 from tests.support.runs import CONFIG as GPT
+from tests.support.runs import metrics, write_config
 
 BATCH = "batch = dict(global_size=16, accumulation=2)\n"
 
@@ -129,15 +129,13 @@ data = dict(files=['text.txt'], seq_len=16)
 
 
 def test_layers_of_a_config_alone_train_on_text(tmp_path: Path) -> None:
-    """By train.py: in one process, and over two stages by torchrun."""
+    """By train.py: in one process, and over two stages."""
     config = write_config(tmp_path, LAYERS)
-    piped = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(free_port()), "train.py"]
+    done = train_alone("--config", str(config), f"train.output_dir={tmp_path / 'one'}")
+    assert done.status == 0, done.output
     words = ["--config", str(config), f"train.output_dir={tmp_path / 'two'}", "parallel.pipeline=2"]
-    for done in (
-        train_alone("--config", str(config), f"train.output_dir={tmp_path / 'one'}"),
-        start([*piped, *words]),
-    ):
-        assert done.status == 0, done.output
+    with start_job(2, words, tmp_path / "said.txt") as job:
+        assert job.wait(120) == [0, 0], (tmp_path / "said.txt").read_text()
     lines = [[(row["loss"], row["grad_norm"]) for row in metrics(tmp_path / name)] for name in ("one", "two")]
     assert len(lines[0]) == 4
     for one, two in zip(*lines, strict=True):

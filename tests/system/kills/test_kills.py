@@ -313,7 +313,7 @@ def killed_until_done(run: Run, theirs: Undisturbed, rng: random.Random, kills: 
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("number", [10, pytest.param(60, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("number", [6, pytest.param(60, marks=pytest.mark.prove)])
 def test_killed_and_resumed_it_is_the_undisturbed_run(undisturbed: Undisturbed, tmp_path: Path, number: int) -> None:
     rng, kills = random.Random(number), list[Kill]()
     for chain in range(number):
