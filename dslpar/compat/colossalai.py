@@ -47,7 +47,11 @@ class PipelineSchedule:
             DslparError: num_microbatches is not the job's accumulation, or the data end in the middle of a step.
             StopIteration: there are no more data.
         """
-        self._check(engine)
+        wanted = engine.job.batch.accumulation
+        if self.num_microbatches != wanted:
+            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
+            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
+            raise_finding("PIP207", message, hint, engine.job.path, "schedule")
         micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
         run = engine.forward if forward_only else engine.forward_backward
         result = run(micro_batches, keep_outputs=return_output_label)
@@ -55,13 +59,6 @@ class PipelineSchedule:
         if return_loss and engine.is_last_stage:
             loss = torch.tensor(result.loss, device=engine.deepspeed.device)
         return result.output, result.label, loss
-
-    def _check(self, engine: Engine) -> None:
-        wanted = engine.job.batch.accumulation
-        if self.num_microbatches != wanted:
-            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
-            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
-            raise_finding("PIP207", message, hint, engine.job.path, "schedule")
 
     def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
         first = tuple(next(data_iter))

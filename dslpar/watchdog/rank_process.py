@@ -156,9 +156,8 @@ class RankProcess:
         progress = self.page.progress()
         paused_s = self._paused_s if progress.num_entries == self._paused_entry else 0
         overdue = 0 < progress.limit_s < now - progress.since_s - paused_s
-        seen_twice = (
-            progress.num_entries == self._overdue_entry
-        )  # the page is not locked: it might have moved meanwhile
+        # Twice, since the page is not locked: the rank might have moved on meanwhile.
+        seen_twice = progress.num_entries == self._overdue_entry
         tells = overdue and seen_twice and not self._stuck
         self._overdue_entry = progress.num_entries if overdue else -1
         self._stuck = overdue and (tells or self._stuck)

@@ -62,15 +62,15 @@ def elastic(report: Report) -> str:
 # ---- what helps ----
 
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
-_MEMORY = (
-    *("HST230", "out-of-memory", "this rank asked for more memory than there is"),
-    "a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,\n"
-    "      zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline",
-)
-_DISK = (
-    *("CKP230", "disk-full", "a file could not be written"),
-    "room on that file system, or another folder: train.output_dir=...; --resume goes on from the last checkpoint",
-)
+_MEMORY = """\
+HST230 out-of-memory: this rank asked for more memory than there is
+help: a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,
+      zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline
+"""
+_DISK = """\
+CKP230 disk-full: a file could not be written
+help: room on that file system, or another folder: train.output_dir=...; --resume goes on from the last checkpoint
+"""
 _NO_ROOM = (28, 122)
 """ENOSPC and EDQUOT."""
 
@@ -78,9 +78,5 @@ _NO_ROOM = (28, 122)
 def advice(error: BaseException) -> str:
     """What to change, for errors whose traceback does not say it; else nothing."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
-        return _said(*_MEMORY)
-    return _said(*_DISK) if isinstance(error, OSError) and error.errno in _NO_ROOM else ""
-
-
-def _said(code: str, name: str, message: str, hint: str) -> str:
-    return f"{code} {name}: {message}\nhelp: {hint}\n"
+        return _MEMORY
+    return _DISK if isinstance(error, OSError) and error.errno in _NO_ROOM else ""
