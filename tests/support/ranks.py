@@ -132,7 +132,6 @@ def _child(
         stack.flush()
         faulthandler.dump_traceback_later(max(timeout - 1, timeout / 2), file=stack)
         os.environ.update(variables)
-        _keep_to_own_cores()
         torch.set_num_threads(1)
         _start(folder, rank, int(variables["WORLD_SIZE"]), init, timeout)
         value = pickle.dumps(fn(*args))
@@ -148,19 +147,6 @@ def _child(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _keep_to_own_cores() -> None:
-    """Has the ranks of each pytest worker share its part of the cores.
-
-    Ranks wake each other for every small message: on one core that takes three quarters of the processor's time that
-    it takes across two, which the other worker's ranks want as well.
-    """
-    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        first = int(worker.removeprefix("gw")) % len(cores)
-        os.sched_setaffinity(0, cores[first::workers])
 
 
 def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> None:
