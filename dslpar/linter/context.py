@@ -271,16 +271,24 @@ class Context:
         """The tensor cuboid; unknown while mode and size do not fit."""
         tensor = self.tensor
         if tensor is not None and (tensor.mode or tensor.size > 1):
-            if tensor.mode is None or tensor.mode not in MODES or MODES[tensor.mode].axes(tensor) is None:
+            if tensor.mode is None or MODES[tensor.mode].axes(tensor) is None:
                 raise UnknownValueError("parallel.tensor")
             if tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
                 raise UnknownValueError("parallel.tensor.depth")
         return cuboid_of(tensor)
 
     @cached_property
+    def tensor_size(self) -> int:
+        """Ranks of a tensor group; unknown while mode and size do not fit, known where the mode alone is unknown."""
+        if "parallel.tensor.mode" not in self.reading.invalid:
+            return self.cuboid.size
+        tensor = self.tensor
+        return tensor.size if tensor is not None else 1
+
+    @cached_property
     def data_size(self) -> int:
         """Data-parallel replicas; unknown while the world size is not a multiple of the other sizes."""
-        ranks = self.stages * self.cuboid.size
+        ranks = self.stages * self.tensor_size
         if self.world % ranks or self.world < ranks:
             raise UnknownValueError("data size")
         return self.world // ranks

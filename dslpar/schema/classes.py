@@ -21,6 +21,12 @@ MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=
 _HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
 _LAYERS_HELP = "layers_cfg=[dict(type='Linear', in_features=8, out_features=8), ...]"
 _OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
+_OF_EVERY_FAMILY = {
+    "num_layers": TYPES["LayerCount"],
+    "vocab_size": TYPES["PositiveInt"],
+    "max_seq_len": TYPES["PositiveInt"],
+}
+"""What is wrong with these sizes is told of an unknown model, too."""
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
@@ -29,10 +35,10 @@ def data(reader: Reader, node: Node, registered: Registered) -> sections.TextDat
     typed = _mapping(reader, node, "data", "dslpar.data.", "text")
     if typed is None:
         return None
-    if typed.name is None or typed.name not in sections.DATASETS:
-        reader.unknown_type("data", typed.name, typed.location, sections.DATASETS)
-        return None
-    return reader.fields(sections.DATASETS[typed.name], typed.entries, node, "data", "data")
+    name = typed.name
+    if name is None or name not in sections.DATASETS:
+        name = reader.unknown_type("data", name, typed.location, sections.DATASETS)
+    return reader.fields(sections.DATASETS[name], typed.entries, node, "data", "data") if name else None
 
 
 def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:
@@ -48,8 +54,16 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
         names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
-        reader.unknown_type("optimizer", typed.name, typed.location, names, _OWN_NAME.format("MyOptimizer", ""))
-        return None
+        own = _OWN_NAME.format("MyOptimizer", "")
+        meant = reader.unknown_type("optimizer", typed.name, typed.location, names, own)
+        if meant is None:
+            # Every optimizer has these two: what is wrong with them is told now, whatever the class will be.
+            shared = [entry for entry in typed.entries if entry.name in ("lr", "weight_decay")]
+            reader.fields(sections.OtherOptimizer, shared, node, "optimizer", "optimizer", target=name)
+            return None
+        if meant in sections.OPTIMIZERS:
+            return reader.fields(sections.OPTIMIZERS[meant], typed.entries, node, "optimizer", "optimizer")
+        name, row = meant, OPTIMIZERS[meant]
     if row is not None and row.refused:
         _refuse(reader, "optimizer", name, typed, row.refused, "such as 'AdamW'")
         return None
@@ -84,8 +98,12 @@ def lr_scheduler(
     row = LR_SCHEDULERS.get(name)
     if row is None:
         known = [*sections.LR_SCHEDULERS, *(name for name, row in LR_SCHEDULERS.items() if not row.refused)]
-        reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
-        return None
+        meant = reader.unknown_type("lr_scheduler", typed.name, typed.location, known)
+        if meant is None:
+            return None
+        if meant in sections.LR_SCHEDULERS:
+            return reader.fields(sections.LRScheduler, typed.entries, node, "lr_scheduler", "lr_scheduler", type=meant)
+        name, row = meant, LR_SCHEDULERS[meant]
     if row.refused:
         _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
         return None
@@ -121,18 +139,23 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
     if typed.name is None:
         reader.missing_type("model", node.location, MODEL_HELP)
         return None
-    if typed.name in families.FAMILIES:
-        family: type[sections.Model] = families.class_of(typed.name, "section")
-        return reader.fields(family, typed.entries, node, "model", "model")
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
+    if "." not in name and name not in (*families.FAMILIES, "Sequential", *registered.get("models", ())):
+        more = _OWN_NAME.format("MyModel", _REGISTERED)
+        meant = reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
+        if meant is None:
+            for entry in typed.entries:
+                if entry.name in _OF_EVERY_FAMILY and entry.node.value is not None:
+                    reader.scalar(_OF_EVERY_FAMILY[entry.name], entry.node, entry.source_key, entry.source_key)
+        name = meant or name
+    if name in families.FAMILIES:
+        family: type[sections.Model] = families.class_of(name, "section")
+        return reader.fields(family, typed.entries, node, "model", "model")
     if name == "Sequential":
         for entry in typed.entries:
             if entry.name != "layers_cfg":
                 reader.unknown_key(entry.name, entry.source_key, ("type", "layers_cfg"))
         _demand(reader, "model", ("layers_cfg",), typed, node)
-    elif "." not in name and name not in registered.get("models", ()):
-        more = _OWN_NAME.format("MyModel", _REGISTERED)
-        reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)

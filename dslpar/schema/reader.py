@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dslpar.core.errors import Fix, Location
 from dslpar.core.frozen import Field, fields
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.core.suggest import did_you_mean
+from dslpar.core.suggest import did_you_mean, only_recased
 from dslpar.language.tree import Node, Reference
 from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, type_of
 from dslpar.schema.spelling import certain_name, recase_fix, spelling_fix, suggestion
@@ -129,19 +129,29 @@ class Reader:
         return cls(**values)
 
     def scalar(self, type_: ValueType, node: Node, key: str, source_key: str) -> Any:
-        """Return a value of that type; where it is none, report it and return None."""
+        """Return a value of that type. Where it is none, report it, and return what must be meant, or None.
+
+        What must be meant is a choice in other letters' case, or a number without its quotes: what else is wrong is
+        found with that value, instead of after the next correction.
+        """
         value = node.plain()
         hint = f"{source_key.rpartition('.')[2]} is {type_.description}"
         # type(), not isinstance: True is an int to Python, and no number to an author.
         if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
-            return self.report("CFG102", node.location, message, _unquoted(type_, value) or hint, source_key, key)
+            meant, unquoted = _unquoted(type_, value)
+            self.report("CFG102", node.location, message, unquoted or hint, source_key, key, meant=meant)
+            return meant
         if type_.choices and value not in type_.choices:
             why = type_.refused.get(value)
-            message = f"{source_key} cannot be {value!r}: {why}" if why else f"unknown {source_key} {value!r}"
+            unknown = f"unknown {type_.noun or source_key} {value!r}"
+            message = f"{source_key} cannot be {value!r}: {why}" if why else unknown
+            hint = f"the {type_.noun}s are {', '.join(map(repr, type_.choices))}" if type_.noun else hint
             close = ("" if why else did_you_mean(value, type_.choices)) or hint
             fix = recase_fix(self.config, node.location, value, type_.choices)
-            return self.report("CFG108", node.location, message, close, source_key, key, fix)
+            choice = only_recased(value, type_.choices)
+            self.report(type_.code, node.location, message, close, source_key, key, fix, choice)
+            return choice
         if not type_.holds(value):
             message = f"{source_key} is {show(value)}, and must be {type_.description}"
             return self.report("CFG103", node.location, message, hint, source_key, key)
@@ -202,20 +212,24 @@ class Reader:
         source_key: str,
         key: str = "",
         fix: Fix | None = None,
+        meant: object = None,
     ) -> None:
-        """Note a mistake; the key that it makes invalid is `key`, or else the one that was written."""
+        """Note a mistake. Unless it is known what is meant, `key` is invalid, or else the key that was written."""
         self.misreads.append(Misread(code, location, message, hint, source_key, fix))
-        self.invalid.add(key or source_key)
+        if meant is None:
+            self.invalid.add(key or source_key)
 
     def unknown_type(
         self, source_key: str, name: object, location: Location, known: Iterable[str], more: str = ""
-    ) -> None:
-        """Report a section whose class nobody knows by that name."""
+    ) -> str | None:
+        """Report a section whose class nobody knows by that name; return the one that must be meant, or None."""
         names = list(known)
         hint = did_you_mean(name, names) or f"the types of {source_key} are {', '.join(names)}"
         fix = recase_fix(self.config, location, name, names)
+        meant = only_recased(str(name), names)
         message = f"unknown {source_key} {name!r}"
-        self.report("CFG108", location, message, hint + more, f"{source_key}.type", source_key, fix)
+        self.report("CFG108", location, message, hint + more, f"{source_key}.type", source_key, fix, meant)
+        return meant
 
     def missing_type(self, source_key: str, location: Location, hint: str) -> None:
         """Report a section that names no class, unless what it names is unknown for another reason."""
@@ -256,18 +270,20 @@ _OF_DEEPSPEED = ("zero", "precision", "optimizer", "lr_scheduler")
 """Sections that stand for one of DeepSpeed's, and are sometimes written as DeepSpeed has it."""
 
 
-def _unquoted(type_: ValueType, value: object) -> str:
-    """Return the hint for a string instead of another value: a number in quotes, or YAML 1.1's yes, no, on and off."""
+def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str]:
+    """Return what a string must mean, and the hint: a number in quotes, or YAML 1.1's yes, no, on and off."""
     if not isinstance(value, str):
-        return ""
+        return None, ""
     if value == "auto" and (bool in type_.python_types or {int, float} & set(type_.python_types)):
-        return f"{type_.description}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
+        return None, f"{type_.description}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
     if bool in type_.python_types and value.lower() in _SWITCHES:
-        return f"{_SWITCHES[value.lower()]}, without quotes ({value!r} is a string, in YAML 1.2 too)"
+        switch = _SWITCHES[value.lower()]
+        return switch, f"{switch}, without quotes ({value!r} is a string, in YAML 1.2 too)"
     if {int, float} & set(type_.python_types) and re.fullmatch(_NUMBER, value) and type_.holds(number := float(value)):
-        whole = float not in type_.python_types and number == int(number)
-        return f"{int(number) if whole else value}, without quotes: {value!r} is a string"
-    return ""
+        if float not in type_.python_types and number == int(number):
+            return int(number), f"{int(number)}, without quotes: {value!r} is a string"
+        return number, f"{value}, without quotes: {value!r} is a string"
+    return None, ""
 
 
 _SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}

@@ -34,7 +34,6 @@ from dslpar.schema.types import (
 )
 
 LR_SCHEDULERS = ("constant", "linear", "cosine")
-MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 METHODS = ("cost", "uniform", "parameters", "libai")
 
 

@@ -42,6 +42,10 @@ class ValueType(NamedTuple):
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
     """Choices that others have and dslpar has not, and why."""
+    code: str = "CFG108"
+    """The rule that reports an unknown choice."""
+    noun: str = ""
+    """What such a choice is called in its message; empty: its key."""
 
 
 def one_of(choices: tuple[str, ...], refused: Mapping[str, str] | None = None) -> ValueType:
@@ -76,12 +80,13 @@ def _is_resume_from(value: str) -> bool:
 
 
 SEQUENCE = (list, tuple)
+TENSOR_MODES = ("1d", "2d", "2.5d", "3d", "sequence", "cuboid")
 _NUMBER = (int, float)
 _FINITE = 1e300
 TYPES: Mapping[str, ValueType] = {
     "bool": ValueType((bool,), lambda value: True, "True or False"),
     "str": ValueType((str,), lambda value: value != "", "a string"),
-    "TensorMode": ValueType((str,), lambda value: True, "the name of a mode, such as '1d'"),
+    "TensorMode": one_of(TENSOR_MODES)._replace(code="TEN102", noun="mode"),
     "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
     "PositiveInt": _whole(1, 2**31, "a whole number, at least 1 (and below 2**31)"),
     "NonNegativeInt": _whole(0, 2**63, "a whole number, at least 0 (and below 2**63)"),

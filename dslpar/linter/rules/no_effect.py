@@ -23,7 +23,7 @@ from dslpar.linter.rule import rule
 def options_of_one_rank(cx: Context) -> Iterator[Problem]:
     """Options of a tensor mode with a tensor group of one rank."""
     tensor = cx.spec.parallel.tensor
-    if tensor is None or tensor.size > 1 or tensor.mode is None or tensor.mode not in MODES:
+    if tensor is None or tensor.size > 1 or tensor.mode is None:
         return
     if MODES[tensor.mode].axes(tensor) is None:
         return

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from math import prod
 
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 
 
 @rule("PAR101", "world-not-a-multiple")
 def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
     """The world size is not a multiple of pipeline * tensor."""
-    ranks, world = cx.stages * cx.cuboid.size, cx.world
-    if world > ranks and world % ranks:
-        below = world // ranks * ranks
-        message = f"a world of {world} is not a multiple of {_product(cx)}"
-        hint = f"worlds of {below} or {below + ranks} fit; or choose sizes whose product divides {world}"
-        yield cx.problem(_size_keys(cx), message, hint)
+    replica, world = _Replica(cx), cx.world
+    if world > replica.ranks and world % replica.ranks:
+        below = world // replica.ranks * replica.ranks
+        message = f"a world of {world} is not a multiple of {replica.product}"
+        hint = f"choose sizes whose product divides {world}"
+        if replica.complete:
+            hint = f"worlds of {below} or {below + replica.ranks} fit; or {hint}"
+        yield cx.problem(replica.keys, message, hint)
 
 
 @rule("PAR102", "too-few-ranks")
 def too_few_ranks(cx: Context) -> Iterator[Problem]:
     """One replica needs more ranks than the world has."""
-    ranks = cx.stages * cx.cuboid.size
-    if cx.world < ranks:
-        message = f"one replica needs {_product(cx)} ranks, and the world has {cx.world}"
-        yield cx.problem(_size_keys(cx), message, f"start at least {ranks} ranks, or choose smaller sizes")
+    replica = _Replica(cx)
+    if cx.world < replica.ranks:
+        message = f"one replica needs {replica.product} ranks, and the world has {cx.world}"
+        yield cx.problem(replica.keys, message, f"start at least {replica.ranks} ranks, or choose smaller sizes")
 
 
 @rule("PAR103", "data-size-differs")
@@ -38,7 +42,7 @@ def data_size_differs(cx: Context) -> Iterator[Problem]:
         ("train.dist.data_parallel_size", None if libai == 1 else libai),
     ):
         if size is not None and size != cx.data_size:
-            ranks = cx.stages * cx.cuboid.size
+            ranks = cx.stages * cx.tensor_size
             message = f"data is {cx.world} / {ranks} = {cx.data_size}, not {size}"
             yield cx.problem(key, message, f"write {cx.data_size}, or leave it out, or start {size * ranks} ranks")
 
@@ -65,16 +69,22 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
         yield cx.problem(f"train.dist.{name}", f"train.dist.{name} {difference}", "keep one of the two forms")
 
 
-def _product(cx: Context) -> str:
-    sizes = [f"{name} {size}" for name, size in (("pipeline", cx.stages), ("tensor", cx.cuboid.size)) if size > 1]
-    total = f" = {cx.stages * cx.cuboid.size}" if len(sizes) > 1 else ""
-    return " * ".join(sizes) + total
+class _Replica:
+    """The ranks of one replica, as far as sizes are known: a mistake in one axis hides none in the other."""
 
-
-def _size_keys(cx: Context) -> tuple[str, ...]:
-    """The keys of the sizes over 1, that of the larger size first."""
-    keys = [(cx.stages, cx.pipeline_key), (cx.cuboid.size, cx.tensor_key)]
-    return tuple(key for size, key in sorted(keys, key=lambda pair: -pair[0]) if size > 1)
+    def __init__(self, cx: Context) -> None:
+        known = []
+        with suppress(UnknownValueError):
+            known.append((cx.stages, "pipeline", cx.pipeline_key))
+        with suppress(UnknownValueError):
+            known.append((cx.tensor_size, "tensor", cx.tensor_key))
+        self.complete = len(known) == 2
+        sizes = [axis for axis in known if axis[0] > 1]
+        self.ranks = prod(size for size, _, _ in sizes)
+        total = f" = {self.ranks}" if len(sizes) > 1 else ""
+        self.product = " * ".join(f"{name} {size}" for size, name, _ in sizes) + total
+        # The larger one first: of two axes that do not fit, it is the likelier to change.
+        self.keys = tuple(key for _, _, key in sorted(sizes, key=lambda axis: -axis[0]))
 
 
 RULES = (world_not_a_multiple, too_few_ranks, data_size_differs, two_forms_differ)

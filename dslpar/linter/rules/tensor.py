@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterator
 
 from dslpar.core import mesh
-from dslpar.core.suggest import did_you_mean
 from dslpar.layout import divisors
 from dslpar.layout.modes import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
-from dslpar.schema.spelling import recase_fix
 
 _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
@@ -30,11 +28,7 @@ def no_mode(cx: Context) -> Iterator[Problem]:
 @rule("TEN102", "unknown-mode")
 def unknown_mode(cx: Context) -> Iterator[Problem]:
     """An unknown mode of tensor parallelism."""
-    tensor = cx.tensor
-    if tensor is not None and tensor.mode is not None and tensor.mode not in MODES:
-        hint = did_you_mean(tensor.mode, MODES) or "the modes are " + ", ".join(map(repr, MODES))
-        problem = cx.problem("parallel.tensor.mode", f"unknown mode {tensor.mode!r}", hint)
-        yield problem._replace(fix=recase_fix(cx.config, problem.location, tensor.mode, MODES))
+    yield from cx.misreads("TEN102")
 
 
 @rule("TEN103", "not-a-cube")

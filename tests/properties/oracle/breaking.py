@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from dslpar.schema import deepspeed_policy as ds_keys
-from dslpar.schema import sections as schema_sections
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
+from dslpar.schema.types import TENSOR_MODES
 from tests.properties.oracle import values
 
 Sections = dict[str, Any]
@@ -129,7 +129,7 @@ def _cut(rng: Random, sections: Sections, world: int) -> None:
 def _tensor(rng: Random, sections: Sections, world: int) -> None:
     """Any size in any mode, with options of any."""
     size = rng.choice((1, 2, 3, 4, 5, 6, 8))
-    tensor = {"size": size, "mode": rng.choice((*schema_sections.MODES, "1D", "4d", None))}
+    tensor = {"size": size, "mode": rng.choice((*TENSOR_MODES, "1D", "4d", None))}
     tensor |= rng.choice(({}, {"depth": 2}, {"shape": (2, 1, 2)}, {"sequence": True}, {"impl": "ring"}))
     tensor |= rng.choice(({}, {"residual": "batch"}, {"inner": "batch"}, {"keep": "both"}))
     sections["parallel"] = {"tensor": tensor}

@@ -155,13 +155,13 @@ def test_all_findings_at_once_in_file_order() -> None:
         "train = dict(stepz=1)\n"
     )
     found = findings(text)
-    assert [finding.code for finding in found] == ["PIP101", "TEN101", "CFG103", "TEN205", "CFG101"]
+    assert [finding.code for finding in found] == ["PAR101", "PIP101", "TEN101", "CFG103", "TEN205", "CFG101"]
     assert [finding.location for finding in found] == sorted(finding.location for finding in found)
 
 
 def test_a_mistake_has_one_finding() -> None:
     """Rules about a value that could not be read are skipped."""
-    assert codes(MODEL + "parallel = dict(pipeline='4', data=3)\n") == ["CFG102"]
+    assert codes(MODEL + "parallel = dict(pipeline='four', data=3)\n") == ["CFG102"]
     assert codes("parallel = dict(pipeline=2)\nmodel = dict(type='GPT', num_layers=undefined, hidden_size=96,"
                  " num_heads=24, vocab_size=256, max_seq_len=96)\n") == ["CFG010"]  # fmt: skip
     assert codes("model = 1 +\n") == ["CFG001"]

@@ -141,8 +141,8 @@ def test_zero_on_one_rank_is_accepted() -> None:
     [
         ("parallel = dict(tensor=dict(size=1, mode='2.5d', depth=2))", "TEN106"),
         ("parallel = dict(tensor=dict(size=1, depth=2))", "TEN108"),
-        ("train = dict(eval_steps='4')", "CFG102"),
-        ("train = dict(steps='4', eval_interval=400)", "CFG102"),
+        ("train = dict(eval_steps='four')", "CFG102"),
+        ("train = dict(steps='four', eval_interval=400)", "CFG102"),
         ("zero = 0\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "PRE101"),
     ],
 )
