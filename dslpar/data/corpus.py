@@ -51,7 +51,7 @@ def load_corpus(job: Job) -> Corpus:
     """Find, split and check the corpus of a job.
 
     Raises:
-        DslparError: a file is missing, or there is too little text for one sample.
+        DslparError: a file is missing, or there is too little text for one sample, or for one step.
     """
     if job.spec.data.files is not None:
         files = _files_of(job)
@@ -60,6 +60,7 @@ def load_corpus(job: Job) -> Corpus:
         files = [file for file in source if file.name.endswith(".py")]
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
+    _check_step(job, corpus)
     return corpus
 
 
@@ -137,3 +138,11 @@ def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) ->
     if num_bytes <= job.seq_len:
         message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
         raise_finding("BAT203", message, hint, job.path, "data")
+
+
+def _check_step(job: Job, corpus: Corpus) -> None:
+    """Refuse a step that takes more samples than there are: it would be a sum over repeated samples, or never end."""
+    samples = (sum(part.num_bytes for part in corpus.train) - 1) // job.seq_len
+    if job.batch.global_size > samples:
+        message = f"a step takes {job.batch.global_size} samples, and the text has {samples} of {job.seq_len} tokens"
+        raise_finding("BAT210", message, "a smaller batch, more text, or a shorter data.seq_len", job.path, "batch")

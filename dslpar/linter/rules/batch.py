@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from dslpar.layout.divisors import least_micro_size
@@ -68,6 +69,19 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     if length is not None and length > longest:
         message = f"samples have {length} tokens, and max_seq_len is {longest}"
         yield cx.problem("data.seq_len", message, f"at most {longest}, or a larger max_seq_len")
+
+
+@rule("BAT111", "text-not-found", "warning")
+def text_not_found(cx: Context) -> Iterator[Problem]:
+    """A file or folder of data.files is not on this machine."""
+    for number, name in enumerate(cx.spec.data.files or ()):
+        path = os.path.normpath(os.path.join(os.path.dirname(cx.config.path), name))
+        folder = os.path.dirname(path) or "."
+        # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
+        if os.path.isdir(folder) and not os.path.exists(path):
+            message = f"{os.path.basename(path)!r} is not in {folder!r}"
+            hint = "name text files, or folders of them, relative to the config's folder"
+            yield Problem(cx.at_item("data.files", number), message, hint, cx.source_key("data.files"))
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")
@@ -179,6 +193,7 @@ RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
     sequence_too_long,
+    text_not_found,
     warm_up_longer_than_the_run,
     min_lr_above_lr,
     nesterov_without_momentum,

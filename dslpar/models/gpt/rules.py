@@ -15,7 +15,10 @@ from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 from dslpar.models.gpt.layout import attention_sizes, kv_features
 from dslpar.models.gpt.section import GPT
+from dslpar.schema.sections import TextData
 
+BYTES = 256
+"""Tokens of byte-level text."""
 _MOST_PADDING = 0.05
 """The largest share of padded rows without a warning."""
 
@@ -132,9 +135,20 @@ def _name(cx: Context, key: str) -> str:
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """The model's vocabulary is smaller than the data's."""
     vocabulary = _gpt(cx).vocab_size
-    if vocabulary < 256:
-        message = f"vocab_size is {vocabulary}, and byte-level text has 256 tokens"
-        yield cx.problem("model.vocab_size", message, "vocab_size=256 or more")
+    if vocabulary < BYTES:
+        message = f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens"
+        yield cx.problem("model.vocab_size", message, f"vocab_size={BYTES} or more")
+
+
+@rule("DEAD119", "vocabulary-beyond-bytes", "warning")
+def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
+    """Most of the vocabulary is of tokens that byte-level text never has."""
+    vocabulary = _gpt(cx).vocab_size
+    if cx.given("data") and isinstance(cx.spec.data, TextData) and vocabulary > 2 * BYTES:
+        message = (
+            f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens: the other rows are never trained"
+        )
+        yield cx.problem("model.vocab_size", message, f"vocab_size={BYTES}")
 
 
 @rule("PERF107", "padded-vocabulary", "warning")
@@ -146,7 +160,7 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
     if share > _MOST_PADDING:
         percent = f"{100 * share:.1f}".removesuffix(".0")
         message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows have no token"
-        legal = [str(size) for size in (padded - by, padded) if size >= 256]
+        legal = [str(size) for size in (padded - by, padded) if size >= BYTES]
         hint = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
         yield cx.problem("model.vocab_size", message, hint)
 
@@ -169,6 +183,7 @@ RULES = (
     kv_features_do_not_divide,
     odd_head,
     vocabulary_too_small,
+    vocabulary_beyond_bytes,
     padded_vocabulary,
     wavelength_without_rotary,
 )

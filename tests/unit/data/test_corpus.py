@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dslpar.core.errors import DslparError
+from dslpar.core.frozen import replace
 from dslpar.data.corpus import Corpus, File, load_corpus, read, split
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
@@ -128,3 +129,16 @@ def test_a_model_that_says_nothing_of_length_needs_seq_len() -> None:
     other = sections.Spec(model=sections.OtherModel(target="a.B"))
     with pytest.raises(DslparError, match="BAT202"):
         load_corpus(resolve(other, 1, "cfg.py"))
+
+
+def test_a_step_of_more_samples_than_the_text_has_is_refused(tmp_path: Path) -> None:
+    """Of a mistyped micro_size the first step would never end."""
+    write(tmp_path, a_txt="x" * 161)  # ten samples of sixteen tokens
+    spec = job(tmp_path, files=("a.txt",), eval_fraction=0.0).spec
+    for micro_size, fits in ((10, True), (11, False), (10**9, False)):
+        sized = resolve(replace(spec, batch=sections.Batch(micro_size=micro_size)), 1, str(tmp_path / "cfg.py"))
+        if fits:
+            load_corpus(sized)
+            continue
+        with pytest.raises(DslparError, match=f"BAT210.*{micro_size} samples, and the text has 10 of 16 tokens"):
+            load_corpus(sized)
