@@ -42,7 +42,7 @@ from dslpar.models import LayeredModel, Sequential
 from dslpar.models.build import CustomModel, as_layered_model, model_from_job
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
-from dslpar.schema.registry import registered
+from dslpar.schema.registry import registered, registered_classes
 from dslpar.training.consistency import check_consistency, check_equal
 
 if TYPE_CHECKING:
@@ -254,6 +254,7 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
     if by_program:
         sections = {name: node for name, node in config.root.value.items() if name != "model"}
         config = config._replace(root=config.root._replace(value=sections))
+    config = config._replace(trusted=(*config.trusted, *registered_classes()))
     checked = check.check(config, world_size, registered=registered())
     if by_program:
         checked = checked.without(NO_MODEL)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dslpar.core.errors import Finding, Location
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.project import find_project
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
@@ -17,6 +18,7 @@ from dslpar.linter.report import text as report_text
 if TYPE_CHECKING:
     from dslpar.cluster.filter import Flag
     from dslpar.cluster.hostfile import Cluster
+    from dslpar.core.project import Project
 
 ALLOCATIONS = ("slurm", "pbs")
 """What --hostfile accepts in place of a file: the hosts of the surrounding job."""
@@ -35,15 +37,19 @@ def add_operands(
     parser.add_argument("operands", nargs=nargs, metavar=f"{metavar} or key=value", help=help)
 
 
-def add_world(parser: argparse.ArgumentParser) -> None:
-    """Add `world_size`, `hostfile`, and `include` or `exclude`, which select some of its hosts."""
+def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
+    """Add `world_size`, `hostfile`, and `include` or `exclude`, which select some of its hosts.
+
+    `exclude` is what the last one also does, for the help.
+    """
     help = "number of ranks; with --hostfile, default: the number of its slots"
     parser.add_argument("--world-size", type=whole_number, metavar="N", help=help)
     help = "hosts and their slots, in the syntax of any launcher; slurm or pbs: the hosts of the surrounding job"
     parser.add_argument("--hostfile", metavar="FILE", help=help)
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--include", metavar="HOSTS", help="use only these hosts and slots: node1@node2:0,2")
-    selection.add_argument("--exclude", metavar="HOSTS", help="use all but these hosts and slots")
+    metavar = "HOSTS or PATTERNS" if exclude else "HOSTS"
+    selection.add_argument("--exclude", metavar=metavar, help=f"use all but these hosts and slots{exclude}")
 
 
 def add_format(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -86,7 +92,17 @@ def load_configs(args: argparse.Namespace, parser: argparse.ArgumentParser, coun
     if len(paths) != count:
         wanted = "one config" if count == 1 else f"{count} configs"
         parser.error(f"{parser.prog.split()[-1]} takes {wanted}, not {len(paths)}")
-    return [check.load(path, overrides(args)) for path in paths]
+    project_in(".")
+    return [check.load(path, overrides(args), trusted=getattr(args, "trust", ())) for path in paths]
+
+
+def project_in(folder: str) -> Project | None:
+    """Return the settings of `[tool.dslpar]` that hold in a folder; exit with status 2 if they cannot be used."""
+    try:
+        return find_project(folder)
+    except DslparError as error:
+        print_findings(error.findings, {})
+        sys.exit(2)
 
 
 # ---- the world ----
@@ -133,6 +149,15 @@ def _read_cluster(name: str, parser: argparse.ArgumentParser, sources: dict[str,
     location = Location(source, 1, 1, 1, len(text.partition("\n")[0]) + 1)  # the variable, or file, that lists them
     hosts = tuple(hostfile.Host(host, count, location, location) for host, count in slots)
     return hostfile.Cluster(source, hosts, (), from_file=False)
+
+
+def default_world_size(args: argparse.Namespace, path: str) -> int | None:
+    """Return --world-size; without it and without hosts, what the project has for this config, if anything."""
+    size: int | None = args.world_size
+    if size is None and args.hostfile is None:
+        project = project_in(os.path.dirname(path))
+        size = project.world_size_of(path) if project else None
+    return size
 
 
 def world_size(args: argparse.Namespace, cluster: Cluster | None, parser: argparse.ArgumentParser) -> int:

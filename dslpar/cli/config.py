@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dslpar.cli import arguments
+from dslpar.core.project import add_trust
 
 if TYPE_CHECKING:
     from dslpar.provenance.subject import Subject
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     arguments.add_operands(parser, nargs="*")
     arguments.add_world(parser)
+    add_trust(parser)
     parser.add_argument("--explain", action="append", metavar="KEY", help="print why a key has its value; repeatable")
     parser.add_argument("--reference", nargs="?", const="", metavar="KEY", help="print all keys, or those of a section")
     arguments.add_format(parser, *dict.fromkeys(name for names in _FORMATS.values() for name in names))
@@ -73,7 +75,8 @@ def _print_values(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    subject = Subject(arguments.load_configs(args, parser)[0], args.world_size, cluster)
+    (config,) = arguments.load_configs(args, parser)
+    subject = Subject(config, arguments.default_world_size(args, config.path), cluster)
     values = values_of(subject)
     if args.explain:
         text = _explained(args, parser, subject, values)

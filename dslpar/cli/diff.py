@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from dslpar.cli import arguments
+from dslpar.core.project import add_trust
 from dslpar.provenance import text as provenance_text
 from dslpar.provenance.differences import compare, not_compared, of_what_runs
 from dslpar.provenance.subject import Subject
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     arguments.add_operands(parser, "A B", "two config files, and overrides of both")
     arguments.add_world(parser)
+    add_trust(parser)
     arguments.add_format(parser)
 
 
@@ -30,7 +32,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the differences."""
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    left, right = (Subject(config, args.world_size, cluster) for config in arguments.load_configs(args, parser, 2))
+    configs = arguments.load_configs(args, parser, 2)
+    world_size = arguments.default_world_size(args, configs[0].path)
+    left, right = (Subject(config, world_size, cluster) for config in configs)
     for subject in (left, right):
         if not subject.sound:
             arguments.print_findings(subject.findings, sources | dict(subject.config.sources))

@@ -18,10 +18,14 @@ class Fixer:
     """One run of --fix or --diff over the configs that were linted."""
 
     def __init__(
-        self, findings_of: Callable[[Config], list[Finding]], overrides: Sequence[str], stdin: Mapping[str, str]
+        self,
+        findings_of: Callable[[Config], list[Finding]],
+        overrides: Sequence[str],
+        stdin: Mapping[str, str],
+        trusted: Sequence[str] = (),
     ) -> None:
         """`stdin`: the text of the config on standard input under its real path; empty if there is none."""
-        self.findings_of, self.overrides, self.stdin = findings_of, overrides, stdin
+        self.findings_of, self.overrides, self.stdin, self.trusted = findings_of, overrides, stdin, trusted
         self.texts = dict(stdin)
         """Texts in place of files, by real path: those on stdin, and those of files that were fixed."""
 
@@ -42,8 +46,11 @@ class Fixer:
             _print_bytes(next(iter(self.texts.values())))
         if not repairs:
             return list(batch), False
-        fixed = (check.load(config.path, self.overrides, self.texts) for config, _ in batch)
+        fixed = (self._load(config.path, self.texts) for config, _ in batch)
         return [(config, self.findings_of(config)) for config in fixed], True
+
+    def _load(self, path: str, texts: Mapping[str, str]) -> Config:
+        return check.load(path, self.overrides, texts, self.trusted)
 
     def _repair(self, path: str, data: bytes, batch: Sequence[Linted]) -> fixes.Repair:
         """Repair one file, judged by every config that reads it."""
@@ -51,7 +58,7 @@ class Fixer:
         readers = [config.path for config, _ in batch if real in map(os.path.realpath, config.sources)]
 
         def relint(texts: Mapping[str, str]) -> list[Finding]:
-            found = (item for each in readers for item in self.findings_of(check.load(each, self.overrides, texts)))
+            found = (item for each in readers for item in self.findings_of(self._load(each, texts)))
             return list(dict.fromkeys(found))  # a file that several configs import has its findings in each of them
 
         return fixes.repair(path, fixes.decode(data), relint, self.texts)

@@ -53,9 +53,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     source, model = _source(args, parser), _model(args, parser)
     made = convert(source, model)
     if args.num_samples:
-        before, made = made, convert(source, model, _epoch(made, args, parser))
-        if made.entries == before.entries:
-            parser.error(f"--num-samples: {args.file} counts no epochs")
+        if convert(source, model, Epoch(args.num_samples, 1)).entries == made.entries:
+            sys.stderr.write(f"note: --num-samples has no effect: {args.file} counts no epochs\n")
+        else:
+            made = convert(source, model, _epoch(made, args, parser))
     text = writer.file_of(made)
     config = check.load_text(text, args.out or "<imported>.py")
     findings = check.lint(config, args.world_size)

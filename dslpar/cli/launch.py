@@ -23,6 +23,7 @@ from dslpar.cluster.launchers import LAUNCHERS, launched_by
 from dslpar.cluster.request import Launch, LocalFacts, Request
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding, has_errors
+from dslpar.core.project import add_trust
 from dslpar.language.load import Config
 from dslpar.launch import commands, preflight, supervise
 from dslpar.launch.host_findings import HostChecks, port_taken
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     arguments.add_operands(parser)
     arguments.add_world(parser)
+    add_trust(parser)
     add = parser.add_argument
     add("--launcher", choices=tuple(LAUNCHERS), help="default: deepspeed; torchrun where that is missing")
     add("--master-port", type=_port, metavar="P", help="where ranks meet; default: a free port of the first host")
@@ -149,7 +151,8 @@ def _prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> _Prep
         loads = bool({"--resume", "--eval-only"} & {*args.training_flags})
         notes += run_dir.unused_checkpoint(job, config, loads=loads)
     arguments.print_findings(notes, config.sources)
-    program = ("--config", config.path, *args.training_flags, *arguments.overrides(args))
+    trust = [word for package in args.trust for word in ("--trust", package)]
+    program = ("--config", config.path, *args.training_flags, *trust, *arguments.overrides(args))
     name = args.launcher or commands.default_launcher(facts)
     request = Request(name, world_size, program, cluster, args.master_port, args.no_ssh, args.node_rank)
     return _Prepared(job, config, request, facts, sources)

@@ -9,16 +9,18 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from dslpar.cli import arguments
 from dslpar.core.errors import Finding
+from dslpar.core.project import Project, add_trust, matches
 from dslpar.language.load import Config
 from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 
 if TYPE_CHECKING:
     from dslpar.cli.fix import Linted
+    from dslpar.linter.selection import Selection
 
 STDIN = "stdin.py"
 """The name of a config from stdin, unless --stdin-filename gives another; its ending tells Python from YAML."""
@@ -27,12 +29,18 @@ EPILOG = """\
 A folder stands for the configs below it: the *.py, *.yaml and *.yml files that define `model` or
 `parallel`, or two other sections. A file without a model that such a config imports is linted as a
 part of it. Hidden folders, virtual environments and `outputs` are skipped. `-` is a config from
-stdin.
+stdin. Without a config, those below this folder are linted.
 
 CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific
 one decides, and --ignore wins a tie. Findings about what could not be checked (CFG001, CFG005,
 CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report only:
 launch and training ignore nothing, so nothing wrong starts.
+
+[tool.dslpar] of the nearest pyproject.toml, in a config's folder or above it, may have select,
+ignore, per-file-ignores, exclude and world-size (a number, or numbers by pattern). The command line
+comes first: --select, --exclude and --world-size stand in place of these keys, --ignore adds to
+them. The packages that configs may have called are those in `trusted` of the folder that you work
+in, never of one that came with a config, and those of --trust.
 
 In a config, `# dslpar: ignore[CODE] reason` silences warnings and infos that begin or end on its
 line, and `# dslpar: ignore-file[CODE]` those of the whole file, in launch and training as well.
@@ -44,64 +52,163 @@ cause another error is not made. With --statistics, the text and concise formats
 each code, and json is that count only. Colour is decided by --color, else by NO_COLOR, FORCE_COLOR
 or CLICOLOR_FORCE, else it is on for a terminal other than `dumb`.
 
-exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix),
-2 wrong usage or no config. With --fix, what is left counts.
+exit status: 0 no errors, 1 errors (with --strict also warnings; with --diff also something to fix;
+with --targets something that may not be called), 2 wrong usage, wrong settings or no config. With
+--fix, what is left counts.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
-    help = "config files, folders of them, or `-` for stdin; and overrides of their keys"
-    arguments.add_operands(parser, help=help)
-    arguments.add_world(parser)
+    help = "config files, folders of them, or `-` for stdin (default: this folder); and overrides of their keys"
+    arguments.add_operands(parser, help=help, nargs="*")
+    arguments.add_world(parser, exclude="; without --hostfile: leave out files and folders (old,tmp_*.py)")
+    add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
     add = parser.add_argument
+    add("--output-file", metavar="FILE", help="write the report to FILE instead of stdout")
     add("--color", choices=("auto", "always", "never"), default="auto", help="default: %(default)s")
     add("--select", action="append", default=[], metavar="CODES", help="report only these rules")
     add("--ignore", action="append", default=[], metavar="CODES", help="leave these rules out of the report")
-    add("--strict", action="store_true", help="exit with 1 on warnings too")
+    status = parser.add_mutually_exclusive_group()
+    status.add_argument("--strict", action="store_true", help="exit with 1 on warnings too")
+    status.add_argument("--exit-zero", action="store_true", help="exit with 0 whatever is found")
     add("--statistics", action="store_true", help="count the findings of each rule")
     change = parser.add_mutually_exclusive_group()
     change.add_argument("--fix", action="store_true", help="make the changes that are certain to be meant")
     change.add_argument("--diff", action="store_true", help="print what --fix would change, and write nothing")
-    add("--configs-only", action="store_true", help="skip named files that are not configs, as in folders")
+    change.add_argument("--show-files", action="store_true", help="print which files would be linted, and stop")
+    help = "print each class and function that a run would import or call, and what allows it, and stop"
+    change.add_argument("--targets", action="store_true", help=help)
+    add("--configs-only", action="store_true", help="skip named files that are excluded or no configs, as in folders")
     add("--stdin-filename", metavar="FILE", help="name of the config from stdin; it finds its imports beside FILE")
     add("--verbose", action="store_true", help="print which files were skipped, and why")
+    add("-q", "--quiet", action="store_true", help="print findings alone, no counts")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the findings; return 1 if there are errors."""
     sources: dict[str, str] = {}
+    settings = _Settings(args, parser)
     cluster = arguments.load_cluster(args, parser, sources)
-    selected = _selection(args, parser)
 
     def findings_of(config: Config) -> list[Finding]:
-        return [item for item in check.lint(config, args.world_size, cluster=cluster) if selected(item.code)]
+        includes = settings.selection_of(config.path)
+        found = check.lint(config, settings.world_size_of(config.path), cluster=cluster)
+        return [item for item in found if includes(item)]
 
     if args.statistics and args.format in ("github", "sarif"):
         parser.error(f"--statistics goes with text, concise and json, not with {args.format}")
     stdin = _read_stdin(args, parser)
+    args.operands = args.operands or ["."]
     paths = [args.stdin_filename or STDIN if path == "-" else path for path in arguments.config_paths(args, parser)]
-    configs, note = _load_configs(args, parser, paths, stdin)
+    configs, note = _load_configs(args, parser, paths, stdin, settings)
+    if args.show_files or args.targets:
+        return _listing(args, parser, configs)
     batch: list[Linted] = [(config, findings_of(config)) for config in configs]
     changed = False
     if args.fix or args.diff:
         from dslpar.cli.fix import Fixer
 
-        fixer = Fixer(findings_of, arguments.overrides(args), stdin)
+        fixer = Fixer(findings_of, arguments.overrides(args), stdin, args.trust)
         batch, changed = fixer.run(batch, paths, write=args.fix)
     for config, _ in batch:
         sources |= config.sources
     # Several configs share findings: those of the world, of the hosts, and of files that they all import.
     findings = list(dict.fromkeys(item for _, found in batch for item in found))
     fatal = ("error", "warning") if args.strict else ("error",)
-    status = int(any(finding.severity in fatal for finding in findings) or (args.diff and changed))
+    wrong = any(finding.severity in fatal for finding in findings) or (args.diff and changed)
+    status = int(wrong and not args.exit_zero)
     out = sys.stderr if args.diff or (args.fix and stdin) else sys.stdout  # stdout has the diff, or the fixed text
-    color = report_text.wants_color(args.color, out.isatty(), os.environ)
+    color = report_text.wants_color(args.color, out.isatty() and not args.output_file, os.environ)
     report = _report(args, findings, sources, [config.path for config, _ in batch], status, color)
-    out.write(report + (note if args.format == "text" else ""))
+    report += note if args.format == "text" and not args.quiet else ""
+    _write(report, args, parser, out)
     return status
+
+
+class _Settings:
+    """What flags and the projects of the configs say together; asks for each folder's project once."""
+
+    def __init__(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+        self.args, self.parser = args, parser
+        self.projects: dict[str, Project | None] = {}
+        self.selections: dict[str, Selection] = {}
+        self.patterns: tuple[str, ...] = ()
+        """Of --exclude, which without hosts is about files."""
+        if args.hostfile is None and args.exclude is not None:
+            self.patterns, args.exclude = tuple(filter(None, map(str.strip, args.exclude.split(",")))), None
+        self.project_of("./")  # whose `trusted` holds: if it is wrong, nothing is linted
+
+    def project_of(self, path: str) -> Project | None:
+        """Return the settings that hold for a file or folder."""
+        folder = os.path.dirname(path)
+        if folder not in self.projects:
+            self.projects[folder] = arguments.project_in(folder)
+        return self.projects[folder]
+
+    def excludes(self, path: str) -> bool:
+        """Whether a file or folder is left out."""
+        if self.patterns:
+            return matches(path, self.patterns)
+        project = self.project_of(path)
+        return project is not None and project.excludes(path)
+
+    def world_size_of(self, path: str) -> int | None:
+        """Return the number of ranks to lint a config for."""
+        size: int | None = self.args.world_size
+        project = self.project_of(path) if size is None and self.args.hostfile is None else None
+        return project.world_size_of(path) if project else size
+
+    def selection_of(self, config: str) -> Callable[[Finding], bool]:
+        """Return whether the report has a finding about a config, or about a file that it imports."""
+        args, project = self.args, self.project_of(config)
+        if not (args.select or args.ignore or project):
+            return lambda finding: True
+        from dslpar.linter.selection import Selection
+
+        key = project.path if project else ""
+        if key not in self.selections:
+            try:
+                self.selections[key] = Selection.parse(args.select, args.ignore, project)
+            except ValueError as error:
+                self.parser.error(str(error))
+
+        def includes(finding: Finding) -> bool:
+            file = config if finding.location.path.startswith("<") else finding.location.path
+            return self.selections[key].includes(finding.code, project.ignored_in(file) if project else ())
+
+        return includes
+
+
+def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs: list[Config]) -> int:
+    """Print which files would be linted, or what a run of them would import and call."""
+    if args.show_files:
+        _write("".join(f"{config.path}\n" for config in configs), args, parser, sys.stdout)
+        return 0
+    if args.format not in ("text", "json"):
+        parser.error(f"--targets has the formats text and json, not {args.format}")
+    from dslpar.cli import targets
+
+    report, refused = targets.listing(configs, args.format)
+    # Of what could not be evaluated, nobody knows what it would call.
+    unread = [item for config in configs for item in config.findings if item.severity == "error"]
+    arguments.print_findings(unread, {path: text for config in configs for path, text in config.sources.items()})
+    _write(report, args, parser, sys.stdout)
+    return int((refused or bool(unread)) and not args.exit_zero)
+
+
+def _write(report: str, args: argparse.Namespace, parser: argparse.ArgumentParser, out: TextIO) -> None:
+    """Write the report to --output-file, else to `out`."""
+    if not args.output_file:
+        out.write(report)
+        return
+    try:
+        with open(args.output_file, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(report)
+    except OSError as error:
+        parser.error(f"cannot write {args.output_file}: {error.strerror}")
 
 
 def _report(
@@ -125,20 +232,10 @@ def _report(
         import json
 
         return json.dumps(report_text.statistics(findings), indent=2) + "\n"
+    if args.quiet and args.format == "text":
+        return "\n".join(report_text.block(finding, sources, color) + "\n" for finding in findings)
     text = report_text.FORMATS[args.format](findings, sources, color)
     return text + (report_text.table(findings) if args.statistics else "")
-
-
-def _selection(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Callable[[str], bool]:
-    """Return whether the report has findings of a code."""
-    if not (args.select or args.ignore):
-        return lambda code: True
-    from dslpar.linter.selection import Selection
-
-    try:
-        return Selection.parse(args.select, args.ignore).includes
-    except ValueError as error:
-        parser.error(str(error))
 
 
 def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
@@ -159,16 +256,26 @@ def _read_stdin(args: argparse.Namespace, parser: argparse.ArgumentParser) -> di
 
 
 def _load_configs(
-    args: argparse.Namespace, parser: argparse.ArgumentParser, paths: list[str], texts: Mapping[str, str]
+    args: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    paths: list[str],
+    texts: Mapping[str, str],
+    settings: _Settings,
 ) -> tuple[list[Config], str]:
     """Load the configs that are named or below named folders; return them and a line that counts the files."""
     overrides = arguments.overrides(args)
     if not (args.configs_only or any(os.path.isdir(path) for path in paths)):
-        return [check.load(path, overrides, texts) for path in paths], ""
+        return [check.load(path, overrides, texts, args.trust) for path in paths], ""
     from dslpar.linter import config_files
 
-    files = [file for path in paths for file in (config_files.files_below(path) if os.path.isdir(path) else (path,))]
-    loaded = [check.load(path, overrides, texts) for path in dict.fromkeys(map(os.path.normpath, files))]
+    excluded = settings.excludes
+    files = [
+        file
+        for path in paths
+        for file in (config_files.files_below(path, excluded) if os.path.isdir(path) else (path,))
+        if not (args.configs_only and excluded(file))
+    ]
+    loaded = [check.load(path, overrides, texts, args.trust) for path in dict.fromkeys(map(os.path.normpath, files))]
     named = () if args.configs_only else map(os.path.normpath, paths)
     skipped = {path: why for path, why in config_files.skipped(loaded).items() if path not in set(named)}
     if args.verbose:

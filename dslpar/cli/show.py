@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from dslpar.cli import arguments
+from dslpar.core.project import add_trust
 from dslpar.reporting import show
 
 
@@ -13,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     arguments.add_operands(parser)
     arguments.add_world(parser)
+    add_trust(parser)
     arguments.add_format(parser)
 
 
@@ -20,8 +22,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print the job, or the findings that forbid it."""
     sources: dict[str, str] = {}
     cluster = arguments.load_cluster(args, parser, sources)
-    world_size = arguments.world_size(args, cluster, parser)
-    job = arguments.resolve_or_print(arguments.load_configs(args, parser)[0], world_size, cluster, sources)
+    (config,) = arguments.load_configs(args, parser)
+    args.world_size = arguments.default_world_size(args, config.path)
+    job = arguments.resolve_or_print(config, arguments.world_size(args, cluster, parser), cluster, sources)
     if job is None:
         return 1
     sys.stdout.write(show.FORMATS[args.format](job))

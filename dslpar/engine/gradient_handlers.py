@@ -45,7 +45,8 @@ def handler_classes(job: Job) -> list[tuple[type, dict[str, Any]]]:
         DslparError: one of them is not a gradient handler.
     """
     handlers = job.spec.gradient_handler
-    return [(_class(handler.target, job.path), dict(instantiate(handler.args))) for handler in handlers]
+    classes = [_class(handler.target, job.path) for handler in handlers]  # all of them, before any argument is made
+    return [(cls, dict(instantiate(handler.args, job.trusted))) for cls, handler in zip(classes, handlers, strict=True)]
 
 
 def install(ds_engine: Any, classes: Sequence[tuple[type, dict[str, Any]]]) -> None:

@@ -44,7 +44,7 @@ def optimizer_factory(job: Job) -> Callable[[ParameterGroups], torch.optim.Optim
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         message, hint = f"{section.target!r} is not a torch.optim.Optimizer", "name such a class, or type='AdamW'"
         raise_finding("CFG225", message, hint, job.path, "optimizer")
-    arguments = {"lr": section.lr, **instantiate(section.args)}
+    arguments = {"lr": section.lr, **instantiate(section.args, job.trusted)}
     # An optimizer that knows no decay would refuse the 0 that nobody has written.
     if section.weight_decay or "weight_decay" in inspect.signature(cls).parameters:
         arguments["weight_decay"] = section.weight_decay
@@ -72,7 +72,9 @@ def lr_scheduler_factory(job: Job) -> Callable[[torch.optim.Optimizer], Any]:
         hint = "name a class of torch.optim.lr_scheduler, or of DeepSpeed's; none that watches a loss"
         raise_finding("CFG212", f"{section.target!r} is not {required}", hint, job.path, "lr_scheduler")
     # Where a scheduler has a peak of its own, it is the optimizer's lr, and not DeepSpeed's default.
-    arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(section.args)
+    arguments = ({row.sets_lr: job.spec.optimizer.lr} if row and row.sets_lr else {}) | instantiate(
+        section.args, job.trusted
+    )
     return partial(_construct, cls, arguments, "lr_scheduler", section.target, job)
 
 

@@ -38,6 +38,7 @@ CODES = {
     "CFG120": Code(
         "section-replaced", "change the keys one by one, as in `train.dist.tensor_parallel_size = 2`", "warning"
     ),
+    "CFG122": Code("untrusted-target", "name a class of torch.nn, or a package that you trust"),
     "CFG013": Code("not-a-value", "assign None, a bool, a number, a string, a list, a tuple, a dict or L(Class)(...)"),
 }
 

@@ -61,14 +61,19 @@ def key_function(call: Call) -> Callable[[Value], Value] | None:
 
 
 def _not_callable(name: str) -> ConfigError:
+    from dslpar.core.trust import is_standard_library, known_kind  # only a mistake needs it
+
     owner, _, last = name.rpartition(".")
     if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
         hint = "write the value here, or give it on the command line as key=value"
     elif owner in ("math", "os.path", "builtins"):
         close = did_you_mean(name, FUNCTIONS, "; ")
         hint = f"use a function of the language{close}"
+    elif is_standard_library(name):
+        hint = "write the value here, or give it on the command line as key=value"
     else:
         hint = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
+        hint += "" if known_kind(name) else f", if {name.partition('.')[0]} is trusted: dslpar explain CFG122"
     return ConfigError("CFG003", f"cannot call {name.removeprefix('builtins.')}() in a config", hint)
 
 

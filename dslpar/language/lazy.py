@@ -6,15 +6,18 @@
     Counter({'red': 5, 'blue': 2})
 
 A description is a `Settings`: a dict with attribute access and a `_target_`, a `Reference`. Config files use the same
-names without running any of this; `instantiate` takes what they give: a `Node`, its `plain()`, or a `Settings`.
+names without running any of this; `instantiate` takes what they give: a `Node`, its `plain()`, or a `Settings`. What
+a program describes with `LazyCall` is the program's own; a config's calls need to be trusted (`dslpar.core.trust`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dslpar.core.errors import DslparError, Location
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.project import trusted_packages
+from dslpar.core.trust import is_standard_library, refusal, why_not
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.tree import TARGET, Node, Reference
 
@@ -40,11 +43,17 @@ class Settings(dict[str, Any]):
             raise AttributeError(name) from None
 
 
+class ProgramReference(Reference):
+    """A reference that a program made itself: whoever runs the program has trusted it."""
+
+    __slots__ = ()
+
+
 class LazyCall:
     """`LazyCall(target)(**arguments)` describes the call `target(**arguments)`; containers are deep_copy."""
 
     def __init__(self, target: Callable[..., Any] | Reference | str) -> None:
-        self.target = as_reference(target)
+        self.target = ProgramReference(as_reference(target).name)
 
     def __call__(self, **arguments: Any) -> Settings:
         return Settings({TARGET: self.target, **{name: settings(value) for name, value in arguments.items()}})
@@ -74,54 +83,112 @@ def settings(value: Any) -> Any:
     return value
 
 
-def instantiate(description: Any, **extra: Any) -> Any:
+def instantiate(description: Any, _trusted_: Iterable[str] = (), **extra: Any) -> Any:
     """Make the described call, the calls within its arguments first; `extra` adds to the outermost's arguments.
 
     Lists, tuples and dicts are walked; every other value is itself. `_recursive_=False` leaves the arguments alone.
-    Raises DslparError, with the location in the config where there is one, if a target cannot be imported.
+    `_trusted_` are packages that a config may have called, besides those of the working folder's pyproject.toml and the
+    known kinds (`dslpar.core.trust`).
+
+    Raises:
+        DslparError: a target may not be called, and then none is imported; or it cannot be imported. At its location in
+            the config, where there is one.
     """
-    value, location = description, PROGRAM
-    target = description.get(TARGET) if isinstance(description, Mapping) else None
-    if isinstance(description, Node):
-        value, target = description.value, description.target
-        location = description.target_location or description.location
+    calls = [*_calls(description)]
+    trusted = trusted_packages(tuple(_trusted_)) if calls else ()
+    if refused := [found for found in (_refusal(*call, trusted) for call in calls) if found is not None]:
+        raise DslparError(refused)
+    return _make(description, trusted, extra)
+
+
+def _calls(description: Any) -> Iterator[tuple[Any, Location]]:
+    """Yield the target of each call that is described, and where."""
+    target, location, value = _target_of(description)
     if target is not None:
-        return _call(target, value, location, extra)
+        yield target, location
+    items = value.values() if isinstance(value, Mapping) else value if type(value) in (list, tuple) else ()
+    for item in items:
+        yield from _calls(item)
+
+
+def _target_of(description: Any) -> tuple[Any, Location, Any]:
+    """Return the target of a description, or None; where it is; and what else the description holds."""
+    if isinstance(description, Node):
+        return description.target, description.target_location or description.location, description.value
+    return (description.get(TARGET) if isinstance(description, Mapping) else None), PROGRAM, description
+
+
+def _refusal(target: Any, location: Location, trusted: tuple[str, ...]) -> Finding | None:
+    """Return why a target may not be called, as a finding."""
+    if isinstance(target, ProgramReference) or callable(target):
+        return None
+    refused = refusal(as_reference(target).name, trusted)
+    return refused and finding("CFG122", location, *refused)
+
+
+def _make(description: Any, trusted: tuple[str, ...], extra: Mapping[str, Any]) -> Any:
+    target, location, value = _target_of(description)
+    if target is not None:
+        return _call(target, value, location, trusted, extra)
     assert not extra, "extra arguments for what is no call"
     if isinstance(value, Mapping):
-        return Settings({key: instantiate(item) for key, item in value.items()})
+        return Settings({key: _make(item, trusted, {}) for key, item in value.items()})
     if type(value) in (list, tuple):
-        return type(value)(instantiate(item) for item in value)
+        return type(value)(_make(item, trusted, {}) for item in value)
     return value
 
 
-def _call(target: Any, arguments: Mapping[str, Any], location: Location, extra: Mapping[str, Any]) -> Any:
-    function = target if callable(target) else locate(as_reference(target), location)
+def _call(
+    target: Any, arguments: Mapping[str, Any], location: Location, trusted: tuple[str, ...], extra: Mapping[str, Any]
+) -> Any:
+    function = target if callable(target) else _locate_call(as_reference(target), location, trusted)
     given = {name: value for name, value in arguments.items() if name not in (TARGET, "_recursive_")}
     recursive = arguments.get("_recursive_", True)
     if recursive.value if isinstance(recursive, Node) else recursive:
-        made = {name: instantiate(value) for name, value in given.items()}
+        made = {name: _make(value, trusted, {}) for name, value in given.items()}
     else:
         made = {name: value.plain() if isinstance(value, Node) else value for name, value in given.items()}
     return function(**(made | dict(extra)))
 
 
+def _locate_call(reference: Reference, location: Location, trusted: tuple[str, ...]) -> Any:
+    """Import what a call names, and check that it is what the name stands for, not something by way of it."""
+    *owners, found = _walk(reference, location)
+    if not isinstance(reference, ProgramReference) and (why := why_not(found, reference.name, trusted, owners)):
+        hint = "name the class itself; or trust the full name of what is to be called"
+        raise DslparError([finding("CFG122", location, f"a config may not call {reference.name!r}: {why}", hint)])
+    return found
+
+
 def locate(reference: Reference | str, location: Location = PROGRAM) -> Any:
-    """Import what a reference names. Raises DslparError, at `location`, if that fails.
+    """Import the class that a section names; the caller checks its kind before calling it, or making its arguments.
 
     Only for `build`: importing runs the package's code. The package is logged.
+
+    Raises:
+        DslparError: at `location`: it is of the standard library, or cannot be imported.
     """
+    if is_standard_library(str(reference)):
+        message = f"{str(reference)!r} is of Python's standard library, which has no model, layer or optimizer"
+        raise DslparError([finding("CFG122", location, message)])
+    *_, found = _walk(reference, location)
+    return found
+
+
+def _walk(reference: Reference | str, location: Location) -> Iterator[Any]:
+    """Import the module of a dotted name, and yield it, then each attribute down to what the name stands for."""
     name = str(reference)
     parts = name.split(".")
     if len(parts) < 2 or not all(part.isidentifier() and not part.startswith("__") for part in parts):
         raise _not_found(f"{name!r} is not the full name of a class or function", location)
     value, rest = _import_longest(parts, location)
+    yield value
     for index, part in enumerate(rest):
         if not hasattr(value, part):
             owner = ".".join(parts[: len(parts) - len(rest) + index])
             raise _not_found(f"{owner!r} has no {part!r}", location)
         value = getattr(value, part)
-    return value
+        yield value
 
 
 def _import_longest(parts: list[str], location: Location) -> tuple[object, list[str]]:

@@ -48,6 +48,8 @@ class Config(NamedTuple):
     """Dotted paths that could not be evaluated (a finding says why): not missing, only not known."""
     complete: bool = True
     """False if evaluation ended early (no syntax, no file, out of steps): what is missing means nothing then."""
+    trusted: tuple[str, ...] = ()
+    """Packages that whoever runs it trusts, besides those of the working folder's pyproject.toml (core.trust)."""
 
     def at(self, path: str) -> Location:
         """Where the value at a dotted path was written, or the nearest ancestor's that was."""

@@ -46,9 +46,11 @@ class Job:
     """Tokens of a sample; 0 where the model is not known."""
     output_dir: str
     """Where the run writes."""
+    trusted: tuple[str, ...] = ()
+    """Packages that the config may have called (`dslpar.core.trust`)."""
 
 
-def resolve(spec: Spec, world_size: int, path: str = "") -> Job:
+def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...] = ()) -> Job:
     """Decide everything; the spec has passed the linter for this world."""
     pipeline, cuboid = pipeline_of(spec), cuboid_of(tensor_of(spec))
     num_stages = pipeline.size if pipeline else 1
@@ -63,6 +65,7 @@ def resolve(spec: Spec, world_size: int, path: str = "") -> Job:
         batch=batch_of(requested_batch(spec), sizes),
         seq_len=seq_len_of(spec),
         output_dir=spec.train.output_dir or default_output_dir(path),
+        trusted=trusted,
     )
 
 

@@ -76,7 +76,7 @@ class Checked:
         """Resolve the job of another world, for what does not depend on it; raises as `job` does."""
         if self.has_errors:
             raise DslparError(self.findings)
-        return layout.resolve(self.reading.spec, world_size, self.config.path)
+        return layout.resolve(self.reading.spec, world_size, self.config.path, self.context.trusted)
 
 
 def check(
@@ -93,12 +93,19 @@ def check(
     return Checked(context=cx, findings=engine.run_rules(cx))
 
 
-def load(path: Path, overrides: Sequence[str] = (), texts: Mapping[str, str] = NO_TEXTS) -> Config:
+def load(
+    path: Path,
+    overrides: Sequence[str] = (),
+    texts: Mapping[str, str] = NO_TEXTS,
+    trusted: Sequence[str] = (),
+) -> Config:
     """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result.
 
-    `texts` stand for the files at their real paths, as in an editor that has not saved yet.
+    `texts` stand for the files at their real paths, as in an editor that has not saved yet. `trusted` are packages that
+    the config may have called, besides those that the working folder's pyproject.toml trusts.
     """
-    return evaluate_file(os.fspath(path), overrides, _shorthands(overrides), texts)
+    config = evaluate_file(os.fspath(path), overrides, _shorthands(overrides), texts)
+    return config._replace(trusted=tuple(trusted)) if trusted else config
 
 
 def load_text(text: str, path: str, overrides: Sequence[str] = ()) -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dslpar.core.suggest import only_near
 from dslpar.language.limits import MAX_SOURCE_BYTES
@@ -24,8 +24,8 @@ _DEFINES_MAIN_SECTION = re.compile(
 )
 
 
-def files_below(folder: str) -> Iterator[str]:
-    """Yield the Python and YAML files below a folder, in order."""
+def files_below(folder: str, excluded: Callable[[str], bool] = lambda path: False) -> Iterator[str]:
+    """Yield the Python and YAML files below a folder, in order; not those, nor the folders, that are `excluded`."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(  # in place: what is no longer in the list, os.walk does not enter
             name
@@ -33,10 +33,12 @@ def files_below(folder: str) -> Iterator[str]:
             if name not in SKIPPED_FOLDERS
             and not name.startswith(".")
             and not os.path.exists(os.path.join(parent, name, "pyvenv.cfg"))
+            and not excluded(os.path.join(parent, name))
         )
         for name in sorted(files):
-            if name.endswith(ENDINGS) and not name.startswith("."):
-                yield os.path.join(parent, name)
+            path = os.path.join(parent, name)
+            if name.endswith(ENDINGS) and not name.startswith(".") and not excluded(path):
+                yield path
 
 
 def skipped(configs: Sequence[Config]) -> dict[str, str]:

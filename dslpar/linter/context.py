@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from dslpar.core import mesh
 from dslpar.core.errors import Finding, Location
 from dslpar.core.frozen import is_frozen
+from dslpar.core.project import trusted_packages
 from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
 from dslpar.layout.modes import MODES, cuboid_of
@@ -90,6 +91,11 @@ class Context:
         What a rule finds there, it finds in every world and on all hosts.
         """
         return Context(self.config, self.reading, of_any_world=True)
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """Packages that the config may have called: given with it, or by the working folder's pyproject.toml."""
+        return trusted_packages(self.config.trusted)
 
     # The world -----------------------------------------------------------------------------------------------
 

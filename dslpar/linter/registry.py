@@ -24,6 +24,7 @@ from dslpar.linter.rules import (
     parallel,
     performance,
     pipeline,
+    targets,
     tensor,
     zero,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 RULES: tuple[Rule, ...] = (
     *language.RULES,
     *keys.RULES,
+    *targets.RULES,
     *parallel.RULES,
     *tensor.RULES,
     *pipeline.RULES,

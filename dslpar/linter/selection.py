@@ -1,8 +1,9 @@
-"""`--select` and `--ignore`: which findings a report of `dslpar lint` includes.
+"""Which findings a report of `dslpar lint` includes: `--select` and `--ignore`, and those of `[tool.dslpar]`.
 
 A pattern is a code, a rule's name, or the beginning of codes (`PERF`, `TEN2`). The longest pattern that matches
-decides, and `--ignore` wins a tie, as in ruff. Findings about what could not be checked stay in a report that selects
-other rules, since their absence would be taken for approval; only `--ignore` leaves them out.
+decides, and `--ignore` wins a tie, as in ruff. `--select` stands in place of the project's `select`, and wins a tie
+with its `ignore`, to which `--ignore` adds. Findings about what could not be checked stay in a report that selects
+other rules, since their absence would be taken for approval; only an `ignore` leaves them out.
 
     >>> selection = Selection(select=("PERF",), ignore=("PERF101",))
     >>> [selection.includes(code) for code in ("PERF101", "PERF102", "CFG101", "CFG112")]
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dslpar.core.project import Project
 from dslpar.core.suggest import did_you_mean
 from dslpar.linter.registry import RULES, page_of
 
@@ -22,26 +24,37 @@ UNCHECKED = ("CFG001", "CFG005", "CFG009", "CFG111", "CFG112")
 
 
 class Selection(NamedTuple):
-    """Patterns of --select and --ignore: codes, or beginnings of codes."""
+    """Patterns that are selected and ignored: codes, or beginnings of codes."""
 
     select: Sequence[str] = ()
     ignore: Sequence[str] = ()
+    project_ignore: Sequence[str] = ()
+    """Those of the project that --select overrules."""
 
     @classmethod
-    def parse(cls, select: Iterable[str], ignore: Iterable[str]) -> Selection:
-        """Parse the values of the two flags, each with one pattern or several between commas.
+    def parse(cls, select: Iterable[str], ignore: Iterable[str], project: Project | None = None) -> Selection:
+        """Parse the values of the two flags, each with one pattern or several between commas; and a project's settings.
 
         Raises:
             ValueError: a pattern is neither a name nor the beginning of a code.
         """
-        return cls(tuple(_patterns(select)), tuple(_patterns(ignore)))
+        flags, ignored = tuple(_patterns(select)), tuple(_patterns(ignore))
+        if project is None:
+            return cls(flags, ignored)
+        try:
+            own, of_project = tuple(_patterns(project.select)), tuple(_patterns(project.ignore))
+            tuple(_patterns(code for codes in project.per_file_ignores.values() for code in codes))
+        except ValueError as error:
+            raise ValueError(f"{project.path}: {error}") from None
+        return cls(flags, ignored, of_project) if flags else cls(own, (*ignored, *of_project))
 
-    def includes(self, code: str) -> bool:
-        """Whether findings of that code are reported."""
+    def includes(self, code: str, ignored_in_file: Iterable[str] = ()) -> bool:
+        """Whether findings of that code are reported; `ignored_in_file` is what per-file-ignores has for its file."""
         selected = _longest_match(code, self.select) if self.select else 0
         if selected < 0 and code in UNCHECKED:
             selected = 0
-        return selected > _longest_match(code, self.ignore)
+        wins = selected > _longest_match(code, self.ignore) and selected >= _longest_match(code, self.project_ignore)
+        return wins and _longest_match(code, tuple(_patterns(ignored_in_file))) < 0
 
 
 def _longest_match(code: str, patterns: Iterable[str]) -> int:

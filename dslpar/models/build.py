@@ -43,7 +43,7 @@ def model_from_job(job: Job) -> LayeredModel:
     with torch.random.fork_rng(devices=[]):
         # An nn.Sequential draws its weights where it is built, whole on each rank: they must be equal.
         torch.manual_seed(job.spec.train.seed)
-        return _model_from_class(cls, model.args, job.path)
+        return _model_from_class(cls, model.args, job.path, job.trusted)
 
 
 def model_from_cfg(cfg: Mapping[str, object], path: str = "<program>") -> LayeredModel:
@@ -60,15 +60,18 @@ def _family_model(name: str, arguments: Mapping[str, object]) -> LayeredModel:
     return model
 
 
-def _model_from_class(cls: type, args: Mapping[str, object], path: str) -> LayeredModel:
+def _model_from_class(cls: type, args: Mapping[str, object], path: str, trusted: tuple[str, ...] = ()) -> LayeredModel:
     """Make a model that a pipeline can cut of a class and its arguments; of most modules, one of a single layer."""
     if cls is nn.Sequential and LAYERS_CFG in args:
         check_arguments(Layers, args, Location(path))
-        return Layers(cast("Sequence[Mapping[str, Any]]", args[LAYERS_CFG]), path)
-    arguments = {name: value if name == LAYERS_CFG else instantiate(value) for name, value in args.items()}
+        return Layers(cast("Sequence[Mapping[str, Any]]", args[LAYERS_CFG]), path, trusted)
+    arguments = dict(instantiate({name: value for name, value in args.items() if name != LAYERS_CFG}, trusted))
+    arguments |= {name: value for name, value in args.items() if name == LAYERS_CFG}  # built layer by layer
     check_arguments(cls, arguments, Location(path))
     if issubclass(cls, LayeredModel):
         model: LayeredModel = cls(**arguments)
+        if isinstance(model, Layers):
+            model.trusted = trusted
         return model
     build: Callable[[], Any] = partial(cls, **arguments)
     return Sequential.of(build()) if is_plain_sequential(cls) else SingleModule(build)

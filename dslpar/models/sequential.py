@@ -80,9 +80,12 @@ class Layers(PlainModel):
     """
 
     layers_cfg: Sequence[Entry]
+    path: str = "<program>"
+    trusted: tuple[str, ...] = ()
+    """Packages that the layers' arguments may have called (`dslpar.core.trust`)."""
 
-    def __init__(self, layers_cfg: Sequence[Entry], path: str = "<program>") -> None:
-        self.layers_cfg, self.path = layers_cfg, path
+    def __init__(self, layers_cfg: Sequence[Entry], path: str = "<program>", trusted: tuple[str, ...] = ()) -> None:
+        self.layers_cfg, self.path, self.trusted = layers_cfg, path, trusted
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return a layer for each entry, named by its index.
@@ -101,18 +104,15 @@ class Layers(PlainModel):
         ]
 
     def _build(self, index: int, groups: Groups, findings: list[Finding]) -> Callable[[], nn.Module]:
-        key = f"model.layers_cfg.{index}"
+        key, entry, location = f"model.layers_cfg.{index}", self.layers_cfg[index], Location(self.path)
         try:
-            cls: Callable[..., nn.Module] = layer_class(self.layers_cfg[index], self._location())
-            return partial(cls, **_arguments(cls, self.layers_cfg[index], groups, key, self._location()))
+            cls: Callable[..., nn.Module] = layer_class(entry, location)
+            return partial(cls, **_arguments(cls, entry, groups, key, location, self.trusted))
         except DslparError as error:
             findings += [
                 finding._replace(key=key, message=f"layer {index}: {finding.message}") for finding in error.findings
             ]
             return nn.Identity
-
-    def _location(self) -> Location:
-        return Location(getattr(self, "path", "<program>"))
 
 
 class ModelFromConfig(Layers):
@@ -203,10 +203,15 @@ def check_arguments(
 
 
 def _arguments(
-    cls: Callable[..., nn.Module], entry: Entry, groups: Groups, key: str, location: Location
+    cls: Callable[..., nn.Module],
+    entry: Entry,
+    groups: Groups,
+    key: str,
+    location: Location,
+    trusted: tuple[str, ...],
 ) -> dict[str, object]:
     given = {name: value for name, value in entry.items() if name not in ("type", TARGET, "layer_idx")}
-    arguments = dict(instantiate(given))
+    arguments = dict(instantiate(given, trusted))
     parameters = inspect.signature(cls).parameters
     if "groups" in parameters and parameters["groups"].default is inspect.Parameter.empty:
         arguments.setdefault("groups", groups)  # of dslpar.layers; torch.nn's `groups` of a convolution is a number

@@ -36,6 +36,11 @@ class Registry:
         """The registered names, in order; without the fallback's."""
         return tuple(self._classes)
 
+    @property
+    def full_names(self) -> tuple[str, ...]:
+        """The registered classes' own names, with their modules."""
+        return tuple(f"{cls.__module__}.{cls.__qualname__}" for cls in self._classes.values())
+
     @overload
     def register_module(self, module: Class) -> Class: ...
 
@@ -105,6 +110,11 @@ LAYERS = Registry("LAYERS", fallback="torch.nn")
 """Layers of a layers_cfg; torch.nn's need no registering."""
 GRADIENT_HANDLER = Registry("GRADIENT_HANDLER")
 """Classes of dslpar.BaseGradientHandler."""
+
+
+def registered_classes() -> tuple[str, ...]:
+    """Return the full names of all classes that this process registered: its program trusts them."""
+    return (*MODELS.full_names, *LAYERS.full_names, *GRADIENT_HANDLER.full_names)
 
 
 def registered() -> dict[str, tuple[str, ...]]:

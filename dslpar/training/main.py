@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.project import add_trust
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.layout.resolve import Job
@@ -188,7 +189,7 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, R
     config: Config | None = None
     try:
         arguments = _make_parser().parse_intermixed_args(argv)
-        config = check.load(arguments.config, arguments.overrides)
+        config = check.load(arguments.config, arguments.overrides, trusted=arguments.trust)
         checked = check.check(config, dist_env.world_size)
         logging.print_findings(checked.findings, config.sources)
         if checked.has_errors:
@@ -214,6 +215,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, metavar="FILE", help="the config")
     for flag, help in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=help)
+    add_trust(parser)
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it; see bootstrap
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the config's keys")
     return parser

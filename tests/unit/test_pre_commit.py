@@ -21,8 +21,17 @@ def test_the_hooks_run_on_a_list_of_files(tmp_path: Path, capsys: pytest.Capture
     assert [hook["id"] for hook in hooks] == ["dslpar-lint", "dslpar-fix"]
     for hook in hooks:
         assert {"name", "description", "entry", "language", "types_or", "files"} <= set(hook)
-        assert re.search(hook["files"], "configs/gpt_3d.py")
-        assert not re.search(hook["files"], "tests/test_x.py")
+        for name in (
+            "configs/gpt_3d.py",
+            "a/config/b.yaml",
+            "config.py",
+            "a/config.yml",
+            "my_configs/a/b.py",
+            "gpt_config.py",
+        ):
+            assert re.search(hook["files"], name), name
+        for name in ("tests/test_x.py", "configurable.py", "myconfigs.py", "a/config_loader.py", "config.json"):
+            assert not re.search(hook["files"], name), name
         program, *argv = hook["entry"].split()
         assert program == "tools/pre_commit.py"
         good, bad, part = tmp_path / "good.py", tmp_path / "bad.py", tmp_path / "part.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh
+from dslpar.language.tree import Reference
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
@@ -219,13 +222,43 @@ def test_any_module_trains_with_data_parallelism(stage: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "code"), [("no_such_package.Model", "CFG006"), ("torch.nn.Nothing", "CFG006"), ("math.sqrt", "CFG201")]
+    ("target", "code"),
+    [
+        ("no_such_package.Model", "CFG006"),
+        ("torch.nn.Nothing", "CFG006"),
+        ("torch.sqrt", "CFG201"),
+        ("math.sqrt", "CFG122"),
+    ],
 )
 def test_what_is_no_model_is_refused(target: str, code: str) -> None:
     from dslpar.models.build import model_from_job
 
     with pytest.raises(DslparError, match=code):
         model_from_job(job(1, model=foreign(target)))
+
+
+@pytest.mark.parametrize("target", ["os.mkdir", "my_pkg.make"])
+def test_a_run_calls_nothing_that_lint_refuses(target: str, tmp_path: Path) -> None:
+    """Also of a job that was never linted; and an own class is judged before its arguments are made."""
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.gradient_handlers import handler_classes
+    from dslpar.engine.optimizers import optimizer_factory
+    from dslpar.models.build import model_from_job
+
+    call = {"_target_": Reference(target), "path": str(tmp_path / "made")}
+    cfg = [{"type": "Linear", "in_features": call, "out_features": 4}]
+    models = [("torch.nn.Linear", {"in_features": call}), ("Sequential", {"layers_cfg": cfg})]
+    for cls, args in models:
+        described = job(1, model=schema_sections.OtherModel(target=cls, args=args))
+        with pytest.raises(DslparError, match="CFG122"):
+            model_from_job(described).layers(Groups(Mesh(), rank=0))
+    optimizer = schema_sections.OtherOptimizer(target="torch.optim.RMSprop", lr=0.1, args={"alpha": call})
+    with pytest.raises(DslparError, match="CFG122"):
+        optimizer_factory(job(1, optimizer=optimizer))
+    handlers = (schema_sections.GradientHandler(target="torch.nn.Linear", args={"x": call}),)
+    with pytest.raises(DslparError, match="CFG224"):  # it is no handler: nothing was made for it
+        handler_classes(job(1, gradient_handler=handlers))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:

@@ -11,10 +11,11 @@ from dslpar.cli.main import main
 
 def test_launch_prints_the_command_line_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["launch", str(config), "--print", "--world-size", "4", "--launcher", "torchrun", "--resume", "--dry-run"]
-    assert main([*argv, "train.steps=2"]) == 0
+    assert main([*argv, "train.steps=2", "--trust", "my_pkg,other"]) == 0
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
-    assert line.endswith(f"--standalone -m dslpar.training --config {config} --resume --dry-run train.steps=2")
+    program = f"--standalone -m dslpar.training --config {config} --resume --dry-run"
+    assert line.endswith(f"{program} --trust my_pkg --trust other train.steps=2")
     assert captured.err == ""
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from dslpar.cli.main import main
+from dslpar.core.project import find_project
 from tests.support.paths import ROOT
 
 PART = (ROOT / "docs" / "linting.md").read_text()
@@ -84,6 +85,16 @@ def test_what_is_for_ci_is_yaml() -> None:
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
     assert hooks == {"dslpar-lint", "dslpar-fix"}
     assert all(hook in PART for hook in hooks)
+
+
+def test_the_settings_of_the_page_are_all_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (settings,) = re.findall(r"```toml\n(.*?)```", PART, re.DOTALL)
+    (folder / "pyproject.toml").write_text(settings)
+    project = find_project(".")
+    assert project is not None
+    assert all(project), "each key has a value"
+    assert main(["lint", "configs/gpt_3d.py"]) == 0
+    assert capsys.readouterr().out == "no findings\n"
 
 
 def test_a_comment_of_the_page_silences(folder: Path) -> None:

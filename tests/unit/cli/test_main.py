@@ -22,7 +22,6 @@ def test_flags_and_overrides_in_any_order(config: Path, capsys: pytest.CaptureFi
     "argv",
     [
         [],
-        ["lint"],
         ["lnit", "cfg.py"],
         ["lint", "a=1"],
         ["lint", "cfg.py", "--world-size", "0"],

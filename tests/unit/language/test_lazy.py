@@ -69,20 +69,20 @@ kept = L(Space)(_recursive_=False, inner=L(Fraction)(numerator=1))
     config = load_text(text, "cfg.py")
     model = config.root.get("model")
     for source in (model, model.plain()):  # type: ignore[union-attr]
-        built = instantiate(source)
+        built = instantiate(source, _trusted_=["types", "fractions"])
         assert (built.half, built.items, built.t) == (Fraction(1, 2), [Fraction(3)], (1, 2))
-    kept = instantiate(config.root.get("kept"))
+    kept = instantiate(config.root.get("kept"), _trusted_=["types", "fractions"])
     assert kept.inner == {"_target_": Reference("fractions.Fraction"), "numerator": 1}
-    assert instantiate(config.root).model.half == Fraction(1, 2)
+    assert instantiate(config.root, ["types", "fractions"]).model.half == Fraction(1, 2)
     assert instantiate(5) == 5
 
 
 MISSING = {
     "no package": ("nothing_here.x.Y", "no package 'nothing_here'"),
-    "no module": ("fractions.deep.Y", "'fractions' has no 'deep'"),
-    "no attribute": ("fractions.Fractoin", "'fractions' has no 'Fractoin'"),
+    "no module": ("dslpar.config.deep.Y", "'dslpar.config' has no 'deep'"),
+    "no attribute": ("dslpar.config.LazyCal", "'dslpar.config' has no 'LazyCal'"),
     "no dots": ("Fraction", "not the full name"),
-    "dunder": ("os.__loader__.x", "not the full name"),
+    "dunder": ("dslpar.__loader__.x", "not the full name"),
     "not a name": ("a b.c", "not the full name"),
     "empty": ("", "not the full name"),
 }
@@ -103,8 +103,8 @@ def test_missing(case: str) -> None:
 
 def test_missing_says_where_in_the_config() -> None:
     config = load_text("from dslpar import L\nfrom nothing_here import A\nmodel = L(A)(x=1)\n", "cfg.py")
-    with pytest.raises(DslparError) as caught:
-        instantiate(config.root.get("model"))
+    with pytest.raises(DslparError, match="no package 'nothing_here'") as caught:
+        instantiate(config.root.get("model"), _trusted_=["nothing_here"])
     assert caught.value.findings[0].location[:3] == ("cfg.py", 3, 9)
 
 
@@ -120,8 +120,44 @@ def test_a_package_that_needs_another(tmp_path, monkeypatch) -> None:
 
 def test_imports_are_logged(caplog) -> None:
     with caplog.at_level(logging.INFO, "dslpar"):
-        assert locate("fractions.Fraction.from_float") == Fraction.from_float
-    assert "imported package fractions" in caplog.text
+        assert locate("dslpar.config.LazyCall") is LazyCall
+    assert "imported package dslpar" in caplog.text
+
+
+def written(folder, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+
+
+def test_what_a_config_describes_is_called_only_if_it_is_trusted(tmp_path, monkeypatch) -> None:
+    """All calls are judged before anything is imported: here the first one would be legal, and leave its mark."""
+    text = "import os\nos.mkdir('imported')\nfrom os import mkdir\ndef make(n): mkdir('called')\n"
+    written(tmp_path, "mine_to_trust.py", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = "from dslpar import L\nx = [L('mine_to_trust.make')(n=1), L('os.mkdir')(path='made')]\n"
+    described = load_text(text, "cfg.py").root.get("x")
+    for source in (described, described.plain(), [{"_target_": "os.mkdir", "path": "made"}]):  # type: ignore[union-attr]
+        with pytest.raises(DslparError) as caught:
+            instantiate(source, _trusted_=["mine_to_trust"])
+        assert [found.code for found in caught.value.findings] == ["CFG122"]
+    assert {path.name for path in tmp_path.iterdir()} == {"mine_to_trust.py"}
+    by_another_name = {"_target_": Reference("mine_to_trust.mkdir"), "path": "made"}
+    with pytest.raises(DslparError, match="it is of posix, which is not trusted"):
+        instantiate(by_another_name, _trusted_=["mine_to_trust"])
+    assert not (tmp_path / "made").exists()
+    written(tmp_path, "pyproject.toml", "[tool.dslpar]\ntrusted = ['mine_to_trust', 'os.mkdir']\n")
+    instantiate(described)
+    assert {"called", "made"} < {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_program_calls_what_it_describes_itself() -> None:
+    assert instantiate(L("fractions.Fraction")(numerator=1, denominator=2)) == Fraction(1, 2)
+    assert instantiate(dict(part=L(Fraction)(numerator=3))).part == 3
+
+
+def test_a_section_has_no_class_of_the_standard_library() -> None:
+    with pytest.raises(DslparError, match=r"CFG122 .*'antigravity\.fly' is of Python's standard library"):
+        locate("antigravity.fly")
 
 
 def test_get_config_of_a_program(tmp_path, monkeypatch) -> None:

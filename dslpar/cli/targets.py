@@ -1,0 +1,30 @@
+"""`dslpar lint --targets`: every class and function that a run of a config would import or call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dslpar.core.project import trusted_packages
+from dslpar.language.load import Config
+from dslpar.linter.targets import targets_of
+
+
+def listing(configs: Iterable[Config], form: str) -> tuple[str, bool]:
+    """Return the targets of all configs as text or JSON, and whether one of them may not be called."""
+    targets = [target for config in configs for target in targets_of(config.root, trusted_packages(config.trusted))]
+    refused = any(not target.allowed_by for target in targets)
+    if form == "json":
+        import json
+
+        records = [
+            {"target": target.name, "key": target.key, "purpose": target.purpose}
+            | {"allowed_by": target.allowed_by or None, "message": target.message, "help": target.hint}
+            | target.location._asdict()
+            for target in targets
+        ]
+        return json.dumps(records, indent=2) + "\n", refused
+    lines = [
+        f"{target.location}: {target.name} for {target.key}: {target.allowed_by or f'refused: {target.message}'}\n"
+        for target in dict.fromkeys(targets)
+    ]
+    return "".join(lines) or "no targets: nothing of other packages is imported\n", refused

@@ -1,0 +1,235 @@
+"""`[tool.dslpar]` of a pyproject.toml: what a project has decided for all of its configs.
+
+    [tool.dslpar]
+    select = ["CFG", "TEN"]                      # as the flags of `dslpar lint`
+    ignore = ["PERF104"]
+    exclude = ["experiments/old", "scratch_*.py"]
+    world-size = 64                              # or by path: {"configs/small/*" = 8, "*" = 64}
+    trusted = ["my_pkg"]                         # packages that configs may have called: dslpar.core.trust
+
+    [tool.dslpar.per-file-ignores]
+    "configs/debug_*.py" = ["PERF"]
+
+The model is ruff's. The nearest pyproject.toml with such a table, in a config's folder or above it, holds for the
+config; tables are not merged; patterns are of paths relative to the table's file, or of a single name, `*` crosses
+folders, and what matches a folder holds for all below it. The command line comes first. An unknown key is an error.
+
+A file that has no such table is not parsed, and a TOML parser is imported for one that has: lint starts without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os.path
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.named_tuple import NamedTuple
+
+FILE = "pyproject.toml"
+_MAX_BYTES = 1 << 20
+
+
+class Project(NamedTuple):
+    """The settings of one pyproject.toml."""
+
+    path: str
+    """The file."""
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    per_file_ignores: Mapping[str, tuple[str, ...]] = {}
+    """Pattern of paths -> codes that are left out of reports about these files."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of files and folders that are no configs."""
+    world_size: Mapping[str, int] = {}
+    """Pattern of paths -> number of ranks."""
+    device: str = ""
+    """The accelerator that a forecast is for; lint and training do not read it."""
+    trusted: tuple[str, ...] = ()
+    """Packages, modules and classes that configs may have imported and called."""
+
+    def excludes(self, path: str) -> bool:
+        """Whether a file or folder is none of the project's configs."""
+        return matches(path, self.exclude, self.path)
+
+    def ignored_in(self, path: str) -> list[str]:
+        """Return the codes that per-file-ignores has for a file."""
+        rows = self.per_file_ignores.items()
+        return [code for pattern, codes in rows if matches(path, (pattern,), self.path) for code in codes]
+
+    def world_size_of(self, path: str) -> int | None:
+        """Return the number of ranks of a config: of the patterns that match it, the longest decides."""
+        fitting = [pattern for pattern in self.world_size if matches(path, (pattern,), self.path)]
+        return self.world_size[max(fitting, key=len)] if fitting else None
+
+
+def matches(path: str, patterns: tuple[str, ...], base: str = FILE) -> bool:
+    """Whether a pattern fits a path, or a folder on the way to it: by its path from `base`'s folder, or its name."""
+    if not patterns:
+        return False
+    from fnmatch import fnmatchcase
+
+    parts = os.path.relpath(os.path.abspath(path), os.path.dirname(os.path.abspath(base))).split(os.sep)
+    ways = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    plain = [os.path.normpath(pattern).replace(os.sep, "/") for pattern in patterns]
+    return any(fnmatchcase(way, pattern) for pattern in plain for way in (*ways, *parts))
+
+
+def find_project(folder: str) -> Project | None:
+    """Return the settings that hold in a folder: the nearest pyproject.toml with `[tool.dslpar]`, there or above.
+
+    Raises:
+        DslparError: the table has unknown keys or wrong values; or it cannot be read.
+    """
+    folder = os.path.abspath(folder)
+    while True:
+        path = os.path.join(folder, FILE)
+        project = _read(path) if os.path.isfile(path) else None
+        if project is not None or os.path.dirname(folder) == folder:
+            return project
+        folder = os.path.dirname(folder)
+
+
+def trusted_packages(given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the packages that configs may have called: those given, and those that the working folder's project has.
+
+    Not those of a config's own folder: what lies beside a config must not vouch for it.
+
+    Raises:
+        DslparError: as `find_project`.
+    """
+    project = find_project(os.getcwd())
+    return (*given, *(project.trusted if project else ()))
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust, `trusted` of the command line: a list of packages."""
+    help = "let configs call what is in these packages, besides those that pyproject.toml trusts"
+    parser.add_argument("--trust", action="extend", type=parse_packages, default=[], metavar="PACKAGES", help=help)
+
+
+def parse_packages(text: str) -> list[str]:
+    """Parse the value of --trust: packages between commas. Raises ArgumentTypeError where one can be no package."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(map(_is_package, names)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a package")
+    return names
+
+
+def _read(path: str) -> Project | None:
+    """Return the settings of a pyproject.toml; None where it has no `[tool.dslpar]`."""
+    shown = os.path.relpath(path)
+    path = shown if len(shown) < len(path) else path
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MAX_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return None  # of a pyproject.toml that is not TOML, dslpar is not the one to tell
+    if not _may_have_table(text):
+        return None
+    table = _parse(text, path).get("tool", {}).get("dslpar")
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise DslparError([_finding(path, text, "dslpar", "tool.dslpar is not a table", "write [tool.dslpar]")])
+    findings = list(_mistakes(table, path, text))
+    if findings:
+        raise DslparError(findings)
+    return _project(table, path)
+
+
+def _may_have_table(text: str) -> bool:
+    """Whether a file may say something about dslpar; false alarms cost a parse."""
+    compact = text.translate({ord(char): None for char in " \t\"'"})
+    return any(mention in compact for mention in ("tool.dslpar", "dslpar=", "dslpar."))
+
+
+def _parse(text: str, path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError:
+            message = "[tool.dslpar] cannot be read: Python 3.10 has no parser of TOML"
+            raise DslparError([_finding(path, text, "dslpar", message, "pip install tomli")]) from None
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+        return table
+    except tomllib.TOMLDecodeError as error:
+        message = f"cannot parse this as TOML: {error}"
+        raise DslparError([_finding(path, text, "dslpar", message, "correct the file")]) from None
+
+
+def _project(table: Mapping[str, Any], path: str) -> Project:
+    values: dict[str, Any] = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in ("select", "ignore", "exclude", "trusted"):
+        values[key] = tuple(values.get(key, ()))
+    if isinstance(values.get("world_size"), int):
+        values["world_size"] = {"*": values["world_size"]}
+    values["per_file_ignores"] = {key: tuple(codes) for key, codes in values.get("per_file_ignores", {}).items()}
+    return Project(path, **values)
+
+
+# ---- mistakes ----
+
+
+def _is_strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_package(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+_KINDS = {
+    "select": (_is_strings, 'a list of codes, such as ["CFG", "TEN103"]'),
+    "ignore": (_is_strings, 'a list of codes, such as ["PERF104"]'),
+    "per-file-ignores": (
+        lambda value: isinstance(value, dict) and all(map(_is_strings, value.values())),
+        'a table of patterns and codes, such as {"configs/debug_*.py" = ["PERF"]}',
+    ),
+    "exclude": (_is_strings, 'a list of patterns, such as ["experiments/old"]'),
+    "world-size": (
+        lambda value: _is_count(value) or (isinstance(value, dict) and all(map(_is_count, value.values()))),
+        'a number of ranks, or a table of patterns and numbers, such as {"configs/big/*" = 64}',
+    ),
+    "device": (lambda value: isinstance(value, str) and bool(value), 'the name of an accelerator, such as "h100"'),
+    "trusted": (
+        lambda value: _is_strings(value) and all(map(_is_package, value)),
+        'a list of packages, such as ["my_pkg"]',
+    ),
+}
+"""Key -> whether a value is right, and what it is."""
+
+
+def _mistakes(table: Mapping[str, Any], path: str, text: str) -> Iterator[Finding]:
+    from dslpar.core.suggest import did_you_mean
+
+    for key, value in table.items():
+        if key not in _KINDS:
+            hint = did_you_mean(key, _KINDS) or f"the keys are {', '.join(_KINDS)}"
+            yield _finding(path, text, key, f"unknown key {key!r} in [tool.dslpar]", hint)
+        elif not _KINDS[key][0](value):
+            yield _finding(path, text, key, f"{key} is {value!r}", f"{key} is {_KINDS[key][1]}")
+
+
+def _finding(path: str, text: str, key: str, message: str, hint: str) -> Finding:
+    """Make a finding at the line that has the key, in the table or below it."""
+    import re
+
+    from dslpar.core.catalog import finding
+
+    table = re.search(r"""tool["'\s]*\.["'\s]*dslpar|\bdslpar["'\s]*[.=]""", text)
+    start = table.start() if table else 0
+    written = rf"""^[^#\n=]*?(?<![\w-])["']?({re.escape(key)})["']?\s*[].=]"""
+    at = re.compile(written, re.MULTILINE).search(text, text.rfind("\n", 0, start) + 1)
+    begin, end = at.span(1) if at else (start, start + 1)
+    line, column = text.count("\n", 0, begin) + 1, begin - text.rfind("\n", 0, begin)
+    return finding("CFG230", message, hint, Location(path, line, column, line, column + end - begin), key)

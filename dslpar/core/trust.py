@@ -1,0 +1,83 @@
+"""Which classes and functions a config may have imported and called.
+
+Whoever can name any callable, and its arguments, can do anything: that is how configs with a `_target_` came to run
+`os.system` in Hydra and NeMo. A list of what is forbidden never ends, and one object has many names, such as
+`logging.os.system`; so Hydra moves to a list of what is allowed, which is checked against the object that was found,
+and given by whoever runs the config, since else the config would vouch for itself. `torch.load(weights_only=True)`
+with its safe globals, and Hugging Face's `trust_remote_code`, are of that kind. Here:
+
+- A section's own class (`model`, a layer, `optimizer`, `gradient_handler`) may be of any package but the standard
+  library, which has none of these: to name it is what the section is for. It is imported, and must be a class of the
+  section's kind before anything is called, its arguments among it. So `my_data.py` beside a config works by its name.
+- A call within arguments, `LazyCall(X)(...)` or `_target_`, must be of a known kind (below) or of a trusted package,
+  also where X is of the author's own project: nothing else says that such a call is meant to be made.
+- Packages are trusted by `trusted = ['my_pkg']` in `[tool.dslpar]` of the pyproject.toml that holds in the *working*
+  folder, by `--trust my_pkg`, and by `dslpar.load(path, trusted=["my_pkg"])`; never by what came with the config. A
+  program trusts the classes that it has registered, and what it describes with `LazyCall` itself.
+
+Lint judges names; a run asks again, before it imports, and then checks the object: a class of a known kind must be
+one, and what a trusted package is asked for must be its own, unless `trusted` has its full name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+
+_KNOWN = ("torch.nn", "torch.optim", "dslpar.layers", "dslpar.models", "transformers")
+"""Packages of layers, models and optimizers; and of models' configs, the last."""
+KNOWN_KINDS = "classes of torch.nn, torch.optim, dslpar.layers and dslpar.models, and transformers' configs"
+_CONFIG_BASES = {"PretrainedConfig", "PreTrainedConfig"}  # transformers 4 and 5
+
+
+def known_kind(name: str) -> str:
+    """Return the package of a known kind that a class is of, by its full name; empty: it is of none."""
+    *modules, last = name.split(".")
+    kind = next((kind for kind in _KNOWN if name.startswith(f"{kind}.")), "")
+    is_class = last[:1].isupper() and not any(module[:1].isupper() for module in modules)
+    return kind if is_class and (kind != "transformers" or last.endswith("Config")) else ""
+
+
+def trusting(name: str, trusted: Iterable[str]) -> str:
+    """Return the entry of `trusted` that holds for a full name; empty: there is none."""
+    return next((entry for entry in trusted if name == entry or name.startswith(f"{entry}.")), "")
+
+
+def is_standard_library(name: str) -> bool:
+    """Whether a full name is of Python's own modules, none of which has a model, a layer or an optimizer."""
+    return name.partition(".")[0] in sys.stdlib_module_names | {"__main__"}
+
+
+def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
+    """Return what is wrong with a call that a config describes, and what to do; None: it may be made."""
+    if known_kind(name) or trusting(name, trusted):
+        return None
+    if is_standard_library(name):
+        hint = "write the value here; or make it in a module of your own, and trust that: trusted = ['my_pkg']"
+        return f"a config may not call {name!r}, of Python's standard library", hint
+    # All of a known package would be too much: torch.hub.load runs code from the network.
+    is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
+    entry = name if is_known else name.partition(".")[0]
+    hint = f"add trusted = [{entry!r}] to [tool.dslpar] of your pyproject.toml, or --trust {entry}"
+    return f"a config may not call {name!r}: {entry!r} is not trusted", f"{hint}; else call {KNOWN_KINDS}"
+
+
+def why_not(found: object, name: str, trusted: Iterable[str], owners: Iterable[object]) -> str:
+    """Say why the object that a name led to, by way of its `owners`, is not what may be called; empty: it is."""
+    entries = tuple(trusted)
+    module = str(getattr(found, "__module__", None) or "")
+    kind, entry = known_kind(name), trusting(name, entries)
+    if entry == name:
+        return ""
+    if entry:
+        modules = [module, *(owner.__name__ for owner in owners if isinstance(owner, ModuleType))]
+        own = [each for each in modules if not each or trusting(each, entries) or entry.startswith(f"{each}.")]
+        of_others = [each for each in modules if each not in own]
+        is_known = isinstance(found, type) and known_kind(f"{module}.{found.__qualname__}")
+        return f"it is of {of_others[-1]}, which is not trusted" if of_others and not is_known else ""
+    if not isinstance(found, type) or not (module == kind or module.startswith(f"{kind}.")):
+        return f"it is no class of {kind}"
+    if kind == "transformers" and not {base.__name__ for base in found.__mro__} & _CONFIG_BASES:
+        return "it is no config of a model of transformers'"
+    return ""

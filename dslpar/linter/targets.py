@@ -1,0 +1,155 @@
+"""What a config would have imported and called: the classes of its sections, and the calls within their arguments.
+
+The rule CFG122 refuses those that may not be, `dslpar lint --targets` lists all of them; `dslpar.core.trust` decides.
+Of a description that no section holds, nothing is called: it is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from dslpar.core import trust
+from dslpar.core.errors import Location
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.language.tree import Node, Reference
+from dslpar.schema import families, sections
+
+KINDS = {
+    "model": "a torch.nn.Module or dslpar.models.LayeredModel",
+    "layer": "a torch.nn.Module",
+    "optimizer": "a torch.optim.Optimizer",
+    "lr_scheduler": "an LR scheduler",
+    "gradient_handler": "a dslpar.BaseGradientHandler",
+}
+"""Section (or a model's layer) -> what its class must be; a run checks that before it calls anything."""
+
+
+class Target(NamedTuple):
+    """One class or function, by its full name."""
+
+    name: str
+    location: Location
+    key: str
+    """The key whose value it makes, as the author wrote it."""
+    purpose: str
+    """What it is for: "model", "layer", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
+    allowed_by: str
+    """What allows it; empty: nothing does."""
+    message: str = ""
+    """Where nothing does, what is wrong; and what to do."""
+    hint: str = ""
+
+
+def targets_of(root: Node, trusted: tuple[str, ...]) -> Iterator[Target]:
+    """Yield all targets of a config, section by section; `trusted` are packages."""
+    for purpose in ("model", "optimizer", "lr_scheduler", "gradient_handler"):
+        node = root.value.get(purpose)
+        if node is not None and isinstance(node.value, (list, tuple)):  # several gradient handlers
+            for index, item in enumerate(node.value):
+                yield from _of_section(item, purpose, f"{purpose}.{index}", trusted)
+        elif node is not None:
+            yield from _of_section(node, purpose, purpose, trusted)
+
+
+def _of_section(node: Node, purpose: str, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
+    """Yield the class of a section, or of a layer, and the calls within its arguments."""
+    if not node.is_mapping:
+        return
+    written, location = _class_of(node)
+    name = _FULL_NAMES[purpose](written)
+    if name:
+        yield _own_class(name, location, key, purpose)
+    if purpose == "model" and name.startswith("dslpar.models.") and name.rpartition(".")[2] in families.FAMILIES:
+        return  # its keys are numbers and names, never calls
+    for argument, value in node.value.items():
+        if argument == "layers_cfg" and isinstance(value.value, (list, tuple)):
+            for index, layer in enumerate(value.value):
+                yield from _of_section(layer, "layer", f"{key}.{argument}.{index}", trusted)
+        elif argument != "type":
+            yield from _calls(value, f"{key}.{argument}", trusted)
+
+
+def _class_of(node: Node) -> tuple[str, Location]:
+    """Return the class that a section names, as it is written, and where; an empty name where it names none."""
+    if node.target is not None:
+        return node.target.name, node.target_location or node.location
+    written = node.value.get("type")
+    if written is None or not isinstance(written.value, (str, Reference)):
+        return "", node.location
+    return str(written.value), written.location
+
+
+def _own_class(name: str, location: Location, key: str, purpose: str) -> Target:
+    if trust.is_standard_library(name):
+        message = f"{key} cannot be {name!r}: Python's standard library has no {purpose.replace('_', ' ')}"
+        return Target(name, location, key, purpose, "", message, f"name {KINDS[purpose]}")
+    kind = trust.known_kind(name)
+    allowed_by = f"known: {kind}" if kind else f"its section: imported, and called only if it is {KINDS[purpose]}"
+    return Target(name, location, key, purpose, allowed_by)
+
+
+def _calls(node: Node, key: str, trusted: tuple[str, ...]) -> Iterator[Target]:
+    """Yield the calls that a value describes."""
+    if node.target is not None:
+        name = node.target.name
+        kind, entry = trust.known_kind(name), trust.trusting(name, trusted)
+        allowed_by = f"known: {kind}" if kind else f"trusted: {entry}" if entry else ""
+        refused = trust.refusal(name, trusted) or ("", "")
+        yield Target(name, node.target_location or node.location, key, "argument", allowed_by, *refused)
+    if node.is_mapping or isinstance(node.value, (list, tuple)):
+        children = node.value.items() if node.is_mapping else enumerate(node.value)
+        for part, child in children:
+            yield from _calls(child, f"{key}.{part}", trusted)
+
+
+# ---- from a name as a section has it to the full one; empty: nothing is imported by that name ----
+
+
+def _model(name: str) -> str:
+    if name == "Sequential":
+        return "torch.nn.Sequential"
+    return f"dslpar.models.{name}" if name in families.FAMILIES else _full(name)
+
+
+def _layer(name: str) -> str:
+    from dslpar.schema.torch_layers import LAYERS
+
+    return f"torch.nn.{name}" if name in LAYERS else _full(name)
+
+
+def _optimizer(name: str) -> str:
+    if name in sections.OPTIMIZERS:
+        return f"torch.optim.{name}"
+    from dslpar.schema import torch_optimizers
+
+    row = torch_optimizers.named(name)
+    return row.dotted if row else _full(name)
+
+
+def _lr_scheduler(name: str) -> str:
+    if name in sections.LR_SCHEDULERS:
+        return ""  # dslpar's own curves are functions of a step
+    from dslpar.schema import torch_schedulers
+
+    row = torch_schedulers.named(name)
+    return row.dotted if row else _full(name)
+
+
+def _gradient_handler(name: str) -> str:
+    from dslpar.schema.classes import IDLE_HANDLERS
+
+    return "" if name.rpartition(".")[2] in IDLE_HANDLERS else _full(name)
+
+
+def _full(name: str) -> str:
+    """Return a full name; one without dots is a registered one, whose class its program has imported."""
+    return name if "." in name else ""
+
+
+_FULL_NAMES: Mapping[str, Callable[[str], str]] = {
+    "model": _model,
+    "layer": _layer,
+    "optimizer": _optimizer,
+    "lr_scheduler": _lr_scheduler,
+    "gradient_handler": _gradient_handler,
+}

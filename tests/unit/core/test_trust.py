@@ -1,0 +1,100 @@
+"""What a config may have called: by name, and by what the name turns out to be."""
+
+from __future__ import annotations
+
+import collections
+import fractions
+import functools
+import os
+
+import pytest
+import torch
+
+from dslpar.core.trust import is_standard_library, known_kind, refusal, trusting, why_not
+
+KNOWN = {
+    "torch.nn.GELU": "torch.nn",
+    "torch.nn.modules.linear.Linear": "torch.nn",
+    "torch.optim.AdamW": "torch.optim",
+    "torch.optim.lr_scheduler.StepLR": "torch.optim",
+    "transformers.GPT2Config": "transformers",
+    "transformers.models.gpt2.configuration_gpt2.GPT2Config": "transformers",
+    "dslpar.models.GPT": "dslpar.models",
+    "dslpar.layers.Linear": "dslpar.layers",
+}
+UNKNOWN = [
+    "os.system",
+    "builtins.eval",
+    "torch.hub.load",
+    "torch.load",
+    "torch.nn.init.normal_",
+    "torch.nn.Module.load_state_dict",
+    "torchx.nn.GELU",
+    "transformers.GPT2Config.from_pretrained",
+    "transformers.AutoModel",
+    "transformers.pipeline",
+    "dslpar.instantiate",
+    "dslpar.cli.main.run",
+    "dslpar.launch.supervise.run",
+    "my_pkg.Net",
+    "GELU",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+def test_known_kinds(name: str) -> None:
+    assert known_kind(name) == KNOWN.get(name, "")
+    assert (refusal(name, ()) is None) is (name in KNOWN)
+
+
+def test_trust_is_of_whole_names() -> None:
+    assert trusting("my_pkg.a.B", ("my_pkg",)) == "my_pkg"
+    assert trusting("my_pkg", ("my_pkg",)) == "my_pkg"
+    assert trusting("my_pkg_2.B", ("my_pkg",)) == ""
+    assert trusting("my_pkg.b.B", ("my_pkg.a",)) == ""
+    assert refusal("my_pkg.a.b", ("my_pkg.a",)) is None
+
+
+def test_a_refusal_says_what_to_add() -> None:
+    message, hint = refusal("my_pkg.make", ()) or ("", "")
+    assert message == "a config may not call 'my_pkg.make': 'my_pkg' is not trusted"
+    assert hint.startswith("add trusted = ['my_pkg'] to [tool.dslpar] of your pyproject.toml, or --trust my_pkg")
+    _, hint = refusal("torch.hub.load", ()) or ("", "")
+    assert "trusted = ['torch.hub.load']" in hint  # not all of torch
+    message, hint = refusal("os.system", ()) or ("", "")
+    assert message == "a config may not call 'os.system', of Python's standard library"
+    assert "trusted = ['os']" not in hint
+
+
+def test_the_standard_library() -> None:
+    names = ("os.system", "builtins.eval", "__main__.X", "antigravity", "torch.nn.GELU", "my_pkg.os")
+    assert [is_standard_library(name) for name in names] == [True, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "owners", "trusted", "why"),
+    [
+        ("torch.nn.GELU", torch.nn.GELU, (), (), ""),
+        ("torch.optim.lr_scheduler.StepLR", torch.optim.lr_scheduler.StepLR, (), (), ""),
+        ("torch.nn.os.System", os.system, (os,), (), "it is no class of torch.nn"),
+        ("torch.nn.modules.module.OrderedDict", collections.OrderedDict, (), (), "it is no class of torch.nn"),
+        ("torch.nn.functional.torch.Generator", torch.Generator, (torch,), (), "it is no class of torch.nn"),
+        ("transformers.EvilConfig", torch.nn.GELU, (), (), "it is no class of transformers"),
+        ("fractions.Fraction", fractions.Fraction, (fractions,), ("fractions",), ""),
+        ("fractions.Fraction.from_float", fractions.Fraction.from_float, (fractions,), ("fractions",), ""),
+        ("fractions.Fraction.from_float", fractions.Fraction.from_float, (fractions,), ("fractions.Fraction",), ""),
+        ("fractions.operator.add", fractions.operator.add, (fractions,), ("fractions",), "it is of _operator"),  # type: ignore[attr-defined]
+        ("my_pkg.helpers.system", os.system, (), ("my_pkg",), "it is of posix, which is not trusted"),
+        ("my_pkg.os.system", os.system, (os,), ("my_pkg",), "it is of os, which is not trusted"),
+        ("my_pkg.GELU", torch.nn.GELU, (), ("my_pkg",), ""),  # what is known, it may pass on
+        ("my_pkg.make", functools.partial(print), (), ("my_pkg",), "it is of functools"),
+        ("my_pkg.make", functools.partial(print), (), ("my_pkg.make",), ""),  # by its full name, whatever it is
+    ],
+)
+def test_the_object_is_what_its_name_stands_for(
+    name: str, found: object, owners: tuple[object, ...], trusted: tuple[str, ...], why: str
+) -> None:
+    said = why_not(found, name, trusted, owners)
+    assert said.startswith(why)
+    assert bool(said) is bool(why)
