@@ -14,20 +14,23 @@ ColossalAI's `initialize`; nothing here is global: a Run is passed on.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslpar.checkpoint import text_identity
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
 from dslpar.data.corpus import load_corpus
 from dslpar.data.loader import Loader, PairSamples, is_dataset
 from dslpar.data.text import TextSamples
-from dslpar.distributed import bootstrap
+from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
@@ -44,6 +47,9 @@ from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered, registered_classes
 from dslpar.training.consistency import check_consistency, check_equal
+from dslpar.training.program import ProgramEngine
+from dslpar.training.session import NO_LIMIT, Session
+from dslpar.watchdog.rank_monitor import RankMonitor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,6 +72,8 @@ class Run:
     """What will run; without layers where the program passes the model."""
     groups: Groups
     """This rank's process groups."""
+    monitor: RankMonitor | None = dataclasses.field(default=None, repr=False, compare=False)
+    """What watches this rank; None: the program has set up torch.distributed, or handles errors, in its own way."""
 
     @property
     def stage(self) -> int:
@@ -154,7 +162,7 @@ class Run:
 class Initialized(NamedTuple):
     """What a program trains with; `train_data` or `eval_data` is None if there is none."""
 
-    engine: Engine
+    engine: ProgramEngine
     train_data: Batches | None
     eval_data: Batches | None
     lr_scheduler: Any
@@ -183,6 +191,12 @@ def initialize(
     overrides: Sequence[str] = (),
 ) -> Initialized:
     """Return the engine, loaders of micro-batches, and the LR scheduler. All ranks must call it together.
+
+    `engine.resume()` and `engine.save()` are checkpoints that any layout reads. Where dslpar sets up torch.distributed,
+    and the program has no handlers of its own: SIGTERM saves after the step under way and ends the program at the next
+    one, with train.requeue_status; a call of the engine that takes longer than train.step_timeout ends the job; and the
+    output folder is this run's from here on. With train.save_interval=0 nothing is saved, or locked, that the program
+    does not ask for.
 
     model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, what build_pipeline_model returns, or a
         Stage.
@@ -213,17 +227,29 @@ def initialize(
         layered = layered if criterion is None else CustomModel(layered, criterion)
     elif criterion is not None:
         layered = CustomModel(model_from_job(job), criterion)
-    samples = _resolve_data(run, job, train_data, eval_data, model_from_config=model is None)
+    *samples, text = _resolve_data(run, job, train_data, eval_data, model_from_config=model is None)
     # The order of samples depends on their number. A stage between the first and the last may have no data.
     train_size, eval_size = (getattr(data, "num_samples", None) for data in samples)
     sizes = {"number of training samples": train_size, "number of evaluation samples": eval_size}
     hint = "give every rank the whole data set: each reads its own share of it"
     check_equal(sizes, groups.axis("pipe", "data", "tensor"), "HST203", hint)
     all_counted = criterion is not None or isinstance(samples[0], TextSamples)
-    with logging.prints_to_log(None):
+    session = Session(job, run.config, groups.axis("pipe", "data", "tensor"), run.monitor, text)
+    if session.stops_on_signal and job.spec.train.save_interval != 0:
+        session.lock_folder(job)
+    with logging.prints_to_log(None), session.inside("building", times=NO_LIMIT):
         engine = build_engine(
-            job, groups, model=layered, optimizer=optimizer, lr_scheduler=lr_scheduler, all_counted=all_counted
+            *(job, groups),
+            model=layered,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            all_counted=all_counted,
+            engine_class=partial(ProgramEngine, session=session),
         )
+    assert isinstance(engine, ProgramEngine)
+    if session.monitor is not None:
+        session.extend_timeouts()
+        atexit.register(session.enter_ending)
     train_loader = _make_loader(engine, samples[0], lambda: engine.consumed_samples)
     eval_loader = _make_loader(engine, samples[1], lambda: 0)
     return Initialized(engine, train_loader, eval_loader, read_only(engine.deepspeed.lr_scheduler, job.path))
@@ -243,10 +269,17 @@ def _start(config: Config | check.Path, overrides: Sequence[str], by_program: bo
     else:
         rank, world_size, *_ = bootstrap.read_distributed_env(os.environ)
     job = _load_job(loaded, world_size, rank, by_program)
-    bootstrap.ensure_distributed(os.environ)
+    monitor = bootstrap.ensure_distributed(os.environ)
     groups = Groups(job.mesh)
-    check_consistency(job, groups.axis("pipe", "data", "tensor"))
-    return Run(loaded, job, groups)
+    world = groups.axis("pipe", "data", "tensor")
+    check_consistency(job, world)
+    # One rank's own handler, of errors or of SIGTERM, decides for all: they must agree after each step.
+    all_can_stop = all(collectives.gather_objects(monitor is not None and monitor.can_stop_on_signal, world))
+    if monitor is not None:
+        if all_can_stop:
+            monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
+        monitor.page.location = groups.stage_name
+    return Run(loaded, job, groups, monitor)
 
 
 def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> Job:
@@ -286,17 +319,21 @@ def _with_program_model(job: Job, model: object) -> Job:
 
 def _resolve_data(
     run: Run, job: Job, train_data: Batches | None, eval_data: Batches | None, model_from_config: bool
-) -> tuple[Data, Data]:
-    """Return what to train on and to evaluate on: the config's text where the program passes nothing."""
+) -> tuple[Data, Data, str]:
+    """Return what to train on and to evaluate on: the config's text where the program passes nothing.
+
+    Third is the identity of that text, which a resume must not change; empty where the data are the program's.
+    """
     passed = (train_data, eval_data)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
     train, held_out = readable
+    text = ""
     if train_data is None and (model_from_config or run.config.root.child("data") is not None):
         corpus = load_corpus(job)
-        train = TextSamples.from_files(corpus.train, job.seq_len)
+        train, text = TextSamples.from_files(corpus.train, job.seq_len), text_identity(corpus.train)
         if held_out is None and job.spec.train.eval_interval:
             held_out = TextSamples.from_files(corpus.held_out, job.seq_len)
-    return train, held_out
+    return train, held_out, text
 
 
 def _make_loader(engine: Engine, samples: Data, consumed_samples: Callable[[], int]) -> Batches | None:

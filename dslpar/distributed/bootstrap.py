@@ -169,8 +169,15 @@ def setup_distributed(
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-def ensure_distributed(environ: MutableMapping[str, str]) -> None:
-    """Set up torch.distributed and DeepSpeed as far as the program has not done so itself, until the process exits."""
+_program_monitor: list[RankMonitor] = []
+"""The monitor that `ensure_distributed` has started: a process is one rank, as torch has one default process group."""
+
+
+def ensure_distributed(environ: MutableMapping[str, str]) -> RankMonitor | None:
+    """Set up torch.distributed and DeepSpeed as far as the program has not done so itself, until the process exits.
+
+    Returns this rank's monitor; None: the program has set up torch.distributed, or handles errors, in its own way.
+    """
     import deepspeed
     import torch.distributed as dist
 
@@ -180,12 +187,14 @@ def ensure_distributed(environ: MutableMapping[str, str]) -> None:
 
     if not dist.is_initialized():
         dist_env, monitor = read_distributed_env(environ), None
-        if sys.excepthook is sys.__excepthook__:  # else the program handles errors in its own way
+        if sys.excepthook is sys.__excepthook__:
             monitor = monitor_rank(dist_env, environ)
+            _program_monitor.append(monitor)
         setup_distributed(dist_env, environ, monitor)
         atexit.register(teardown)
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    return _program_monitor[-1] if _program_monitor else None
 
 
 def local_device_index(dist_env: DistributedEnv, num_visible: int) -> int:

@@ -6,6 +6,7 @@ engine = build_engine(job, Groups(job.mesh))
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -36,11 +37,12 @@ def build_engine(
     optimizer: OptimizerOrFactory | None = None,
     lr_scheduler: Any = None,
     all_counted: bool = False,
+    engine_class: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Build the engine of a job. All ranks must call it together.
 
     torch.distributed must be initialized, also where one process trains by itself. What a program passes replaces the
-    job's own; `engine.job` is what runs.
+    job's own; `engine.job` is what runs. `engine_class` takes what Engine takes.
 
     Raises:
         DslparError: the model's class does not exist or is not a model, it cannot be partitioned as the job asks, or
@@ -83,7 +85,7 @@ def build_engine(
             (layer, p) for layer in layers_of_ours for p in layer.external_parameters()
         )
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
-    return Engine(job, groups, ds_engine, loss_fn, all_counted)
+    return engine_class(job, groups, ds_engine, loss_fn, all_counted)
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:

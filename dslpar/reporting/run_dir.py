@@ -15,7 +15,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import count
@@ -39,7 +39,7 @@ _LOCK_TIMEOUT_S = 100.0
 _LOCK_POLL_S = 0.2
 _LOCK_IS_HELD = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tensorboard", "wandb")
+FILES_OF_A_RUN = (CONFIG, METRICS, LOG, SOURCES, CHECKPOINTS, EVAL, "csv", "tensorboard", "wandb")
 
 
 def lock_run_folder(job: Job, config: Config) -> None:
@@ -95,21 +95,19 @@ def _acquire_lock(file: int, folder: str) -> bool:
         time.sleep(_LOCK_POLL_S)
 
 
-def prepare_run_folder(job: Job, config: Config, *, resumed: bool = False) -> Path:
-    """Make the run folder and write the config to it; an earlier run there is archived, unless it is `resumed`.
+def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES_OF_A_RUN) -> None:
+    """Make the run folder and write the config to it; what of an earlier run there has these names is archived.
 
     Call it when every rank has read the config, which may be the config.yaml of the run that is archived.
     """
     folder = Path(job.output_dir)
     try:
-        if not resumed:
-            _archive_earlier_run(folder)
+        _archive_earlier_run(folder, archived)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / CONFIG, config_yaml(job, config))
         _copy_sources(config, folder / SOURCES)
     except OSError as error:
         _refuse_folder(job, config, error)
-    return folder
 
 
 def _refuse_folder(job: Job, config: Config, error: OSError) -> NoReturn:
@@ -126,14 +124,15 @@ def unused_checkpoint(job: Job, config: Config, *, loads: bool) -> Iterator[Find
         yield finding("CKP210", message, "--resume", config.at(key), key)
 
 
-def _archive_earlier_run(folder: Path) -> None:
-    """Move what a run left in `folder`, and nothing else, to earlier/1 below it, or 2, and so on."""
+def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
+    """Move what a run left in `folder` under these names, and nothing else, to earlier/1 below it, or 2, and so on."""
     metrics, checkpoints = folder / METRICS, folder / CHECKPOINTS
-    if not (metrics.exists() and metrics.stat().st_size) and not checkpoints.exists():
+    has_metrics = METRICS in names and metrics.exists() and metrics.stat().st_size
+    if not has_metrics and not (CHECKPOINTS in names and checkpoints.exists()):
         return
     archive = next(path for path in (folder / "earlier" / str(number) for number in count(1)) if not path.exists())
     archive.mkdir(parents=True)
-    for name in _FILES_OF_A_RUN:
+    for name in names:
         if (folder / name).exists():
             (folder / name).rename(archive / name)
     print(f"the run that was in {folder} is in {archive} now", flush=True)

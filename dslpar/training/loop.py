@@ -11,17 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-import torch
 from torch import Tensor
 
-from dslpar import checkpoint
-from dslpar.checkpoint import text_identity
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.data.corpus import Corpus, FileSlice
 from dslpar.data.order import micro_batches
 from dslpar.data.text import TextSamples
-from dslpar.distributed import collectives
 from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
 from dslpar.layout.deepspeed_config import ds_config
@@ -30,10 +26,8 @@ from dslpar.reporting import logging, monitors
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, truncate_csv, write_record
 from dslpar.training.metrics import device_name, loss_scale, throughput
-from dslpar.watchdog.rank_monitor import RankMonitor
+from dslpar.training.session import SLOW_FACTOR, Session, any_rank
 
-SLOW_FACTOR = 6
-"""The first step (which may compile), an evaluation and a checkpoint may take so many times as long as a step."""
 _MAX_SKIPPED = 3
 _SCALE_EXHAUSTED = "loss scale already at minimum"
 """What DeepSpeed raises when a gradient overflows even then."""
@@ -46,13 +40,10 @@ class Trainer:
     """The steps of a run, from where the engine stands.
 
     All ranks call its methods together. `folder` is the run folder on rank 0, which writes there; None on other ranks.
-    `rank_monitor` knows whether this rank was told to stop, and is told how far it is; None: neither.
     """
 
-    def __init__(
-        self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, rank_monitor: RankMonitor | None = None
-    ) -> None:
-        self.job, self.engine, self.corpus, self.folder, self.rank_monitor = job, engine, corpus, folder, rank_monitor
+    def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, session: Session) -> None:
+        self.job, self.engine, self.corpus, self.folder, self.session = job, engine, corpus, folder, session
         self.stopped = False
         """Whether the run was told to stop, and has."""
         self.last_checkpoint = ""
@@ -102,7 +93,7 @@ class Trainer:
         engine, job = self.engine, self.job
         scale = loss_scale(job, engine)  # before the step, which may change it
         step = engine.steps_done + 1
-        self._enter_phase("step", step, SLOW_FACTOR if step == self._first_step else 1)
+        self.session.enter("step", step, SLOW_FACTOR if step == self._first_step else 1)
         self.last_checkpoint = ""
         consumed, began = engine.consumed_samples, time.perf_counter()
         try:
@@ -133,22 +124,21 @@ class Trainer:
         """Return the loss over `eval_steps` global batches of held-out text, the same ones each time."""
         steps, losses = self.job.spec.train.eval_steps, []
         for step in range(steps):
-            self._enter_phase("evaluating", self.engine.steps_done, SLOW_FACTOR)
+            self.session.enter("evaluating", self.engine.steps_done, SLOW_FACTOR)
             batches = self._micro_batches(self._held_out_samples, step * self.job.batch.global_size)
             losses.append(self.engine.eval_batch(batches))
         return sum(losses) / steps
 
     def save_checkpoint(self, metrics: TextIO | None) -> None:
         """Save a checkpoint; the lines of its steps in metrics.jsonl are on disk before."""
-        self._enter_phase("saving", self.engine.steps_done, SLOW_FACTOR)
+        self.session.enter("saving", self.engine.steps_done, SLOW_FACTOR)
         if metrics is not None:
             try:
                 os.fsync(metrics.fileno())
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
-        self.last_checkpoint = str(checkpoint.save(self.engine, text_identity(self.corpus.train)))
-        log.info("checkpoint of step %d in %s", self.engine.steps_done, self.last_checkpoint)
+        self.last_checkpoint = str(self.session.save(self.engine))
 
     def _is_due(self, interval: int | None) -> bool:
         """Return whether the step that is done is one of every `interval`, or the last."""
@@ -163,19 +153,10 @@ class Trainer:
         Raises:
             DslparError: on every rank, if one could not write.
         """
-        stop_requested = self.rank_monitor is not None and self.rank_monitor.stop_requested
-        flags = torch.tensor([stop_requested, self._write_error is not None], dtype=torch.int32)
-        world = self.engine.groups.axis("pipe", "data", "tensor")
-        stopping, write_failed = collectives.all_reduce(flags.to(self.engine.deepspeed.device), world).tolist()
+        stopping, write_failed = any_rank(self.engine, self.session.stop_requested, self._write_error is not None)
         if write_failed:
             raise self._disk_full()
-        return bool(stopping)
-
-    def _enter_phase(self, phase: str, step: int, times: int) -> None:
-        """Tell this rank's guard where it is; it may stay there for `times` as long as a step."""
-        if self.rank_monitor is not None:
-            step_timeout = self.job.spec.train.step_timeout
-            self.rank_monitor.page.enter(phase, step, step_timeout and step_timeout * times)
+        return stopping
 
     # ---- metrics ----
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dslpar.data.corpus import Corpus
     from dslpar.language.load import Config
     from dslpar.training.loop import Trainer
+    from dslpar.training.session import Session
     from dslpar.watchdog.rank_monitor import RankMonitor
 
 _BEFORE_START_WAIT_S = 10
@@ -103,32 +104,38 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
         rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank_monitor.page.enter("starting")
     bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
-    _extend_timeouts(job)
+    from dslpar.checkpoint import text_identity
+    from dslpar.distributed.collectives import Axis
+    from dslpar.training.session import Session
+
+    world = Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
+    session = Session(job, request.config, world, rank_monitor, text_identity(request.corpus.train))
+    session.extend_timeouts()
     try:
-        stored, folder = claim_run_folder(request, dist_env)
+        stored, folder = claim_run_folder(request, session)
     except DslparError as error:
         if dist_env.rank == 0:
             logging.print_findings([_at_key(finding, request) for finding in error.findings], request.config.sources)
-        return _end_after_rank_0(dist_env, rank_monitor)
+        return _end_after_rank_0(session, rank_monitor)
     with logging.log_to_run_folder(folder, dist_env.rank):
         try:
-            status = _run(request, stored, folder, rank_monitor)
+            status = _run(request, stored, folder, session)
         except DslparError as error:  # what only the machine could know; every rank has the same findings
             log.error("%s", report_text.text(error.findings, {}).rstrip())
-            return _end_after_rank_0(dist_env, rank_monitor)
-    rank_monitor.page.enter("ending", rank_monitor.page.progress().step)
+            return _end_after_rank_0(session, rank_monitor)
+    session.enter_ending()
     bootstrap.teardown_distributed()
     return status
 
 
-def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_monitor: RankMonitor) -> int:
+def _run(request: Request, stored: Checkpoint | None, folder: Path | None, session: Session) -> int:
     """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
-    from dslpar import checkpoint
     from dslpar.data.text import TextSamples
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
     from dslpar.training.loop import Trainer
     from dslpar.training.metrics import log_job, log_parameters
+    from dslpar.training.session import NO_LIMIT
 
     job = request.job
     if stored is not None and request.is_complete(stored):
@@ -138,43 +145,38 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, rank_
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
         groups = Groups(job.mesh)
-        rank_monitor.page.location = groups.stage_name
-        rank_monitor.page.enter("building")
+        session.locate(groups)
+        session.enter("building", times=NO_LIMIT)
         engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
-        _extend_timeouts(job)  # of the groups that were made since
-        if stored is not None:
-            rank_monitor.page.enter("loading")
-            checkpoint.load(engine, stored)
+        session.extend_timeouts()  # of the groups that were made since
     log_job(job, engine)
     if stored is not None:
-        log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
-        for line in checkpoint.changes(stored, job):  # of the layout, and of keys that have an effect
-            log.info("%s", line)
+        session.load(engine, stored, folder)
     if request.arguments.dry_run:
         log_parameters(engine)
         return 0
     if request.arguments.eval_only:
-        _evaluate(Trainer(job, engine, request.corpus, folder=None))
+        _evaluate(Trainer(job, engine, request.corpus, None, session))
         return 0
     if folder is not None:
         run_dir.truncate_metrics(folder, engine.steps_done)
-    trainer = Trainer(job, engine, request.corpus, folder, rank_monitor)
+    trainer = Trainer(job, engine, request.corpus, folder, session)
     trainer.train()
     if not trainer.stopped or engine.steps_done == job.spec.train.steps:
         return 0
     saved = trainer.last_checkpoint
     log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
-    return rank_monitor.mark_stopped(engine.steps_done, saved)
+    return session.mark_stopped(engine.steps_done, saved)
 
 
-def _end_after_rank_0(dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
+def _end_after_rank_0(session: Session, rank_monitor: RankMonitor) -> int:
     """Return the exit status of an error that every rank has, and rank 0 reports.
 
     When the first rank ends, a launcher ends the others: rank 0 must come first, or its report may be lost.
     """
-    rank_monitor.page.enter("ending", rank_monitor.page.progress().step)
+    session.enter_ending()
     bootstrap.teardown_distributed(together=False)
-    if dist_env.rank:
+    if session.world.index:
         rank_monitor.wait_for_rank_0(_AFTER_START_WAIT_S)
     return 1
 
@@ -234,53 +236,39 @@ def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
 # ---- ranks together, before anything is built ----
 
 
-def claim_run_folder(request: Request, dist_env: DistributedEnv) -> tuple[Checkpoint | None, Path | None]:
+def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | None, Path | None]:
     """Check that all ranks run the same; lock the run folder, find the checkpoint to load, and prepare the folder.
 
     Returns:
         The checkpoint, if one is to be loaded; and the folder to write to, on rank 0 of a run that trains.
     """
     from dslpar import checkpoint
-    from dslpar.distributed.collectives import Axis
     from dslpar.training.consistency import check_consistency
 
     job, corpus = request.job, request.corpus
-    world = Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
     flags = {name: value for name, value in vars(request.arguments).items() if isinstance(value, bool)}
     facts = {"text": checkpoint.text_identity((*corpus.train, *corpus.held_out)), "command line": repr(flags)}
     facts |= {f"version of {name}": version for name, version in run_dir.versions().items()}
-    check_consistency(job, world, facts)
+    check_consistency(job, session.world, facts)
     # From here on every rank has read the config, which may be in the folder that is now changed.
-    if dist_env.rank == 0 and request.trains:
-        run_dir.lock_run_folder(job, request.config)  # before it is looked at what is there
-    stored = checkpoint.find_checkpoint(job, world) if request.loads_checkpoint else None
-    if stored is not None:
-        checkpoint.check(stored, job, checkpoint.text_identity(corpus.train))
-    elif request.arguments.eval_only:
+    if request.trains:
+        session.lock_folder(job)  # before it is looked at what is there
+    stored = session.find_checkpoint(job) if request.loads_checkpoint else None
+    if stored is None and request.arguments.eval_only:
         message = f"--eval-only, and no checkpoint in {job.output_dir}"
         hint = "train first, or name the folder of a run, train.output_dir=..."
         key = "train.output_dir"
         raise_finding("CKP206", message, hint, job.path, key)
-    if dist_env.rank or not request.trains or request.is_complete(stored):
+    if not request.trains or request.is_complete(stored):
         return stored, None
-    # A checkpoint of another run does not make what is in this folder ours to continue.
-    checkpoints = Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
-    resumed = stored is not None and Path(stored.path).parent.resolve() == checkpoints
-    return stored, run_dir.prepare_run_folder(job, request.config, resumed=resumed)
+    session.prepare_folder(job, stored)
+    return stored, None if session.world.index else Path(job.output_dir)
 
 
 def _at_key(finding: Finding, request: Request) -> Finding:
     """Return a finding at its key's place in the config: those who raise it know the file alone."""
     known = finding.key and finding.location == Location(request.job.path)
     return finding._replace(location=request.config.at(finding.key)) if known else finding
-
-
-def _extend_timeouts(job: Job) -> None:
-    """Have torch wait longer than a step or a checkpoint may take."""
-    from dslpar.training.loop import SLOW_FACTOR
-
-    step_timeout = job.spec.train.step_timeout
-    bootstrap.extend_timeouts(step_timeout and SLOW_FACTOR * step_timeout)
 
 
 def _evaluate(trainer: Trainer) -> None:

@@ -33,7 +33,7 @@ from typing import NoReturn, TextIO
 from dslpar.watchdog import guard, marks, reports
 from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
 from dslpar.watchdog.processes import launchers_above, parent
-from dslpar.watchdog.rank_process import STACKS, Settings
+from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
 from dslpar.watchdog.status_page import Ending, StatusPage, join_location
 
 REPORTS = "DSLPAR_REPORTS"
@@ -125,6 +125,18 @@ class RankMonitor:
 
     # ---- told to stop ----
 
+    @property
+    def stops_on_signal(self) -> bool:
+        """Whether `stop_on_signal` was called."""
+        return bool(self.page.grace_s)
+
+    @property
+    def can_stop_on_signal(self) -> bool:
+        """Whether SIGTERM and SIGUSR1 are nobody else's: a program's own handlers stay as they are."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        free = all(signal.getsignal(number) is signal.SIG_DFL for number in STOPS)
+        return self.stops_on_signal or (in_main_thread and free)
+
     def stop_on_signal(self, grace_s: float, status: int) -> None:
         """Have SIGTERM and SIGUSR1 set `stop_requested` from now on; `grace_s` after SIGTERM the rank is ended.
 
@@ -138,10 +150,10 @@ class RankMonitor:
 
         def restore_defaults() -> None:  # in a process that forks from this one: its signals are its own
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGUSR1):
+            for number in STOPS:
                 signal.signal(number, signal.SIG_DFL)
 
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in STOPS:
             signal.signal(number, request_stop)
         os.register_at_fork(after_in_child=restore_defaults)
 

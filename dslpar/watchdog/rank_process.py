@@ -24,7 +24,7 @@ _KILL_S = 2.5
 _REPEAT_S = 2.0
 """A second SIGTERM that comes sooner is the same one: a launcher's and its own launcher's."""
 _STACKS_S = 1.0
-_UNENDING = ("building", "loading", "step", "evaluating", "saving")
+_UNENDING = ("verifying", "building", "loading", "step", "evaluating", "saving")
 """Phases that no rank leaves by itself, unless something is wrong."""
 
 

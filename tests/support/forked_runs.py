@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -82,9 +82,20 @@ class ForkedJob:
         return statuses
 
 
-@contextlib.contextmanager
-def start_job(ranks: int, argv: Sequence[str], output: Path) -> Iterator[ForkedJob]:
+def start_job(ranks: int, argv: Sequence[str], output: Path) -> contextlib.AbstractContextManager[ForkedJob]:
     """Starts train.py on that many ranks of this host. What is left of it at the end of the `with` is killed."""
+
+    def program() -> int:
+        from dslpar.training.main import main
+
+        return main(argv)
+
+    return start_program(ranks, program, output)
+
+
+@contextlib.contextmanager
+def start_program(ranks: int, program: Callable[[], int | None], output: Path) -> Iterator[ForkedJob]:
+    """Starts any program so: what it returns is its status, as what it raises is to Python."""
     warm.import_deepspeed()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -92,7 +103,7 @@ def start_job(ranks: int, argv: Sequence[str], output: Path) -> Iterator[ForkedJ
     for rank in range(ranks):
         pid = fork()
         if pid == 0:
-            _rank(_place(rank, ranks, port) if ranks > 1 else {}, argv, output)
+            _rank(_place(rank, ranks, port) if ranks > 1 else {}, program, output)
         pids.append(pid)
     job = ForkedJob(pids)
     try:
@@ -117,7 +128,7 @@ def _place(rank: int, ranks: int, port: str) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), **world}
 
 
-def _rank(variables: dict[str, str], argv: Sequence[str], output: Path) -> NoReturn:
+def _rank(variables: dict[str, str], program: Callable[[], int | None], output: Path) -> NoReturn:
     """A rank's whole life, in which nothing of pytest is left: its files, its warnings, what it would run at exit."""
     try:
         _speak_to(output)
@@ -128,9 +139,12 @@ def _rank(variables: dict[str, str], argv: Sequence[str], output: Path) -> NoRet
             warnings.simplefilter("ignore", kind)  # as Python itself begins
         os.environ.update(variables)
         from dslpar.distributed.bootstrap import exit_process
-        from dslpar.training.main import main
 
-        exit_process(main(argv))
+        try:
+            status = program() or 0
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        exit_process(status)
     except BaseException:  # noqa: BLE001  # at last this, as for the interpreter itself
         sys.excepthook(*sys.exc_info())
     finally:

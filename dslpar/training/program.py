@@ -1,0 +1,156 @@
+"""The engine of a program of one's own: it saves and resumes, stops when told to, and is watched, as train.py is.
+
+    engine, train_data, *_ = dslpar.initialize("config.py", model=model, train_data=images)
+    engine.resume()                                  # from the newest checkpoint; where there is none, from step 0
+    while engine.steps_done < 1000:
+        for x, y in train_data: ...; engine.step()   # SIGTERM: saves after the step, and the next one ends the program
+        engine.save()
+
+A call of the engine may take `train.step_timeout`, and what is slow by nature six times as long; what the program does
+between calls is not bounded. That an engine saves and loads itself is DeepSpeed's interface (`save_checkpoint`); that
+SIGTERM saves at the end of a step and ends by an exception is how PyTorch Lightning stops on Slurm's signals.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dslpar.checkpoint import Checkpoint
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed.groups import Groups
+from dslpar.engine.engine import Engine, MicroBatch, Output
+from dslpar.engine.executor import LossFn
+from dslpar.layout.resolve import Job
+from dslpar.reporting.run_dir import CHECKPOINTS, CONFIG, SOURCES
+from dslpar.training.session import SLOW_FACTOR, Session, any_rank
+
+_WRITTEN = (CONFIG, SOURCES, CHECKPOINTS)
+"""What a program's run writes by itself; all else in the folder is the program's own."""
+
+
+class ProgramEngine(Engine):
+    """An engine that a program drives, in its session. All ranks must call its methods together."""
+
+    stopped: bool
+    """Whether the run was told to stop, by SIGTERM or SIGUSR1 to any rank, and its last step is saved.
+
+    What would begin the next step raises SystemExit(train.requeue_status).
+    """
+
+    def __init__(
+        self, job: Job, groups: Groups, ds_engine: Any, loss_fn: LossFn, all_counted: bool, *, session: Session
+    ) -> None:
+        super().__init__(job, groups, ds_engine, loss_fn, all_counted)
+        self.session, self.stopped = session, False
+        self._first_step = 1
+        self._resumed_from: Checkpoint | None = None
+        self._saved_step, self._saved = -1, Path()
+
+    # ---- checkpoints ----
+
+    def save(self) -> Path:
+        """Save the run as it stands, below train.output_dir; return the checkpoint's folder.
+
+        It holds weights, the optimizer's state, the LR scheduler, the position in the data and random states, and any
+        layout resumes it. A second call after the same step returns the first one's. Checkpoints of an earlier run,
+        which this one has not resumed, are moved to `earlier/` first.
+
+        Raises:
+            DslparError: on every rank: in the middle of a step, another run writes there, or a rank cannot.
+        """
+        if not self.is_between_steps:
+            raise_finding("BAT206", "save() in the middle of a step", "call it after step()", self.job.path)
+        if self._saved_step != self.steps_done:
+            self.session.lock_folder(self.job)  # which may wait for the run before this one to end
+            with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
+                if self._saved_step < 0:
+                    self.session.prepare_folder(self.job, self._resumed_from, _WRITTEN)
+                self._saved = self.session.save(self)
+            self._saved_step = self.steps_done
+        return self._saved
+
+    def resume(self) -> Path | None:
+        """Go on from the checkpoint that checkpoint.resume_from names: by default the newest in train.output_dir.
+
+        Call it before the first step. Weights, the optimizer, the LR scheduler, `steps_done` and the loaders' position
+        are then those of the run that saved, whatever its layout; in the same layout, to the bit.
+
+        Returns:
+            The checkpoint's folder; None: there is none, and the run starts at step 0.
+
+        Raises:
+            DslparError: on every rank: the checkpoint is corrupted, or of another model, text, seed or batch.
+        """
+        if self.steps_done or not self.is_between_steps:
+            where = "in the middle of a step" if not self.is_between_steps else f"after step {self.steps_done}"
+            raise_finding("BAT206", f"resume() {where}", "call it once, before the first step", self.job.path)
+        self.session.lock_folder(self.job)
+        with self.session.inside("verifying", times=SLOW_FACTOR):
+            stored = self.session.find_checkpoint(self.job)
+            if stored is None:
+                return None
+            self.session.load(self, stored)
+        self._resumed_from, self._first_step = stored, self.steps_done + 1
+        return Path(stored.path)
+
+    # ---- told to stop ----
+
+    def _stop_if_told(self) -> None:
+        """Save, if any rank was told to stop in the step that is done."""
+        if not self.session.stops_on_signal or self.stopped:
+            return
+        (told,) = any_rank(self, self.session.stop_requested)
+        if told:
+            saved = str(self.save()) if self.session.train.save_interval != 0 else ""
+            self.session.mark_stopped(self.steps_done, saved)
+            self.stopped = True
+            if self.groups.rank == 0:  # not to a log: a program may have none
+                how = f"saved in {saved}" if saved else "not saved"
+                print(f"told to stop: step {self.steps_done} is {how}", file=sys.stderr, flush=True)
+
+    def _leave_if_stopped(self) -> None:
+        if self.stopped:
+            raise SystemExit(self.session.train.requeue_status)
+
+    # ---- the engine's calls, in their bounds ----
+
+    def forward_backward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+        """As Engine's; ends the program where it was told to stop."""
+        self._leave_if_stopped()
+        with self._step_phase():
+            return super().forward_backward(micro_batches, keep_outputs)
+
+    def forward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+        """As Engine's."""
+        with self.session.inside("evaluating", self.steps_done, SLOW_FACTOR):
+            return super().forward(micro_batches, keep_outputs)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """As Engine's; ends the program where it was told to stop, and a step would begin."""
+        if not self.module.training:
+            return super().__call__(*inputs)
+        if self.is_between_steps:
+            self._leave_if_stopped()
+        with self._step_phase():
+            return super().__call__(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """As Engine's."""
+        with self._step_phase():
+            super().backward(loss)
+
+    def step(self) -> None:
+        """As Engine's; at the end of a step all ranks agree on whether one of them was told to stop, and save."""
+        with self._step_phase():
+            super().step()
+            if self.is_between_steps:
+                self._stop_if_told()
+
+    def _step_phase(self) -> Any:
+        step = self.steps_done + 1
+        return self.session.inside("step", step, SLOW_FACTOR if step == self._first_step else 1)

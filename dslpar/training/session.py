@@ -1,0 +1,181 @@
+"""A run on its ranks, beside the engine: its folder, its checkpoints, how long a call may take, and when to stop.
+
+    session = Session(job, config, world, rank_monitor, text)
+    session.lock_folder()                                    # one run at a time writes there
+    stored = session.find_checkpoint(job)                    # every byte of it read; None: nothing to resume
+    session.prepare_folder(job, stored)                      # what another run has left there is archived
+    session.load(engine, stored); session.save(engine)
+    (stopping,) = any_rank(engine, session.stop_requested)   # the same on every rank, at the same step
+
+train.py's loop and the engine of a program of one's own (program.py) both go through it, so that SIGTERM, hangs and two
+runs in one folder end the same way in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from dslpar import checkpoint
+from dslpar.checkpoint import Checkpoint
+from dslpar.core.errors import DslparError, Finding
+from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.distributed.groups import Groups
+from dslpar.engine.engine import Engine
+from dslpar.language.load import Config
+from dslpar.layout.resolve import Job
+from dslpar.reporting import logging, run_dir
+from dslpar.reporting.logging import log
+from dslpar.watchdog.rank_monitor import RankMonitor
+
+Value = TypeVar("Value")
+
+SLOW_FACTOR = 6
+"""What may take so many times as long as a step: the first one (which may compile), an evaluation, the checkpoint's
+verification, loading and saving, and leaving."""
+NO_LIMIT = 0
+
+
+class Session:
+    """One run, on this rank. All ranks call its methods together, but for `enter`.
+
+    `config`: what the author wrote. `world`: all ranks. `text`: what is trained on (`checkpoint.text_identity`), which
+    a resume must not change. `monitor`: this rank's; None: a program has set up torch.distributed by itself, and no
+    guard watches it.
+    """
+
+    def __init__(self, job: Job, config: Config, world: Axis, monitor: RankMonitor | None, text: str = "") -> None:
+        self.config, self.world, self.monitor, self.text = config, world, monitor, text
+        self.train = job.spec.train
+        self._locked = False
+
+    # ---- where this rank is, and whether it is to stop ----
+
+    def locate(self, groups: Groups) -> None:
+        """Tell this rank's guard its stage."""
+        if self.monitor is not None:
+            self.monitor.page.location = groups.stage_name
+
+    def enter(self, phase: str, step: int = 0, times: int = 1) -> None:
+        """Tell this rank's guard where it is; it may stay there for `times` as long as a step, or without a limit."""
+        if self.monitor is not None:
+            self.monitor.page.enter(phase, step, (self.train.step_timeout or 0) * times)
+
+    @contextlib.contextmanager
+    def inside(self, phase: str, step: int = 0, times: int = 1) -> Iterator[None]:
+        """Be in that phase for a `with`, and then in the program's own code, which has no limit."""
+        self.enter(phase, step, times)
+        try:
+            yield
+        except BaseException:
+            self.enter(phase, step, NO_LIMIT)  # what is told about it names the place; the program may catch it
+            raise
+        self.enter("in the program", step, NO_LIMIT)
+
+    def enter_ending(self) -> None:
+        """Tell this rank's guard that it leaves: process groups are destroyed, monitors close, threads are joined."""
+        if self.monitor is not None:
+            self.enter("ending", self.monitor.page.progress().step, SLOW_FACTOR)
+
+    def extend_timeouts(self) -> None:
+        """Have torch wait longer than anything here may take, so that the guards are the ones to report a hang."""
+        step_timeout = self.train.step_timeout
+        bootstrap.extend_timeouts(step_timeout and SLOW_FACTOR * step_timeout)
+
+    @property
+    def stops_on_signal(self) -> bool:
+        """Whether SIGTERM and SIGUSR1 ask for a stop: the same on all ranks."""
+        return self.monitor is not None and self.monitor.stops_on_signal
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether this rank was told to stop."""
+        return self.monitor is not None and self.monitor.stop_requested
+
+    def mark_stopped(self, step: int, saved: str) -> int:
+        """Leave the mark of a rank that ends because it was told to; return the status to exit with."""
+        if self.monitor is not None:
+            self.monitor.mark_stopped(step, saved)
+        return self.train.requeue_status
+
+    # ---- the folder ----
+
+    def lock_folder(self, job: Job) -> None:
+        """Have this run be the only one that writes to its folder, until rank 0's process ends.
+
+        Raises:
+            DslparError: on every rank, if another run writes there and does not end, or rank 0 cannot write there.
+        """
+        if not self._locked:
+            self._on_rank_0(lambda: run_dir.lock_run_folder(job, self.config))
+            self._locked = True
+
+    def find_checkpoint(self, job: Job) -> Checkpoint | None:
+        """Return the checkpoint to resume from, verified and of this run; None: there is none.
+
+        Raises:
+            DslparError: on every rank, if it is corrupted, is not seen by all, or is of another run.
+        """
+        self.enter("verifying", times=SLOW_FACTOR)
+        stored = checkpoint.find_checkpoint(job, self.world)
+        if stored is not None:
+            checkpoint.check(stored, job, self.text)
+        return stored
+
+    def prepare_folder(
+        self, job: Job, stored: Checkpoint | None, names: Sequence[str] = run_dir.FILES_OF_A_RUN
+    ) -> None:
+        """Write the config to the folder. Of a run that is not the one resumed, what has these `names` is archived.
+
+        Raises:
+            DslparError: on every rank, if rank 0 cannot write there.
+        """
+        # A checkpoint of another run does not make what is in this folder ours to continue.
+        checkpoints = Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
+        resumed = stored is not None and Path(stored.path).parent.resolve() == checkpoints
+        archived = () if resumed else names
+        self._on_rank_0(lambda: run_dir.prepare_run_folder(job, self.config, archived))
+
+    def _on_rank_0(self, action: Callable[[], Value]) -> None:
+        """Run `action` on rank 0; its findings are raised on every rank."""
+        findings: Sequence[Finding] = ()
+        if self.world.index == 0:
+            try:
+                action()
+            except DslparError as error:
+                findings = error.findings
+        if findings := collectives.broadcast_object(findings, self.world):
+            raise DslparError(findings)
+
+    # ---- checkpoints ----
+
+    def load(self, engine: Engine, stored: Checkpoint, folder: Path | None = None) -> None:
+        """Load a checkpoint that `find_checkpoint` has returned into a newly built engine.
+
+        `folder`: where DeepSpeed's prints go, to log.txt; None: nowhere.
+        """
+        self.enter("loading", times=SLOW_FACTOR)
+        with logging.prints_to_log(folder):
+            checkpoint.load(engine, stored)
+        log.info("%s is loaded: step %d, sample %d", stored.path, engine.steps_done, engine.consumed_samples)
+        for line in checkpoint.changes(stored, engine.job):  # of the layout, and of keys that have an effect
+            log.info("%s", line)
+
+    def save(self, engine: Engine) -> Path:
+        """Save a checkpoint of the last step; return its folder."""
+        self.enter("saving", engine.steps_done, SLOW_FACTOR)
+        saved = checkpoint.save(engine, self.text)
+        log.info("checkpoint of step %d in %s", engine.steps_done, saved)
+        return saved
+
+
+def any_rank(engine: Engine, *flags: bool) -> list[bool]:
+    """Return for each flag whether any rank has set it: all ranks together, and all know the same."""
+    local = torch.tensor(flags, dtype=torch.int32, device=engine.deepspeed.device)
+    counts = collectives.all_reduce(local, engine.groups.axis("pipe", "data", "tensor"))
+    return [bool(count) for count in counts.tolist()]
