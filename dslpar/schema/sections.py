@@ -357,7 +357,7 @@ class Train:
     """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
     step_timeout: PositiveFloat | None = key(default=600, resume="free")
     """Seconds that a step may take before the job is taken for hanging and ended, with the stacks of all ranks; the
-    first step and a checkpoint six times as many. None: it may hang for ever."""
+    first step, a checkpoint (saved, verified, loaded) and leaving six times as many. None: it may hang for ever."""
     max_skipped: PositiveInt | None = key(default=None, resume="free")
     """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
     out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""

@@ -363,8 +363,8 @@ class Guard:
             _write(f"[{self.rank.who}] cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here\n")
 
     def report_stuck(self, reason: str) -> None:
-        """Tell the hub that the rank is stuck; without one, find out alone."""
-        if self.link.connection is None:
+        """Tell the hub that the rank is stuck; without one, or when rank 0 has left in order, find out alone."""
+        if self.link.connection is None or self.link.left:
             self.handle(Event.STACKS_WANTED, reason)
         else:
             self.link.connection.send({"stuck": reason})

@@ -359,6 +359,16 @@ def test_a_stopped_rank_has_no_stack(tmp_path: Path) -> None:
         assert NO_STACK in text
 
 
+def test_a_rank_that_hangs_on_leaving_is_ended_though_the_hub_has_left(tmp_path: Path) -> None:
+    leaves = "monitor.page.enter('ending', 8)"
+    with Ranks(tmp_path, leaves, "monitor.page.enter('ending', 8, 2.0); time.sleep(600)") as ranks:
+        assert ranks.statuses(20) == [0, 1]
+        (said, *stacks) = ranks.all_said()
+        place = "[rank 1 of 2 on host0, stage 1 (pipe 1, data 0, tensor 0), ending after step 8]"
+        assert said.startswith(f"{place} hangs (stage 1 (pipe 1, data 0, tensor 0), ending after step 8 takes longer")
+        assert stacks
+
+
 ENDS = "; monitor.page.enter('ending')"
 
 
