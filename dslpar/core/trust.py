@@ -36,7 +36,15 @@ def known_kind(name: str) -> str:
     *modules, last = name.split(".")
     kind = next((kind for kind in _KNOWN if name.startswith(f"{kind}.")), "")
     is_class = last[:1].isupper() and not any(module[:1].isupper() for module in modules)
-    return kind if is_class and (kind != "transformers" or last.endswith("Config")) else ""
+    if kind == "transformers":
+        is_class = is_class and last.endswith("Config")
+    return kind if is_class and not _passes_through_another_package(name) else ""
+
+
+def _passes_through_another_package(name: str) -> bool:
+    """Whether a name reaches for what a module has imported, as `torch.nn.functional.os.system` does."""
+    root, *parts = name.split(".")
+    return any(part == root or part in sys.stdlib_module_names for part in parts)
 
 
 def trusting(name: str, trusted: Iterable[str]) -> str:
@@ -53,11 +61,12 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
     """Return what is wrong with a call that a config describes, and what to do; None: it may be made."""
     if known_kind(name) or trusting(name, trusted):
         return None
-    if is_standard_library(name):
-        hint = "write the value here; or make it in a module of your own, and trust that: trusted = ['my_pkg']"
-        return f"a config may not call {name!r}, of Python's standard library", hint
-    # All of a known package would be too much: torch.hub.load runs code from the network.
     is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
+    if is_standard_library(name) or (is_known and _passes_through_another_package(name)):
+        hint = "write the value here; or make it in a module of your own, and trust that: trusted = ['my_pkg']"
+        of_whom = ", of Python's standard library" if is_standard_library(name) else ": it is of another package"
+        return f"a config may not call {name!r}{of_whom}", hint
+    # All of a known package would be too much: torch.hub.load runs code from the network.
     entry = name if is_known else name.partition(".")[0]
     hint = f"add trusted = [{entry!r}] to [tool.dslpar] of your pyproject.toml, or --trust {entry}"
     return f"a config may not call {name!r}: {entry!r} is not trusted", f"{hint}; else call {KNOWN_KINDS}"

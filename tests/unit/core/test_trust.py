@@ -27,6 +27,8 @@ UNKNOWN = [
     "builtins.eval",
     "torch.hub.load",
     "torch.load",
+    "torch.nn.functional.torch.Generator",
+    "torch.nn.modules.linear.math.Thing",
     "torch.nn.init.normal_",
     "torch.nn.Module.load_state_dict",
     "torchx.nn.GELU",
@@ -62,6 +64,9 @@ def test_a_refusal_says_what_to_add() -> None:
     assert hint.startswith("add trusted = ['my_pkg'] to [tool.dslpar] of your pyproject.toml, or --trust my_pkg")
     _, hint = refusal("torch.hub.load", ()) or ("", "")
     assert "trusted = ['torch.hub.load']" in hint  # not all of torch
+    message, hint = refusal("torch.nn.functional.os.system", ()) or ("", "")
+    assert message == "a config may not call 'torch.nn.functional.os.system': it is of another package"
+    assert "os.system" not in hint
     message, hint = refusal("os.system", ()) or ("", "")
     assert message == "a config may not call 'os.system', of Python's standard library"
     assert "trusted = ['os']" not in hint
@@ -72,14 +77,24 @@ def test_the_standard_library() -> None:
     assert [is_standard_library(name) for name in names] == [True, True, True, True, False, False]
 
 
+def test_of_transformers_the_configs_of_models_are_known() -> None:
+    """By a base, PretrainedConfig in transformers 4 and PreTrainedConfig in 5; auto classes have neither."""
+    of_theirs = {"__module__": "transformers.models.gpt2.configuration_gpt2"}
+    for base in ("PretrainedConfig", "PreTrainedConfig"):
+        config = type("GPT2Config", (type(base, (), {}),), of_theirs)
+        assert why_not(config, "transformers.GPT2Config", (), ()) == ""
+    auto = type("AutoConfig", (), of_theirs)
+    assert why_not(auto, "transformers.AutoConfig", (), ()) == "it is no config of a model of transformers'"
+
+
 @pytest.mark.parametrize(
     ("name", "found", "owners", "trusted", "why"),
     [
         ("torch.nn.GELU", torch.nn.GELU, (), (), ""),
         ("torch.optim.lr_scheduler.StepLR", torch.optim.lr_scheduler.StepLR, (), (), ""),
-        ("torch.nn.os.System", os.system, (os,), (), "it is no class of torch.nn"),
+        ("torch.nn.System", os.system, (), (), "it is no class of torch.nn"),
         ("torch.nn.modules.module.OrderedDict", collections.OrderedDict, (), (), "it is no class of torch.nn"),
-        ("torch.nn.functional.torch.Generator", torch.Generator, (torch,), (), "it is no class of torch.nn"),
+        ("torch.nn.utils.Generator", torch.Generator, (), (), "it is no class of torch.nn"),
         ("transformers.EvilConfig", torch.nn.GELU, (), (), "it is no class of transformers"),
         ("fractions.Fraction", fractions.Fraction, (fractions,), ("fractions",), ""),
         ("fractions.Fraction.from_float", fractions.Fraction.from_float, (fractions,), ("fractions",), ""),
