@@ -43,7 +43,8 @@ def test_every_code_that_is_raised_has_its_page() -> None:
 
 def test_every_page_is_raised_somewhere() -> None:
     source = "\n".join(path.read_text() for path in SOURCES)
-    assert [code for code in PAGES if f'"{code}"' not in source] == []
+    # In quotes, or at the beginning of a text that a dying rank prints as it is.
+    assert [code for code in PAGES if not re.search(rf'"{code}"|^{code} ', source, re.MULTILINE)] == []
 
 
 def test_no_site_repeats_what_the_catalogue_says() -> None:
@@ -56,7 +57,7 @@ def test_no_site_repeats_what_the_catalogue_says() -> None:
     }
     assert by_hand == {"dslpar/core/catalog/__init__.py", "dslpar/language/errors.py", "dslpar/linter/rule.py"}
     reports = (ROOT / "dslpar" / "watchdog" / "reports.py").read_text()
-    names = re.findall(r'"([A-Z]{3}\d{3})", "([\w-]+)"', reports)
+    names = re.findall(r"(?m)^([A-Z]{3}\d{3}) ([\w-]+): ", reports)
     assert dict(names) == {code: PAGES[code].name for code in ("HST230", "CKP230")}
 
 

@@ -81,5 +81,5 @@ def test_every_code_in_the_sources_has_a_page() -> None:
     root = Path(__file__).parents[3]
     files = [*(root / "dslpar").rglob("*.py"), *(root / "layers").rglob("*.py")]
     source = "\n".join(file.read_text() for file in files)
-    used = set(re.findall(rf'"((?:{"|".join(FAMILIES)})\d{{3}})"', source))
+    used = set(re.findall(rf'(?m)(?:^|")((?:{"|".join(FAMILIES)})\d{{3}})["\s]', source))
     assert used == {page.code for page in (*RULES, *PAGES)}
