@@ -15,6 +15,7 @@ from typing import Any
 from dslpar.cli import arguments
 from dslpar.core.errors import has_errors
 from dslpar.language.errors import ConfigError
+from dslpar.language.finder import OURS
 from dslpar.language.source import read_source
 from dslpar.linter import check
 from dslpar.linter.problem import UnknownValueError
@@ -22,7 +23,7 @@ from dslpar.linter.report import text as report_text
 from dslpar.migrate import report, writer
 from dslpar.migrate.convert import Import, convert, refused
 from dslpar.migrate.registry import TABLES
-from dslpar.migrate.sources import OURS, Source, read_text
+from dslpar.migrate.sources import Source, read_text
 from dslpar.migrate.table import Epoch
 
 EPILOG = """\

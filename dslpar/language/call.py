@@ -8,13 +8,16 @@ from dslpar.core.errors import Location
 from dslpar.language.limits import Budget, check_items
 from dslpar.language.values import Dict, Origin, Unknown, Value, require_known
 
+OpenConfig = Callable[[str, str, Location], Value]
+"""Evaluates `get_config(name)`: from the name, the package that get_config is of, and where the name stands."""
+
 
 class Call:
     """Arguments by position and by keyword, evaluated, with their origins."""
 
     __slots__ = ("args", "budget", "keyword_origins", "kwargs", "location", "locations", "open_config", "result_origin")
 
-    def __init__(self, location: Location, budget: Budget, open_config: Callable[[str, Location], Value]) -> None:
+    def __init__(self, location: Location, budget: Budget, open_config: OpenConfig) -> None:
         self.args: list[Value] = []
         self.locations: list[Location] = []
         """Of the arguments by position."""

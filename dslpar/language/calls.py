@@ -10,9 +10,11 @@ from dslpar.language.containers import elements
 from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError, finding
 from dslpar.language.evaluator import Evaluator, Handlers, type_name
 from dslpar.language.expressions import attribute_of
+from dslpar.language.finder import find_config
 from dslpar.language.functions import call_function
 from dslpar.language.lazy_calls import call_lazy
 from dslpar.language.methods import call_method, find_method
+from dslpar.language.session import as_mapping
 from dslpar.language.syntax import MUTATING_METHODS
 from dslpar.language.tree import TARGET, Reference
 from dslpar.language.values import (
@@ -96,8 +98,8 @@ def _call_value(target: Value, call: Call) -> Value:
 
 
 def _arguments(ev: Evaluator, node: ast.Call) -> Call:
-    def open_config(name: str, location: Location) -> Value:
-        return ev.session.open_config(name, ev.source.path, location)
+    def open_config(name: str, home: str, location: Location) -> Value:
+        return as_mapping(ev.session.names_of(find_config(name, ev.source.path, home), location))
 
     call = Call(ev.location(node), ev.budget, open_config)
     call.args, call.locations = elements(ev, node.args)

@@ -273,7 +273,8 @@ FUNCTIONS: dict[str, Function] = {
 KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys")
 """Functions whose result is known but for what is unknown in it; of any other, an unknown argument makes it unknown."""
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
-    FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call, f"{_home}.get_config": get_config}
+    FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call}
+    FUNCTIONS[f"{_home}.get_config"] = get_config(_home.partition(".")[0])
 VALUES: dict[str, Value] = {
     **{f"math.{name}": getattr(math, name) for name in ("e", "inf", "nan", "pi", "tau")},
     "os.sep": "/",

@@ -1,7 +1,8 @@
 """Import statements: config files by position, everything else as references.
 
 That absolute imports only *name* things is the idea of mmengine's lazy configs; that relative ones read configs by
-their position, without packages, is detectron2's.
+their position, without packages, is detectron2's. Absolute ones of config modules (`from configs.common.train import
+train`, as LiBai's projects have it) read them too; `dslpar.language.finder` says where.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import ast
 import os.path
 from itertools import islice
 
+from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.errors import ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator
+from dslpar.language.finder import find_absolute, find_module
 from dslpar.language.functions import FUNCTIONS, VALUES
 from dslpar.language.limits import MAX_SUGGESTED
-from dslpar.language.session import as_mapping, find_module
+from dslpar.language.session import as_mapping
 from dslpar.language.tree import Reference
-from dslpar.language.values import Binding
+from dslpar.language.values import Binding, Value, deep_copy
 
 
 def import_modules(ev: Evaluator, node: ast.Import) -> None:
@@ -32,8 +35,11 @@ def import_names(ev: Evaluator, node: ast.ImportFrom) -> None:
     """Evaluate `from a.b import c`, which binds references, or `from .a.b import c`, values of a config file."""
     if any(alias.name == "*" for alias in node.names):
         raise ConfigError("CFG008", "`import *` is not part of the config language")
-    if node.level:
-        _import_from_config(ev, node)
+    base = find_module(node.module or "", node.level, ev.source.path) if node.level else None
+    if not node.level and node.module:
+        base = find_absolute(node.module, ev.source.path)
+    if base is not None:
+        _import_from_config(ev, node, base)
     elif node.module != "__future__":
         for alias in node.names:
             full, location = f"{node.module}.{alias.name}", ev.location(alias)
@@ -42,16 +48,27 @@ def import_names(ev: Evaluator, node: ast.ImportFrom) -> None:
             ev.bind(alias.asname or alias.name, value, location, location, imported_as)
 
 
-def _import_from_config(ev: Evaluator, node: ast.ImportFrom) -> None:
-    base = find_module(node.module or "", node.level, ev.source.path)
+def _import_from_config(ev: Evaluator, node: ast.ImportFrom, base: str) -> None:
+    """Bind values of the config file at `base` (without its ending), or files of the folder there."""
+    as_module = not node.level or ev.session.in_module
+
+    def names_of(path: str, location: Location) -> dict[str, Binding] | None:
+        return ev.session.names_of(path, location, as_module)
+
     is_folder = not node.module or (os.path.isdir(base) and not os.path.exists(f"{base}.py"))
     names: dict[str, Binding] | None = {}
     if not is_folder:
-        module = ev.source.find("." * node.level + (node.module or ""), ev.location(node))
-        names = ev.session.names_of(f"{base}.py", module)
+        names = names_of(f"{base}.py", ev.source.find("." * node.level + (node.module or ""), ev.location(node)))
+    init = os.path.join(base, "__init__.py")
+    copied: dict[int, Value] | None = None if as_module or not ev.session.modules else {}
     for alias in node.names:
+        location = ev.location(alias)
+        path = os.path.join(base, f"{alias.name}.py")
         try:
-            _import_name(ev, alias, base, names, is_folder)
+            if (is_folder and not os.path.lexists(init)) or (os.path.isdir(base) and os.path.lexists(path)):
+                ev.bind(alias.asname or alias.name, as_mapping(names_of(path, location)), location, location, "module")
+            else:
+                _import_name(ev, alias, names_of(init, location) if is_folder else names, copied)
         except UnknownError:
             ev.make_unknown(alias)
         except ConfigError as error:
@@ -59,15 +76,10 @@ def _import_from_config(ev: Evaluator, node: ast.ImportFrom) -> None:
             ev.make_unknown(alias)
 
 
-def _import_name(ev: Evaluator, alias: ast.alias, base: str, names: dict[str, Binding] | None, is_folder: bool) -> None:
-    location, bound_as = ev.location(alias), alias.asname or alias.name
-    init = os.path.join(base, "__init__.py")
-    path = os.path.join(base, f"{alias.name}.py")
-    if (is_folder and not os.path.lexists(init)) or (os.path.isdir(base) and os.path.lexists(path)):
-        ev.bind(bound_as, as_mapping(ev.session.names_of(path, location)), location, location, "module")
-        return
-    if is_folder:
-        names = ev.session.names_of(init, location)
+def _import_name(
+    ev: Evaluator, alias: ast.alias, names: dict[str, Binding] | None, copied: dict[int, Value] | None
+) -> None:
+    """Bind one name of a file; `copied` where its value may be a module's, which imports by position do not share."""
     if names is None:
         raise UnknownError
     if alias.name not in names:
@@ -76,4 +88,8 @@ def _import_name(ev: Evaluator, alias: ast.alias, base: str, names: dict[str, Bi
         raise ConfigError("CFG006", f"no name {alias.name!r} in that config{close}", f"it has: {has}" if has else "")
     binding = names[alias.name]
     imported_as = "module" if binding.imported_as == "module" else "config"
-    ev.bind(bound_as, binding.value, binding.location, location, imported_as)
+    value = binding.value
+    if copied is not None:
+        ev.budget.weigh(value)
+        value = deep_copy(value, copied)
+    ev.bind(alias.asname or alias.name, value, binding.location, ev.location(alias), imported_as)

@@ -220,8 +220,8 @@ def _not_found(message: str, location: Location) -> DslparError:
 
 def get_config(name: str) -> Settings:
     """Load a config file, found from the working directory, its parents, or among the shipped configs."""
+    from dslpar.language.finder import find_config
     from dslpar.language.load import load
-    from dslpar.language.session import find_config
 
     try:
         config = load(find_config(name, "here.py"))

@@ -5,6 +5,8 @@ LazyCall is detectron2's and LiBai's; as there, it copies the containers that it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dslpar.language.call import Call
 from dslpar.language.errors import ConfigError
 from dslpar.language.tree import TARGET, Reference
@@ -49,9 +51,13 @@ def copying_dict(call: Call) -> Value:
     return deep_copy(content)
 
 
-def get_config(call: Call) -> Value:
-    """Evaluate `get_config("common/train.py")`: a mapping of what that file defines."""
-    (name,) = call.positional(1)
-    if not isinstance(name, str):
-        raise TypeError("get_config() takes the path of a config file as a string")
-    return call.open_config(name, call.locations[0])
+def get_config(home: str) -> Callable[[Call], Value]:
+    """Return `get_config("common/train.py")` of the package `home`: a mapping of what that file of it defines."""
+
+    def run(call: Call) -> Value:
+        (name,) = call.positional(1)
+        if not isinstance(name, str):
+            raise TypeError("get_config() takes the path of a config file as a string")
+        return call.open_config(name, home, call.locations[0])
+
+    return run

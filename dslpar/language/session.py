@@ -1,9 +1,8 @@
-"""One load: the files it reads, its budget and its findings; imports resolved by position.
+"""One load: the files it reads, its budget and its findings.
 
 A config file is evaluated afresh each time it is imported, so what one importer changes, another does not see (as in
-detectron2's LazyConfig, whose relative imports also need no package); its syntax tree is kept. `get_config(name)`
-looks beside the importing file, then in each parent folder, then among the shipped configs: `dslpar/shipped_configs`
-where the package has it, else the checkout's `configs/`.
+detectron2's LazyConfig, whose relative imports also need no package); its syntax tree is kept. What an absolute import
+names is a module: as in Python it is evaluated once, and all of its importers, and theirs, share its values.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from dslpar.language.limits import MAX_FINDINGS, MAX_IMPORT_DEPTH, MAX_IMPORTS, 
 from dslpar.language.source import Source, parse, read_source
 from dslpar.language.syntax import check_syntax
 from dslpar.language.values import UNKNOWN, Binding, Dict, Value
-
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Parsed(NamedTuple):
@@ -50,6 +47,10 @@ class Session:
         self._seen: set[Finding] = set()
         self._open: list[str] = []
         """Real paths of the files under evaluation, outermost first."""
+        self.in_module = False
+        """Whether the file under evaluation is a module."""
+        self.modules: dict[str, dict[str, Binding] | None] = {}
+        """What modules bind, by real path; all of their importers share it."""
         self._imports = 0
 
     def add(self, item: Finding) -> None:
@@ -97,9 +98,14 @@ class Session:
             return None
         return self.parse_text(source, key)
 
-    def names_of(self, path: str, location: Location) -> dict[str, Binding] | None:
-        """Evaluate a config file afresh, for its names; returns None, with findings, if that failed."""
+    def names_of(self, path: str, location: Location, as_module: bool = False) -> dict[str, Binding] | None:
+        """Evaluate a config file, for its names; returns None, with findings, if that failed.
+
+        `as_module`: an absolute import names it, or a file that one names; then its first evaluation counts.
+        """
         key = os.path.realpath(path)  # a cycle may go through links
+        if as_module and key in self.modules:
+            return self.modules[key]
         if key in self._open:
             chain = " -> ".join(os.path.basename(item) for item in [*self._open[self._open.index(key) :], key])
             raise ConfigError("CFG007", f"circular import: {chain}")
@@ -107,20 +113,21 @@ class Session:
         if len(self._open) >= MAX_IMPORT_DEPTH or self._imports > MAX_IMPORTS:
             raise limit_error("imports nested too deeply, or too many of them", "import fewer files")
         parsed = self.parse_file(path, location)
-        return None if parsed is None else self.run(parsed, key)
+        names = None if parsed is None else self.run(parsed, key, as_module)
+        if as_module:
+            self.modules[key] = names
+        return names
 
-    def run(self, parsed: Parsed, key: str) -> dict[str, Binding]:
+    def run(self, parsed: Parsed, key: str, as_module: bool = False) -> dict[str, Binding]:
         """Evaluate a parsed file, which is open meanwhile."""
         self.budget.spend(20)
+        importer, self.in_module = self.in_module, as_module
         self._open.append(key)
         try:
             return self.evaluate(parsed, self)
         finally:
             self._open.pop()
-
-    def open_config(self, name: str, importer: str, location: Location) -> Value:
-        """Evaluate `get_config(name)` to a mapping of that file's names."""
-        return as_mapping(self.names_of(find_config(name, importer), location))
+            self.in_module = importer
 
 
 def as_mapping(names: dict[str, Binding] | None) -> Value:
@@ -132,37 +139,3 @@ def as_mapping(names: dict[str, Binding] | None) -> Value:
         if binding.imported_as != "module":
             made.put(name, binding.value, binding.location, binding.name_location)
     return made
-
-
-def find_config(name: str, importer: str) -> str:
-    """Find the file of `get_config(name)`, called in `importer`. Raises ConfigError if there is none."""
-    parts = name.split("/")
-    if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
-        hint = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
-        raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", hint)
-    if not name.endswith(".py"):
-        raise ConfigError("CFG009", f"{name!r} is not a Python config", "name a .py file")
-    for folder in search_path(importer):
-        path = os.path.join(folder, *parts)
-        if os.path.exists(path):
-            return path
-    where = "beside this file, in its parents or among the shipped configs"
-    raise ConfigError("CFG006", f"cannot find {name!r} {where}", "correct the path: 'common/train.py'")
-
-
-def search_path(importer: str) -> list[str]:
-    """List the folders where `get_config` looks: the importer's, its parents, the shipped configs."""
-    folder = os.path.dirname(importer)
-    full = os.path.abspath(folder)
-    folders = [folder]
-    while os.path.dirname(full) != full and len(folders) < 64:
-        full = os.path.dirname(full)
-        folders.append(full)
-    return [*folders, os.path.join(PACKAGE, "shipped_configs"), os.path.join(os.path.dirname(PACKAGE), "configs")]
-
-
-def find_module(module: str, level: int, importer: str) -> str:
-    """Return the path that `from <level dots><module>` names, without its ending."""
-    folder = os.path.dirname(importer)
-    steps = [os.pardir] * (level - 1) + (module.split(".") if module else [])
-    return os.path.normpath(os.path.join(folder or ".", *steps))

@@ -13,6 +13,7 @@ from dslpar.language import calls, containers, expressions
 from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator, Handlers
 from dslpar.language.imports import import_modules, import_names
+from dslpar.language.inherit import BASE, inherit, merged
 from dslpar.language.session import Parsed, Session
 from dslpar.language.targets import assign, augment, delete
 from dslpar.language.values import Binding, require_known
@@ -27,7 +28,7 @@ def evaluate(parsed: Parsed, session: Session) -> dict[str, Binding]:
     """Evaluate a parsed file; returns the names that it binds."""
     ev = Evaluator(parsed.source, session, EXPRESSIONS)
     run(ev, parsed.tree.body)
-    return ev.globals.names
+    return merged(ev, ev.globals.names)
 
 
 def run(ev: Evaluator, body: list[ast.stmt]) -> LoopExit:
@@ -60,6 +61,8 @@ def nothing(ev: Evaluator, node: ast.Pass) -> None:
 
 def assignment(ev: Evaluator, node: ast.Assign) -> None:
     value, location = ev.eval(node.value)
+    if any(isinstance(target, ast.Name) and target.id == BASE for target in node.targets):
+        value, location = inherit(ev, value, location)
     for target in node.targets:
         assign(ev, target, value, location)
 

@@ -1,29 +1,26 @@
 """Read a source: recognise its framework, take comments out of JSON, stand in for configs that are missing.
 
-What a config imports by position may be missing (a file of LiBai's outside of its checkout). The name then stands for
-a mapping that holds nothing, so that what this file sets on it is still read; the import is reported. Absolute imports
-of `configs.*` are read by position too, from a folder above.
+What a config imports may be missing (a file of LiBai's outside of its checkout). The name then stands for a mapping
+that holds nothing, so that what this file sets on it is still read; the import is reported.
 """
 
 from __future__ import annotations
 
 import ast
-import os.path
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Location
 from dslpar.language.errors import ConfigError
+from dslpar.language.finder import LIBAI, OURS, find_absolute, find_config, find_module, home_of_get_config, is_config
 from dslpar.language.load import YAML_ENDINGS, Config
-from dslpar.language.session import find_config, find_module
 from dslpar.language.source import Source as Text
 from dslpar.language.source import parse
 from dslpar.linter import check
 from dslpar.migrate.registry import TABLES
 from dslpar.schema.sections_reader import SECTIONS
 
-OURS = "dslpar"
 JSON_ENDINGS = (".json", ".hjson")
 
 
@@ -147,28 +144,27 @@ def with_stand_ins(text: str, path: str) -> tuple[str, tuple[tuple[Location, str
     """Put an empty mapping in the place of each config that is missing; also return where, and which file."""
     source = Text(path, text)
     tree = _tree(text, path)
+    home = home_of_get_config(tree)
     edits: list[Edit] = []
     missing: list[tuple[Location, str]] = []
     for node in ast.walk(tree):
-        file, names = _missing(node, path)
-        place = source.location(node) if file or names else Location(path)
+        file, names = _missing(node, path, home)
         if file:
+            place = source.location(node)
             missing.append((place, file))
             edits.append(Edit(place, "; ".join(f"{name} = {_skeleton(tree, name)}" for name in names)))
-        elif names:
-            edits.append(Edit(place, names[0]))
     return _edited(source, edits), tuple(missing)
 
 
-def _missing(node: ast.AST, path: str) -> tuple[str, list[str]]:
-    """Return the missing file that a statement reads, and the names it binds; or '' and the statement, rewritten."""
+def _missing(node: ast.AST, path: str, home: str) -> tuple[str, list[str]]:
+    """Return the missing file that a statement reads, and the names it binds; `home` is the package of get_config."""
     if isinstance(node, ast.ImportFrom):
         return _missing_import(node, path)
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        file = _file_of_get_config(node.value)
+        file = _file_of_get_config(node.value) if home in (OURS, LIBAI) else ""
         try:
             if file:
-                find_config(file, path)
+                find_config(file, path, home)
         except ConfigError:
             return file, [node.targets[0].id]
     return "", []
@@ -179,25 +175,18 @@ def _missing_import(node: ast.ImportFrom, path: str) -> tuple[str, list[str]]:
     if "*" in names:
         return "", []  # the evaluator refuses it
     if node.level and not node.module:
-        there = any(_is_config(find_module(alias.name, node.level, path)) for alias in node.names)
+        there = any(is_config(find_module(alias.name, node.level, path)) for alias in node.names)
         return ("", []) if there else (", ".join(f"{alias.name}.py" for alias in node.names), names)
     if node.level and node.module:
-        return ("", []) if _is_config(find_module(node.module, node.level, path)) else (_file(node), names)
-    if node.level or not node.module or "configs" not in node.module.split("."):
+        return ("", []) if is_config(find_module(node.module, node.level, path)) else (_file(node), names)
+    if not node.module or "configs" not in node.module.split("."):
         return "", []
-    for level in range(1, 12):
-        if _is_config(find_module(node.module, level, path)):
-            listed = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in node.names)
-            return "", [f"from {'.' * level}{node.module} import {listed}"]
-    return _file(node), names
+    base = find_absolute(node.module, path)
+    return ("", []) if base and is_config(base) else (_file(node), names)
 
 
 def _file(node: ast.ImportFrom) -> str:
     return (node.module or "").replace(".", "/") + ".py"
-
-
-def _is_config(base: str) -> bool:
-    return os.path.exists(f"{base}.py") or os.path.isdir(base)
 
 
 def _file_of_get_config(value: ast.AST) -> str:

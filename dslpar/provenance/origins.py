@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.language.errors import ConfigError
+from dslpar.language.finder import OURS, find_absolute, find_config, find_module, home_of_get_config
 from dslpar.language.load import Config
-from dslpar.language.session import find_config, find_module
 from dslpar.language.source import Source, parse
 
 _NOTHING_BETWEEN = re.compile(r"""[\]'"\s]*(?:[-+*/%|&]|//|\*\*)?[=:]\s*\(*\s*""")
@@ -91,18 +91,25 @@ def _named(text: str, importer: str) -> Iterator[tuple[str, Location]]:
         tree = parse(source)
     except ConfigError:
         return  # a finding says so
+    home = home_of_get_config(tree) or OURS
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            stem = find_module(node.module or "", node.level, importer)
+        if isinstance(node, ast.ImportFrom) and (stem := _stem(node, importer)) is not None:
             yield f"{stem}.py", source.location(node)
             yield from ((os.path.join(stem, f"{each.name}.py"), source.location(node)) for each in node.names)
         elif (name := _asked_for(node)) is not None:
-            yield from ((path, source.location(node)) for path in _found(name, importer))
+            yield from ((path, source.location(node)) for path in _found(name, importer, home))
 
 
-def _found(name: str, importer: str) -> list[str]:
+def _stem(node: ast.ImportFrom, importer: str) -> str | None:
+    """Return the path that an import of a config names, without its ending; None for an import of a package."""
+    if node.level:
+        return find_module(node.module or "", node.level, importer)
+    return find_absolute(node.module or "", importer)
+
+
+def _found(name: str, importer: str, home: str) -> list[str]:
     try:
-        return [find_config(name, importer)]
+        return [find_config(name, importer, home)]
     except ConfigError:
         return []  # a finding says so
 

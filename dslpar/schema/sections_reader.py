@@ -46,7 +46,7 @@ def read(config: Config, registered: Registered | None = None) -> Reading:
     values = {name: _section(reader, name, top[name], registered or {}) for name in SECTIONS if name in top}
     _report_other_names(reader)
     reader.invalid |= config.unknown
-    if "model" not in values and "model" not in reader.invalid and config.complete:
+    if "model" not in values and not {"model", "*"} & reader.invalid and config.complete:
         reader.report("CFG107", Location(config.path), "there is no model", classes.MODEL_HELP, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)

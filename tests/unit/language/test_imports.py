@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from dslpar.language import session
+from dslpar.language import finder
 from dslpar.language.load import Config, load
 
 
@@ -73,7 +73,7 @@ def test_get_config_beside_then_parents_then_shipped(write, monkeypatch, tmp_pat
         a__b__common__train="n = 'beside'\n",
         a__b__cfg=text,
     )
-    monkeypatch.setattr(session, "PACKAGE", str(tmp_path / "package"))
+    monkeypatch.setattr(finder, "PACKAGE", str(tmp_path / "package"))
     assert plain(path) == {"n": "beside"}
     shutil.rmtree(tmp_path / "a" / "b" / "common")
     assert plain(path) == {"n": "parent"}
@@ -81,6 +81,62 @@ def test_get_config_beside_then_parents_then_shipped(write, monkeypatch, tmp_pat
     assert plain(path) == {"n": "shipped"}
     shutil.rmtree(tmp_path / "package")
     assert codes(load(path)) == ["CFG006 cfg.py:2"]
+
+
+LIBAIS = "from libai.config import get_config\ntrain = get_config('common/train.py').train\n"
+
+
+def test_get_config_of_libai_reads_its_checkout_and_nothing_else(write, monkeypatch, tmp_path) -> None:
+    path = write(
+        ours__dslpar__shipped_configs__common__train="train = 'shipped'\n",
+        configs__common__train="train = 'of the checkout'\n",
+        common__train="train = 'in a parent'\n",
+        projects__QQP__configs__common="train = 'a file, no folder'\n",
+        projects__QQP__configs__cfg=LIBAIS,
+    )
+    monkeypatch.setattr(finder, "PACKAGE", str(tmp_path / "ours" / "dslpar"))
+    assert plain(path) == {"train": "of the checkout"}
+    (tmp_path / "configs" / "common" / "train.py").unlink()
+    assert codes(load(path)) == ["CFG006 cfg.py:2"]
+    assert f"in {tmp_path / 'configs'}" in load(path).findings[0].message
+    shutil.rmtree(tmp_path / "configs")
+    assert plain(path) == {"train": "in a parent"}
+    shutil.rmtree(tmp_path / "common")
+    assert codes(load(path)) == ["CFG006 cfg.py:2"]
+
+
+def test_our_own_configs_are_no_checkout_of_libai(write, monkeypatch, tmp_path) -> None:
+    path = write(configs__common__train="train = 'shipped'\n", user__cfg=LIBAIS)
+    monkeypatch.setattr(finder, "PACKAGE", str(tmp_path / "dslpar"))
+    assert codes(load(path)) == ["CFG006 cfg.py:2"]
+
+
+def test_absolute_imports_of_configs_are_modules_that_all_share(write) -> None:
+    path = write(
+        configs__common__train="train = dict(n=1)\n",
+        configs__models__gpt="from ..common.train import train\ntrain.layers = 4\ncfg = dict(size=2)\n",
+        projects__A__configs__base="from configs.common.train import train\ntrain.n = 2\nown = dict(m=1)\n",
+        projects__A__configs__cfg="""\
+            from configs.common.train import train
+            from configs.models import gpt
+            from configs.models.gpt import cfg as c
+            from projects.A.configs.base import own
+            from projects.A.modeling import Model
+            from .base import own as copy
+            copy.m = 2
+            m = own.m
+            layers = train.layers
+            gpt.cfg.size = 3
+        """,
+    )
+    assert plain(path) == {
+        "train": {"n": 2, "layers": 4}, "c": {"size": 3}, "own": {"m": 1}, "copy": {"m": 2}, "m": 1, "layers": 4,
+    }  # fmt: skip
+
+
+def test_a_module_of_the_checkout_that_is_missing(write) -> None:
+    path = write(configs__common__a="x = 1\n", b__cfg="from configs.common.c import x\nfrom torch.configs.d import y\n")
+    assert codes(load(path)) == ["CFG006 cfg.py:1"]
 
 
 def test_a_cycle(write) -> None:

@@ -1,0 +1,114 @@
+"""Where a config finds the files that it names: by position, by `get_config(name)`, or as modules of a LiBai checkout.
+
+`get_config` means what the package means that it was imported from, so that no config reads another framework's file:
+
+- dslpar: the folder of the file, then each parent folder, then the shipped configs (`dslpar/shipped_configs` where the
+  package has it, else the checkout's `configs/`);
+- libai: `configs/` of the file's LiBai checkout; without one, the folder of the file, then each parent folder.
+
+A LiBai checkout is the nearest parent folder with `configs/common`. `from configs.common.train import train` and
+`from projects.QQP.configs.model import cfg` name files of it, as they do on the path that LiBai's scripts set.
+"""
+
+from __future__ import annotations
+
+import ast
+import os.path
+from collections.abc import Iterator
+
+from dslpar.language.errors import ConfigError
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OURS, LIBAI = "dslpar", "libai"
+
+
+def find_config(name: str, importer: str, home: str = OURS) -> str:
+    """Find the file of `get_config(name)`, called in `importer` and imported from the package `home`.
+
+    Raises:
+        ConfigError: there is none, or it is not one that a config may read.
+    """
+    parts = name.split("/")
+    if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
+        hint = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
+        raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", hint)
+    if not name.endswith(".py"):
+        raise ConfigError("CFG009", f"{name!r} is not a Python config", "name a .py file")
+    checkout = libai_checkout(importer) if home == LIBAI else None
+    folders = [os.path.join(checkout, "configs")] if checkout else search_path(importer, home)
+    for folder in folders:
+        path = os.path.join(folder, *parts)
+        if os.path.exists(path):
+            return path
+    where = "beside this file, in its parents or among the shipped configs"
+    if home == LIBAI:
+        where = f"in {folders[0]}" if checkout else "beside this file or in its parents, and no LiBai checkout is there"
+    raise ConfigError("CFG006", f"cannot find {name!r} {where}", "correct the path: 'common/train.py'")
+
+
+def search_path(importer: str, home: str = OURS) -> list[str]:
+    """List the folders where `get_config` looks: the importer's, its parents, and for dslpar's the shipped configs."""
+    return [*_upwards(importer), *(_shipped() if home == OURS else ())]
+
+
+def _upwards(importer: str) -> list[str]:
+    """List the importer's folder and those above it."""
+    folder = os.path.dirname(importer)
+    full = os.path.abspath(folder)
+    folders = [folder]
+    while os.path.dirname(full) != full and len(folders) < 64:
+        full = os.path.dirname(full)
+        folders.append(full)
+    return folders
+
+
+def _shipped() -> list[str]:
+    return [os.path.join(PACKAGE, "shipped_configs"), os.path.join(os.path.dirname(PACKAGE), "configs")]
+
+
+def libai_checkout(importer: str) -> str | None:
+    """Return the nearest folder above a file that has `configs/common`; None: there is none, or it is dslpar's own."""
+    for folder in _upwards(importer):
+        configs = os.path.join(folder, "configs")
+        if os.path.isdir(os.path.join(configs, "common")):
+            ours = os.path.realpath(configs) in map(os.path.realpath, _shipped())
+            return None if ours else folder
+    return None
+
+
+def find_module(module: str, level: int, importer: str) -> str:
+    """Return the path that `from <level dots><module>` names, without its ending."""
+    folder = os.path.dirname(importer)
+    steps = [os.pardir] * (level - 1) + (module.split(".") if module else [])
+    return os.path.normpath(os.path.join(folder or ".", *steps))
+
+
+def find_absolute(module: str, importer: str) -> str | None:
+    """Return the path of a config module that an absolute import names, without its ending; None for other modules."""
+    parts = module.split(".")
+    if "configs" not in parts:
+        return None
+    checkout = libai_checkout(importer)
+    folders = [checkout] if checkout else _upwards(importer)
+    bases = [os.path.normpath(os.path.join(folder, *parts)) for folder in folders]
+    there = next(filter(is_config, bases), None)
+    return bases[0] if checkout and parts[0] == "configs" else there
+
+
+def is_config(base: str) -> bool:
+    """Whether a path without ending names a config file, or a folder of them."""
+    return os.path.exists(f"{base}.py") or os.path.isdir(base)
+
+
+def home_of_get_config(tree: ast.Module) -> str:
+    """Return the package that a file imports `get_config` from; empty: it does not."""
+    homes = (home for home, name in _imported(tree) if name == "get_config")
+    return next(homes, "")
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the package and the name of each name that absolute imports bind."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            for alias in node.names:
+                yield node.module.partition(".")[0], alias.asname or alias.name
