@@ -39,6 +39,8 @@ class KeyFacts(NamedTuple):
     """The dotted key of another form of the config (LiBai's, ColossalAI's) that says the same."""
     synonyms: str = ""
     """What other frameworks call it: no names of ours, but a hint where somebody writes one."""
+    capitals: str = ""
+    """What ColossalAI's programs call it at the top level of a config; other names in capitals are the author's."""
     deepspeed: str = ""
     """The dotted keys of DeepSpeed's dict that it decides."""
 

@@ -7,6 +7,8 @@ all of these.
     ('size', 'schedule.num_microbatches')
     >>> resume_class("train.seed"), resume_class("optimizer.alpha"), deepspeed_keys()["train_batch_size"]
     ('refused', 'refused', 'batch.global_size')
+    >>> synonym_of("NUM_EPOCHS"), synonym_of("BATCH_SIZE"), synonym_of("DROPOUT")
+    ('train.steps', 'batch.micro_size', None)
     >>> synonym_of("micro_batch_size"), synonym_of("checkpoint-activations"), synonym_of("seed")
     ('batch.micro_size', 'activation_checkpoint', None)
 """
@@ -121,9 +123,23 @@ def resume_class(key: str) -> Resume:
 
 @cache
 def _synonyms() -> Mapping[str, str]:
-    return {name: key for key, _, _, facts in declared() for name in facts.synonyms.split()}
+    return {name: key for key, _, _, facts in declared() for name in (facts.synonyms + " " + facts.capitals).split()}
 
 
 def synonym_of(name: str) -> str | None:
-    """Return the key that says what another framework's key says; None for a name that no framework has."""
-    return _synonyms().get(name.replace("-", "_").lower())
+    """Return the key that says what another framework's key says; None for a name that no framework has.
+
+    A name in capitals is ColossalAI's or the author's own: it has its own list.
+    """
+    return _synonyms().get(name if name.isupper() else name.replace("-", "_").lower())
+
+
+WITHOUT_COUNTERPART: Mapping[str, str] = {
+    "CONFIG": "its keys stand at the top level of the file",
+    "TENSOR_SHAPE": "stages tell each other the shapes of what they send",
+    "DECAY_ITERS": "a schedule reaches its end at the last step",
+    "cudnn_benchmark": "a program sets torch.backends.cudnn.benchmark",
+    "cudnn_deterministic": "a program sets torch.backends.cudnn.deterministic",
+    "find_unused_parameters": "DeepSpeed finds them by itself",
+}
+"""Top-level names of ColossalAI's that nothing here takes the place of, and why."""

@@ -159,7 +159,9 @@ class OtherModel:
 class TextData:
     """Byte-level text: by default the source of Python's standard library, split by file."""
 
-    seq_len: PositiveInt | None = key(default=None, resume="free", synonyms="seq_length seq_len sequence_length")
+    seq_len: PositiveInt | None = key(
+        default=None, resume="free", synonyms="seq_length seq_len sequence_length", capitals="SEQ_LEN SEQ_LENGTH"
+    )
     """Tokens of a sample; left out: the model's max_seq_len."""
     files: StrList | None = key(default=None, resume="free", synonyms="data_path train_data_path")
     """Text files or folders to train on, relative to the config; left out: the standard library's source."""
@@ -171,9 +173,11 @@ class TextData:
 class AdamW:
     """AdamW, torch's implementation."""
 
-    lr: PositiveFloat = key(default=3e-4, resume="reported", synonyms="learning_rate base_lr")
+    lr: PositiveFloat = key(
+        default=3e-4, resume="reported", synonyms="learning_rate base_lr", capitals="LEARNING_RATE LR"
+    )
     """Learning rate at its peak."""
-    weight_decay: NonNegativeFloat = key(default=0.01, resume="reported")
+    weight_decay: NonNegativeFloat = key(default=0.01, resume="reported", capitals="WEIGHT_DECAY")
     """Decoupled decay of parameters with two or more dims."""
     betas: Betas = key(default=(0.9, 0.999), resume="reported")
     """Decay rates of the two moments."""
@@ -234,9 +238,12 @@ class LRScheduler:
         default=0,
         resume="reported",
         synonyms="warmup lr_warmup_iters lr_warmup_steps warmup_iter warmup_iters warmup_num_steps",
+        capitals="WARMUP_EPOCHS WARMUP_FRACTION",
     )
     """Steps of linear warm-up."""
-    min_lr: NonNegativeFloat = key(default=0.0, resume="reported", synonyms="min_learning_rate lr_min eta_min")
+    min_lr: NonNegativeFloat = key(
+        default=0.0, resume="reported", synonyms="min_learning_rate lr_min eta_min", capitals="MIN_LR"
+    )
     """The learning rate at the last step."""
 
 
@@ -279,6 +286,7 @@ class Batch:
         resume="free",
         deepspeed="train_batch_size",
         synonyms="global_batch_size train_batch_size batch_size",
+        capitals="GLOBAL_BATCH_SIZE",
     )
     """Samples of one optimizer step, over all ranks."""
     micro_size: PositiveInt | None = key(
@@ -287,6 +295,7 @@ class Batch:
         deepspeed="train_micro_batch_size_per_gpu",
         synonyms="micro_batch_size train_micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
         "micro_batch",
+        capitals="BATCH_SIZE",
     )
     """Samples of one forward of one data rank (one tensor group), before x splits them."""
     accumulation: PositiveInt | None = key(
@@ -296,6 +305,7 @@ class Batch:
         deepspeed="gradient_accumulation_steps",
         synonyms="gradient_accumulation gradient_accumulation_steps num_accumulation_steps num_micro_batches "
         "num_microbatches grad_accumulation_steps grad_acc_steps gas",
+        capitals="NUM_MICRO_BATCHES",
     )
     """Micro-batches a step; with a pipeline, the micro-batches in flight."""
 
@@ -328,9 +338,10 @@ class Train:
         default=100,
         resume="reported",
         synonyms="train_iters train_iter max_steps num_steps iterations num_iterations max_iters",
+        capitals="TRAIN_ITERS NUM_EPOCHS",
     )
     """Optimizer steps."""
-    seed: NonNegativeInt = key(default=1234, resume="refused", synonyms="random_seed")
+    seed: NonNegativeInt = key(default=1234, resume="refused", synonyms="random_seed", capitals="SEED")
     """Seed of weights, data order and dropout."""
     clip_grad_norm: PositiveFloat | None = key(
         default=None,
@@ -342,12 +353,14 @@ class Train:
     log_interval: PositiveInt = key(default=1, resume="free", synonyms="log_period logging_steps log_every")
     """Steps between lines on the terminal."""
     eval_interval: PositiveInt | None = key(
-        default=None, resume="free", synonyms="eval_period evaluation_interval eval_every"
+        default=None, resume="free", synonyms="eval_period evaluation_interval eval_every", capitals="EVAL_INTERVAL"
     )
     """Steps between evaluations; with it, also before the first step and after the last. None: no evaluation."""
-    eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter")
+    eval_steps: PositiveInt = key(default=8, resume="free", synonyms="eval_iters eval_iter", capitals="EVAL_ITERS")
     """Global batches of held-out data in one evaluation."""
-    output_dir: str | None = key(default=None, resume="free", synonyms="save_dir work_dir output_path")
+    output_dir: str | None = key(
+        default=None, resume="free", synonyms="save_dir work_dir output_path", capitals="LOG_PATH"
+    )
     """Where the run writes; left out: outputs/<config name>."""
     save_interval: NonNegativeInt | None = key(
         default=None,

@@ -16,7 +16,7 @@ from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
 from dslpar.schema import classes
 from dslpar.schema import sections as spec
-from dslpar.schema.keys import classes_of, synonym_of
+from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
 from dslpar.schema.reader import Misread, Reader, Registered, entries_of
 from dslpar.schema.spelling import certain_name, spelling_fix, suggestion
 from dslpar.schema.types import TYPES
@@ -124,20 +124,27 @@ def _report_other_names(reader: Reader) -> None:
         location = config.key_at(name)
         if location.path == COMMAND_LINE or not location.path.endswith(".py"):
             reader.unknown_key(name, name, SECTIONS)
-        elif not (name.startswith("_") or name.isupper() or name in config.names_read):
+        elif not (name.startswith("_") or name in config.names_read):
             _report_unused(reader, name, node, location)
 
 
 def _report_unused(reader: Reader, name: str, node: Node, location: Location) -> None:
-    config, synonym = reader.config, synonym_of(name)
-    if did_you_mean(name, SECTIONS):
+    config, own = reader.config, "a name of your own may begin with _"
+    synonym, unneeded = synonym_of(name), WITHOUT_COUNTERPART.get(name)
+    if node.value is not None and (unneeded or (name.isupper() and synonym)):
+        message = f"unused name {name!r}, which ColossalAI's trainer reads"
+        hint = f"leave it out: {unneeded}; {own}" if unneeded else f"here that is {synonym}={name}; {own}"
+        reader.report("CFG121", location, message, hint, name)
+    elif name.isupper():
+        return
+    elif did_you_mean(name, SECTIONS):
         message = f"unused name {name!r}, which resembles a section"
         hint = f"{suggestion(name, SECTIONS)} (a name of your own may begin with _)"
         reader.report("CFG105", location, message, hint, name, fix=spelling_fix(config, name, SECTIONS))
         reader.invalid.add(certain_name(config, name, SECTIONS) or name)
     elif node.value is not None and synonym is not None:
         message = f"unused name {name!r}, which is a key of other frameworks"
-        reader.report("CFG121", location, message, f"here that is {synonym}; a name of your own may begin with _", name)
+        reader.report("CFG121", location, message, f"here that is {synonym}; {own}", name)
     elif node.is_mapping:
-        hint = f"the sections are {', '.join(SECTIONS)}; a name of your own may begin with _"
+        hint = f"the sections are {', '.join(SECTIONS)}; {own}"
         reader.report("CFG106", location, f"unused dict {name!r}", hint, name)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.linter.registry import page_of
+from dslpar.linter.rule import Rule
 from dslpar.linter.rules.no_effect import _IDLE, _stages_of
+from dslpar.migrate.registry import TABLES
 from dslpar.schema import deepspeed_policy
+from dslpar.schema.keys import WITHOUT_COUNTERPART, synonym_of
 from tests.support.lint import MODEL, codes, findings, marked
 
 PIPED = "parallel = dict(pipeline=2)\n"
@@ -38,6 +42,12 @@ TOLD = [
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
     ("zero = 1\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
     ("zero = 2\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
+    ("BATCH_SIZE = 4", "CFG121", "BATCH_SIZE"),
+    ("NUM_EPOCHS = 60", "CFG121", "NUM_EPOCHS"),
+    ("LEARNING_RATE = 1e-3", "CFG121", "LEARNING_RATE"),
+    ("NUM_MICRO_BATCHES = 4", "CFG121", "NUM_MICRO_BATCHES"),
+    ("TENSOR_SHAPE = (4, 512, 64)", "CFG121", "TENSOR_SHAPE"),
+    ("cudnn_benchmark = True", "CFG121", "cudnn_benchmark"),
     ("micro_batch_size = 4", "CFG121", "micro_batch_size"),
     ("train = dict(steps=9, dist=dict(data_parallel_size=1))\ntrain.update(dist=dict())", "CFG120", "dict()"),
 ]
@@ -211,3 +221,22 @@ def test_deepspeed_never_uses_the_idle_keys() -> None:
     for name in ("allgather_partitions", "disable_allgather"):
         users = [path for path, text in sources.items() if re.search(rf"\.(zero_)?{name}\b(?! =)", text)]
         assert {path.name for path in users} <= {"engine.py", "config.py"}, "only the getter, and where it is set"
+
+
+def test_capitals_of_colossalai_are_told_by_the_name_that_import_gives_them() -> None:
+    rows = [row for row in TABLES["colossalai"].rows if row.pattern.isupper() and not row.to.startswith("model.")]
+    rule = page_of("CFG121")
+    assert isinstance(rule, Rule)
+    page = rule.text()
+    assert len(rows) > 15
+    for row in rows:
+        key = synonym_of(row.pattern)
+        assert (key or "") == row.to, row.pattern
+        assert key or row.pattern in WITHOUT_COUNTERPART, row.pattern
+        assert row.pattern in page, row.pattern
+
+
+def test_capitals_that_the_file_uses_are_its_own() -> None:
+    assert codes(f"{MODEL}BATCH_SIZE = 4\nNUM_EPOCHS = 3\nbatch = dict(micro_size=BATCH_SIZE)\n") == ["CFG121"]
+    assert codes(f"{MODEL}CONFIG = dict(parallel=dict(pipeline=2))\n") == ["CFG121"]
+    assert codes(f"{MODEL}_BATCH_SIZE = 4\nIMG_SIZE = 224\n") == []
