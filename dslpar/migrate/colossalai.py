@@ -8,7 +8,7 @@ from typing import Any
 
 from dslpar.language.tree import Reference
 from dslpar.migrate.conversions import number, one_dropout, only
-from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dropped, needed
+from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dead, dropped, needed
 from dslpar.schema.classes import IDLE_HANDLERS
 
 _BASE = {"vocab_size": 50304, "max_seq_len": 1024, "dropout": 0.1}
@@ -181,7 +181,7 @@ def accumulation(value: object, view: View, row: Row) -> Outcome:
 def num_microbatches(value: object, view: View, row: Row) -> Outcome:
     """Convert the micro-batches of a pipeline."""
     if _num_stages(view) == 1:
-        return dropped("it cuts a pipeline's batch, and there is no pipeline")
+        return dead("it cuts a pipeline's batch, and there is no pipeline")
     return accumulation(value, view, row)
 
 

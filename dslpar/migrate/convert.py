@@ -13,7 +13,7 @@ from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, View, dropped, filled, needed
+from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, View, dead, dropped, filled, needed
 from dslpar.schema.sections_reader import SECTIONS
 
 IMPLIED = "implied by "
@@ -66,6 +66,8 @@ class Converter:
     def __init__(self, source: Source, model: Mapping[str, object] | None, epoch: Epoch | None) -> None:
         self.source, self.model = source, model
         self.table = TABLES[source.name]
+        self.known = {row.pattern.partition(".")[0] for row in self.table.rows}
+        """Top-level names that rows are about."""
         # A mapping that looks empty may hold what could not be evaluated, which is listed by itself.
         self.leaves = [
             leaf
@@ -104,10 +106,20 @@ class Converter:
             if row.needs_value:
                 return _not_evaluated(filled(row.to, rest))
             return self.table.outcome(row, UNREAD, rest, self.view)
-        if leaf.value is None or leaf.value == {}:
+        says_nothing = leaf.value is None or leaf.value == {}
+        if row is None and not (says_nothing and self.is_section(leaf.name)):
+            return self.unknown(leaf, first)
+        if row is None or says_nothing:
             nothing = "None says nothing" if leaf.value is None else "an empty dict says nothing"
             return dropped(row.why if row is not None and row.fate == "dropped" and not row.conversion else nothing)
-        return self.unknown(leaf, first) if row is None else self.table.outcome(row, leaf.value, rest, self.view)
+        return self.table.outcome(row, leaf.value, rest, self.view)
+
+    def is_section(self, name: str) -> bool:
+        """Whether rows are about keys below this one, or none is and it is of a section of dslpar's."""
+        first = name.partition(".")[0]
+        if first in SECTIONS and first not in self.known:
+            return True
+        return any(row.pattern.startswith(f"{name}.") for row in self.table.rows)
 
     def row(self, name: str) -> tuple[Row | None, str]:
         """Find the first row about a key, and what its `**` stands for."""
@@ -119,23 +131,26 @@ class Converter:
 
     def unknown(self, leaf: Leaf, first: str) -> Outcome:
         """Decide what becomes of a key without a row."""
-        known = {row.pattern.partition(".")[0] for row in self.table.rows}
+        known = self.known
         if leaf.value is UNREAD and (first in known or first in SECTIONS):
             return _not_evaluated("")
         if first in SECTIONS and first not in known:
             return Outcome("kept", leaf.name, leaf.value)
         if self.table.own_names and first not in known:
-            return self.own_name(leaf, first, known)
+            return self.own_name(leaf, first)
         close = did_you_mean(leaf.name, [row.pattern for row in self.table.rows] + self.known_names())
+        if self.table.ignores and first not in known:
+            ignored = f"{self.table.title} ignores top-level keys that it does not know"
+            return needed(f"{ignored}; {close}") if close else dead(ignored)
         return needed(f"{self.table.title} has no such key" + (f"; {close}" if close else ""))
 
-    def own_name(self, leaf: Leaf, first: str, known: set[str]) -> Outcome:
+    def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level name of the author's own, unless it resembles one of the framework's."""
         if leaf.value is UNREAD:
             return dropped("a name of the file's own, not evaluated; a key that is made of it needs you")
         if first in self.view.used:
             return dropped("a variable of the file's own: its value stands where it is used")
-        near = only_near(first, known) if len(first) > 4 else None
+        near = only_near(first, self.known) if len(first) > 4 else None
         if near is not None:
             return needed(f"{self.table.title} has no such key; did you mean {near!r}?")
         return dropped("a variable of the file's own, which dslpar does not read")

@@ -15,7 +15,7 @@ AUTO = "auto"
 def auto(value: object, view: View, row: Row) -> Outcome:
     """Keep a value, unless it is "auto": there only the author can say."""
     if value == AUTO:
-        return needed("Hugging Face's Trainer fills it in from its arguments: write it", row.to)
+        return needed('"auto": Hugging Face\'s Trainer fills it in from its arguments', row.to)
     return row.as_is(value)
 
 
@@ -31,7 +31,7 @@ def auto_left_out(value: object, view: View, row: Row) -> Outcome:
 
 def stage(value: object, view: View, row: Row) -> Outcome:
     """Convert the stage of ZeRO, which half precision needs."""
-    half = view.get("fp16.enabled") is True or view.get("bf16.enabled") is True
+    half = any(view.get(f"{name}.enabled") is True for name in ("fp16", "bf16", "bfloat16"))
     if value == 0 and half:
         return changed(row.to, 1, "at stage 0 DeepSpeed's half-precision step is wrong, so it becomes 1")
     return auto(value, view, row)
@@ -43,16 +43,16 @@ def stage_of_switch(value: object, view: View, row: Row) -> Outcome:
 
 
 def optimizer(value: object, view: View, row: Row) -> Outcome:
-    """Convert the optimizer's name."""
-    known = OPTIMIZERS.get(value) if isinstance(value, str) else None
-    if known is not None and known.refused:
-        return needed(f"{value}: {known.refused}", row.to)
-    if value in ("Adam", "AdamW"):
-        decoupled = value == "AdamW" or view.get("optimizer.params.adam_w_mode", True)
-        name = "AdamW" if decoupled else "Adam"
-        if name != value:
-            return changed(row.to, name, "DeepSpeed's Adam decays as AdamW does, unless adam_w_mode is false")
-    return auto(value, view, row)
+    """Convert the optimizer's name, which DeepSpeed takes in any case."""
+    if not isinstance(value, str) or value == AUTO:
+        return auto(value, view, row)
+    names = {name.lower(): name for name in ("Adam", "AdamW", "SGD", *OPTIMIZERS)}
+    name = names.get(value.lower(), value)
+    if name in OPTIMIZERS and OPTIMIZERS[name].refused:
+        return needed(f"{value}: {OPTIMIZERS[name].refused}", row.to)
+    if name == "Adam" and view.get("optimizer.params.adam_w_mode", True):
+        return changed(row.to, "AdamW", "DeepSpeed's Adam decays as AdamW does, unless adam_w_mode is false")
+    return row.as_is(name) if name == value else Outcome("renamed", row.to, name, "the name as DeepSpeed's list has it")
 
 
 def bias_correction(value: object, view: View, row: Row) -> Outcome:

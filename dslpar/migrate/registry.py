@@ -20,6 +20,11 @@ _LISTS = {
     "offload_param": deepspeed_policy.OFFLOAD_PARAM,
     "fp16": deepspeed_policy.FP16,
     "bf16": deepspeed_policy.BF16,
+    "zero_other_names": [
+        f"{name.removeprefix('zero_optimization.')}={other}"
+        for name, other in deepspeed_policy.OTHER_NAMES.items()
+        if name.startswith("zero_optimization.") and other in deepspeed_policy.ZERO
+    ],
     "top": deepspeed_policy.TOP,
     "removed": [name for name in deepspeed_policy.REMOVED if name != "amp"],  # which has a row of its own
     "unsupported": deepspeed_policy.UNSUPPORTED,
@@ -51,6 +56,7 @@ def read_table(name: str, lists: Lists) -> Table:
         facts.get("wrapper", ""),
         facts.get("own_names") == "yes",
         facts.get("json") == "yes",
+        facts.get("ignores") == "yes",
         facts.get("detected_first") == "yes",
     )
 
@@ -74,7 +80,7 @@ def _rows(text: str, lists: Lists) -> Iterator[Row]:
                 row = row._replace(needs_value=False)
             else:
                 row = row._replace(conversion=word, argument=rest)
-        if fate == "dropped" and not row.conversion:
+        if fate in ("dropped", "dead") and not row.conversion:
             row = row._replace(needs_value=False)
         yield from _expanded(row, lists)
 
@@ -84,9 +90,10 @@ def _expanded(row: Row, lists: Lists) -> Iterator[Row]:
     if braces is None:
         yield row
         return
-    for name in _names(braces[1], lists):
+    for item in _names(braces[1], lists):
+        name, _, other = item.partition("=")
         pattern = row.pattern.replace(braces[0], name)
-        yield row._replace(pattern=pattern, to=pattern if row.fate == "kept" else row.to.replace("{}", name))
+        yield row._replace(pattern=pattern, to=pattern if row.fate == "kept" else row.to.replace("{}", other or name))
 
 
 def _names(text: str, lists: Lists) -> tuple[str, ...]:

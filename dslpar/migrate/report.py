@@ -1,14 +1,17 @@
-"""The report of an import: every key of the source and its fate, as text and as JSON."""
+"""The report of an import: every key of the source and its fate, as text and as JSON.
+
+The text folds keys of one section that share a fate and a reason into one line; JSON has an entry for each.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dslpar.core.errors import Finding
 from dslpar.language.tree import Reference
-from dslpar.migrate.convert import Import
+from dslpar.migrate.convert import Entry, Import
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.table import FATES
 
@@ -22,11 +25,44 @@ def text(made: Import, out: str | None) -> str:
     ]
     for fate, title in FATES.items():
         entries = [entry for entry in made.entries if entry.fate == fate]
-        lines += ["", f"{title}:"] if entries else []
-        for key, _, to, _, why, location in entries:
-            moved = f"{key} -> {to}" if key and to not in ("", key) else key or to
-            lines.append(f"  {location.path}:{location.line}: {moved}" + (": " if moved and why else "") + why)
+        lines += ["", f"{title}:", *_folded(entries)] if entries else []
     return "\n".join(lines) + "\n\n"
+
+
+MAX_LISTED = 12
+
+
+def _folded(entries: Sequence[Entry]) -> Iterator[str]:
+    """Write a line for each key; one line for keys of one section that share a reason."""
+    groups: dict[object, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(_group(entry), []).append(entry)
+    for group in groups.values():
+        key, to, why, location = _all_of([entry.key for entry in group]), group[0].to, group[0].why, group[0].location
+        if to and len(group) > 1:
+            to = to.rpartition(".")[0] + key[key.rindex(".{") :]
+        moved = f"{key} -> {to}" if key and to not in ("", key) else key or to
+        yield f"  {location.path}:{location.line}: {moved}" + (": " if moved and why else "") + why
+
+
+def _group(entry: Entry) -> object:
+    """Return what keys of one line have in common: the place of each, or one section that keeps its names."""
+    (above, _, name), (to_above, _, to_name) = entry.key.rpartition("."), entry.to.rpartition(".")
+    if not above or (entry.to and to_name != name):
+        return entry
+    return entry.location.path, entry.why, above if entry.to else entry.key.partition(".")[0], to_above
+
+
+def _all_of(keys: Sequence[str]) -> str:
+    """Write keys as one: `train.{seed, amp.enabled}`."""
+    if len(keys) == 1:
+        return keys[0]
+    above = keys[0].split(".")[:-1]
+    while not all(key.startswith(".".join(above) + ".") for key in keys):
+        above.pop()
+    names = [key.removeprefix(".".join(above) + ".") for key in keys]
+    more = f", and {len(names) - MAX_LISTED} more (--format json lists them)" if len(names) > MAX_LISTED else ""
+    return ".".join(above) + ".{" + ", ".join(names[:MAX_LISTED]) + more + "}"
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:

@@ -6,6 +6,7 @@
     renamed train.log_period -> train.log_interval                    # fate, key -> key of dslpar's | why
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile says it                    # {...}: one row each
     renamed optim.{lr betas} -> optimizer.{}                                                   # {}: the same name
+    renamed model.{depth=num_layers} -> model.{}                                               # {}: another name
     renamed zero.** -> zero.** | "auto" is left out                   # ** stands for any rest, in both keys the same
             among @zero                                               # whose first name is one of these (@: a list)
     changed train.scheduler.alpha -> lr_scheduler.min_lr | alpha times optim.lr
@@ -20,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-Fate = Literal["kept", "renamed", "changed", "dropped", "needed", "added"]
+Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
 FATES: Mapping[Fate, str] = {
     "needed": "needs you",
     "changed": "changed in meaning",
     "added": "added",
     "dropped": "dropped",
+    "dead": "dead there too",
     "renamed": "renamed",
     "kept": "kept",
 }
@@ -87,6 +89,11 @@ class Outcome(NamedTuple):
 def dropped(why: str, also: Mapping[str, object] | None = None) -> Outcome:
     """Make the outcome of a value without counterpart, or that needs none."""
     return Outcome("dropped", why=why, also=also or {})
+
+
+def dead(why: str) -> Outcome:
+    """Make the outcome of a key that the framework itself does not read."""
+    return Outcome("dead", why=why)
 
 
 def needed(why: str, to: str = "") -> Outcome:
@@ -152,6 +159,8 @@ class Table(NamedTuple):
     """Whether top-level names that are in no row are the author's own variables."""
     json: bool = False
     """Whether it is JSON."""
+    ignores: bool = False
+    """Whether the framework ignores top-level keys that it does not know."""
     detected_first: bool = False
     """Whether its names come before other sources' where a config has names of both."""
 

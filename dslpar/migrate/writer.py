@@ -63,6 +63,14 @@ def _ordered(value: object) -> object:
 def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
     """Collect comments by the key of dslpar's that they stand at."""
     notes: dict[str, list[str]] = {}
+    shared: dict[object, list[Entry]] = {}
+    for entry in entries:
+        if entry.fate == "needed" and isinstance(entry.value, str):
+            shared.setdefault((entry.to.rpartition(".")[0], entry.value, entry.why), []).append(entry)
+    for first, *others in (group for group in shared.values() if len(group) > 1 and group[0].to):
+        also = ", ".join(entry.to.rpartition(".")[2] for entry in others)
+        notes[first.to] = [f"{MARK}: {first.why}; likewise {also}"]
+        entries = [entry for entry in entries if entry not in (first, *others)]
     for entry in entries:
         source = f"{entry.key}: " if entry.key else ""
         if entry.fate == "added" and entry.why == f"{IMPLIED}{entry.to.partition('.')[0]}.type":

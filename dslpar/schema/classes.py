@@ -51,6 +51,8 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
     from dslpar.schema.torch_optimizers import OPTIMIZERS, short
 
     name = short(typed.name or "")
+    # DeepSpeed takes its names in any case: OnebitAdam is what its own tutorials write.
+    name = next((known for known, row in OPTIMIZERS.items() if row.refused and known.lower() == name.lower()), name)
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
         names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]

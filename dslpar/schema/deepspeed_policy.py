@@ -196,8 +196,8 @@ def _of_zero(name: str) -> Explanation | None:
             "DSC104", f"dslpar does not support DeepSpeed's {name!r}: {UNSUPPORTED_ZERO[name]}", "leave it out"
         )
     if dotted in OTHER_NAMES:
-        message = f"unknown key {name!r} in zero: its name is {OTHER_NAMES[dotted]!r}"
-        return Explanation("CFG101", message, f"did you mean {OTHER_NAMES[dotted]!r}?")
+        message = f"{name!r} is DeepSpeed's other name of {OTHER_NAMES[dotted]!r}"
+        return Explanation("DSC106", message, f"zero = dict(..., {OTHER_NAMES[dotted]}=...)")
     if name == "zero_optimization":
         message = "unknown key 'zero_optimization' in zero: the section zero is DeepSpeed's zero_optimization"
         return Explanation("CFG101", message, "zero = dict(stage=1, ...), without another dict in it")

@@ -13,12 +13,14 @@ from dslpar.core.errors import has_errors
 from dslpar.language.load import load_text
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
+from dslpar.migrate import report
 from dslpar.migrate.convert import Entry, Import, convert
 from dslpar.migrate.page import page
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text, without_comments
 from dslpar.migrate.table import Epoch
 from dslpar.migrate.writer import file_of
+from dslpar.schema import deepspeed_policy
 from tests.support.paths import ROOT
 from tests.unit.test_repository import heavy_imports
 
@@ -703,3 +705,85 @@ def test_every_row_can_be_met(name: str) -> None:
         keys = [row.pattern.replace("**", rest) for rest in rests] if row.pattern.endswith("**") else [row.pattern]
         met = [key for key in keys if not any(other.rest(key) is not None for other in rows[:number])]
         assert met, row.pattern
+
+
+# What the framework itself accepts, ignores or leaves to others ---------------------------------------------------
+
+HUGGING_FACE = """{
+  "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+  "optimizer": {"type": "OnebitAdam", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}},
+  "zero_optimization": {"stage": 3, "max_live_parameters": 1e9, "max_reuse_distance": 1e9, "overlap_com": null,
+    "gather_16bit_weights_on_model_save": true, "zenflow": {"topk_ratio": 0.1}, "reduce_bucket_size": "auto"},
+  "bfloat16": {"enabled": true}, "train_batch_siz": null, "my_own": null, "another": 3
+}"""
+
+
+def test_keys_that_deepspeed_accepts_under_another_name() -> None:
+    told = fates(made_of(HUGGING_FACE, "ds.json"))
+    section = "zero_optimization"
+    assert told[f"{section}.max_live_parameters"] == ("renamed", "zero.stage3_max_live_parameters", 1e9)
+    assert told[f"{section}.max_reuse_distance"] == ("renamed", "zero.stage3_max_reuse_distance", 1e9)
+    gather = "gather_16bit_weights_on_model_save"
+    assert told[f"{section}.{gather}"] == ("renamed", f"zero.stage3_{gather}", True)
+    assert told["bfloat16.enabled"] == ("changed", "precision.dtype", "bf16")
+    unknown = [key for key, entry in by_key(made_of(HUGGING_FACE, "ds.json")).items() if "no such key" in entry.why]
+    assert unknown == [f"{section}.overlap_com"]
+
+
+def test_every_other_name_of_deepspeeds_has_a_row() -> None:
+    patterns = {row.pattern.removesuffix(".**") for row in TABLES["deepspeed"].rows}
+    names = {name for name in (*deepspeed_policy.OTHER_NAMES, *deepspeed_policy.DEPRECATED) if name.startswith("zero")}
+    names |= {f"zero_optimization.{name}" for name in deepspeed_policy.UNSUPPORTED_ZERO}
+    assert len(names) > 10
+    assert names - {"zero_optimization.cpu_offload_param"} <= patterns
+
+
+@pytest.mark.parametrize("name", ["OnebitAdam", "onebitadam", "OneBitAdam"])
+def test_deepspeed_takes_names_of_optimizers_in_any_case(name: str) -> None:
+    made = made_of('{"optimizer": {"type": "%s"}}' % name, "ds.json")  # noqa: UP031
+    assert by_key(made)["optimizer.type"].why == f"{name}: DeepSpeed 0.19 has removed it"
+    found = check.lint(load_text(f"{GPT}optimizer = dict(type={name!r})\n", "a.py"), 2)
+    assert [item.message for item in found] == ["optimizer cannot be 'OneBitAdam': DeepSpeed 0.19 has removed it"]
+    assert fates(made_of('{"optimizer": {"type": "ADAMW"}}', "ds.json"))["optimizer.type"][2] == "AdamW"
+
+
+def test_none_hides_no_unknown_key_and_what_deepspeed_ignores_is_dead_there_too() -> None:
+    told = by_key(made_of(HUGGING_FACE, "ds.json"))
+    assert (told["zero_optimization.overlap_com"].fate, told["my_own"].fate, told["another"].fate) == (
+        "needed", "dead", "dead",
+    )  # fmt: skip
+    assert "did you mean 'train_batch_size'?" in told["train_batch_siz"].why
+    theirs = by_key(made_of("train = dict(seed=None, sede=None, train_iter=3)\n", name="libai"))
+    assert (theirs["train.seed"].fate, theirs["train.sede"].fate) == ("dropped", "needed")
+
+
+def test_what_libai_does_not_read_is_dead_there_too_and_lint_names_the_same_key() -> None:
+    entry = by_key(made_of("train = dict(eval_period=5, train_iter=3)\n", name="libai"))["train.eval_period"]
+    assert entry.fate == "dead"
+    (found,) = check.lint(load_text(f"{GPT}train = dict(eval_period=5)\n", "a.py"), 2)
+    assert found.help.removeprefix("here that is ") in entry.why
+
+
+def test_a_micro_batch_without_a_pipeline_is_dead_there_too() -> None:
+    assert fates(made_of("NUM_MICRO_BATCHES = 4\nclip_grad_norm = 1.0\n"))["NUM_MICRO_BATCHES"][0] == "dead"
+
+
+def test_the_report_folds_keys_that_share_a_section_and_a_reason() -> None:
+    made = made_of(HUGGING_FACE, "ds.json")
+    text = report.text(made, None)
+    assert text.count('"auto": Hugging Face') == 3
+    assert "optimizer.params.{lr, betas, eps} -> optimizer.{lr, betas, eps}: " in text
+    assert len(json.loads(report.as_json(made, None, []))["entries"]) == len(made.entries)
+    assert '# needs you: optimizer.lr: "auto": ' in file_of(made)
+    assert "likewise betas, eps" in " ".join(file_of(made).replace("#", "").split())
+
+
+def test_a_folded_line_names_every_key_or_says_how_many_more() -> None:
+    keys = [f"k{number}" for number in range(20)]
+    listed = ", ".join(f"{key}=1" for key in keys)
+    text = report.text(
+        made_of(f"dataloader = dict(train=dict({listed}), test=dict(x=1))\ntrain = dict(train_iter=1)\n"), None
+    )
+    (line,) = [line for line in text.split("\n") if "dataloader" in line]
+    assert "dataloader.{train.k0, train.k1, " in line
+    assert "and 9 more (--format json lists them)}" in line
