@@ -1,4 +1,4 @@
-"""`dslpar import FILE`: converts a config of ColossalAI, LiBai or DeepSpeed to dslpar, and reports on every key.
+"""`dslpar import FILE`: converts a config of another framework to dslpar, and reports on every key.
 
 The config goes to stdout and the report to stderr; with `-o`, the config to OUT and the report to stdout. Exit status:
 0 everything is converted, 1 something needs the author, 2 wrong usage.
@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.epilog = EPILOG
     add, number = parser.add_argument, arguments.whole_number
-    add("file", metavar="FILE", help="a config of ColossalAI or LiBai (.py), or of DeepSpeed (.json)")
+    add(
+        "file",
+        metavar="FILE",
+        help="a config of ColossalAI or LiBai (.py), DeepSpeed (.json), GPT-NeoX (.yml) or Megatron-LM (.sh)",
+    )
     add("-o", dest="out", metavar="OUT", help="the file to write; default: stdout")
     add("--from", dest="source", choices=tuple(TABLES), help="whose config it is; default: detected from FILE")
     add("--model", metavar="FILE", help="take the model from this dslpar config")

@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, str] = {
     "config": "print every value of a config and why it is so; --reference: every key there is",
     "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",
-    "import": "convert a config of ColossalAI, LiBai or DeepSpeed to dslpar, and report on every key",
+    "import": "convert a config of another framework to dslpar, and report on every key",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Help by name; each command is a module of dslpar.cli."""

@@ -13,7 +13,7 @@ from dslpar.core.suggest import did_you_mean, only_near
 from dslpar.language.tree import TARGET, Node
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import JSON_ENDINGS, Source, assigned
-from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, View, dead, dropped, filled, needed
+from dslpar.migrate.table import UNREAD, Epoch, Fate, Outcome, Row, Table, View, dead, dropped, filled, needed
 from dslpar.schema.sections_reader import SECTIONS
 
 IMPLIED = "implied by "
@@ -71,11 +71,11 @@ class Converter:
         # A mapping that looks empty may hold what could not be evaluated, which is listed by itself.
         self.leaves = [
             leaf
-            for leaf in leaves_of(source.config.root, self.table.wrapper)
+            for leaf in leaves_of(source.config.root, self.table)
             if leaf.value != {} or not any(path.startswith(f"{leaf.key}.") for path in source.config.unknown)
         ]
         named = {leaf.name: leaf.value for leaf in self.leaves}
-        self.unread = _unread(source, self.table.wrapper)
+        self.unread = _unread(source, self.table)
         named |= {leaf.name: leaf.value for leaf, _ in self.unread}
         model_class = "GPT" if model else _model_of(source.config.root, self.table.wrapper)
         self.view = View(named, source.config.names_read, model_class, epoch)
@@ -91,6 +91,7 @@ class Converter:
         for leaf in self.leaves:
             self.settle(leaf, self.outcome(leaf))
         self.read_unread()
+        self.read_defaults()
         self.finish()
         return Import(self.source, tuple(self.entries), self.values)
 
@@ -142,7 +143,8 @@ class Converter:
         if self.table.ignores and first not in known:
             ignored = f"{self.table.title} ignores top-level keys that it does not know"
             return needed(f"{ignored}; {close}") if close else dead(ignored)
-        return needed(f"{self.table.title} has no such key" + (f"; {close}" if close else ""))
+        none = "dslpar import has no row for this key" if self.table.partial else f"{self.table.title} has no such key"
+        return needed(none + (f"; {close}" if close else ""))
 
     def own_name(self, leaf: Leaf, first: str) -> Outcome:
         """Drop a top-level name of the author's own, unless it resembles one of the framework's."""
@@ -204,6 +206,23 @@ class Converter:
 
     # What the file needs besides -----------------------------------------------------------------------------
 
+    def read_defaults(self) -> None:
+        """Add what the framework takes where the source is silent, and what every source of it implies."""
+        whole = Location(self.source.path)
+        for key, value in self.table.adds.items():
+            if not self.clash(key):
+                self.add(key, value, f"{self.table.title} trains it", whole)
+        for name, value in self.table.defaults.items():
+            row, _ = self.row(name)
+            if row is None or self.view.values.get(name) is not None:
+                continue
+            made = self.table.outcome(row, value, "", self.view)
+            if made.fate in ("kept", "renamed", "changed") and not self.clash(made.to):
+                self.add(made.to, made.value, f"{self.table.title}'s default of {name}", whole)
+        for key, why in self.table.wants.items():
+            if not (self.clash(key) or self.model):
+                self.note("", needed(why, key), whole)
+
     def finish(self) -> None:
         """Add what values imply, ZeRO under half precision, and the model."""
         for key, value, because, place in self.implied:
@@ -231,12 +250,12 @@ class Converter:
 # The keys of a source ---------------------------------------------------------------------------------------------
 
 
-def leaves_of(root: Node, wrapper: str = "") -> Iterator[Leaf]:
+def leaves_of(root: Node, table: Table) -> Iterator[Leaf]:
     """Yield every leaf key of a source, in its order."""
     for key, node in root.value.items():
-        inside = bool(wrapper) and key == wrapper and node.is_mapping
+        inside = bool(table.wrapper) and key == table.wrapper and node.is_mapping
         for path, value, place in _leaves(_name(key), node):
-            yield Leaf(path, path.removeprefix(f"{wrapper}.") if inside else path, value, place)
+            yield Leaf(path, table.name_of(path.removeprefix(f"{table.wrapper}.") if inside else path), value, place)
 
 
 def _leaves(path: str, node: Node) -> Iterator[tuple[str, Any, Location]]:
@@ -254,7 +273,7 @@ def _name(key: object) -> str:
     return str(key) or '""'
 
 
-def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
+def _unread(source: Source, table: Table) -> list[tuple[Leaf, Location]]:
     """Return the keys whose value could not be evaluated, and the range of the file around each."""
     made = []
     named = assigned(source) if source.config.unknown else {}
@@ -262,7 +281,7 @@ def _unread(source: Source, wrapper: str) -> list[tuple[Leaf, Location]]:
         node = source.config.root.get(path)
         if node is not None and node.is_mapping and node.value:
             continue  # what it holds is listed by itself, and a finding says what is not
-        name = path.removeprefix(f"{wrapper}.") if wrapper else path
+        name = table.name_of(path.removeprefix(f"{table.wrapper}.") if table.wrapper else path)
         if node is None:
             place, around = named.get(path) or (source.config.key_at(path), source.config.at(path))
             made.append((Leaf(path, name, UNREAD, place), around))

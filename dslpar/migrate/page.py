@@ -17,12 +17,17 @@ def page() -> str:
 
 def _section(table: Table) -> str:
     rows = ""
-    for row in table.rows:
-        to = f"`{row.to}`" if row.to and row.fate != "dropped" else ""
+    own_rows = len(table.rows) - (len(table.includes.rows) if table.includes else 0)
+    for row in table.rows[:own_rows]:
+        to = f"`{row.to}`" if row.to and row.fate not in ("dropped", "dead") else ""
         why = (row.why + _condition(row)).replace("|", "\\|")
         rows += f"| `{row.pattern}` | {FATES[row.fate]} | {to} | {why} |\n"
     own = "Other names of the file's own are dropped; " if table.own_names else ""
+    own += f"{table.includes.title}'s keys are as there; " if table.includes else ""
     last = f"{own}{'o' if own else 'O'}ther keys need you.\n"
+    if table.defaults:
+        given = ", ".join(f"`{key}={value!r}`" for key, value in table.defaults.items())
+        last += f"\nWhere the source is silent, these count, as they do in {table.title}: {given}.\n"
     return f"\n## {table.title}\n\n| key | fate | becomes | |\n|---|---|---|---|\n{rows}\n{last}"
 
 

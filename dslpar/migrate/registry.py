@@ -5,6 +5,7 @@ A table may name conversions of its own: functions of the module of the same nam
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module, resources
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from dslpar.migrate import conversions
 from dslpar.migrate.table import Row, Table
 from dslpar.schema import deepspeed_policy
+from dslpar.schema.frameworks import framework_of, read_head
 
 _LISTS = {
     "zero": deepspeed_policy.ZERO,
@@ -37,33 +39,37 @@ _ROW = re.compile(r"(?P<fate>\w+) +(?P<pattern>(?:\{[^}]*\}|\S)+)(?: -> (?P<to>\
 def read_table(name: str, lists: Lists) -> Table:
     """Read the table of the source `name`; `lists` are names that rows refer to by `@`."""
     text = resources.files("dslpar.migrate").joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
-    head, _, body = text.partition("\n\n")
-    facts: dict[str, str] = {}
-    for line in head.splitlines():
-        if not line.startswith("#"):
-            key, _, value = line.partition(": ")
-            facts[key] = f"{facts[key]} {value}" if key in facts else value
-    rows = tuple(_rows(body, lists))
-    module = f"dslpar.migrate.{name}"
-    functions = {**vars(conversions), **(vars(import_module(module)) if find_spec(module) else {})}
+    facts = read_head(text)
+    includes = read_table(facts["include"], lists) if "include" in facts else None
+    rows = (*_rows(text.partition("\n\n")[2], lists), *(includes.rows if includes else ()))
+    module = f"dslpar.migrate.{facts.get('conversions', name)}"
+    functions = {**vars(conversions), **(includes.conversions if includes else {})}
+    functions |= vars(import_module(module)) if find_spec(module) else {}
     return Table(
-        name,
-        facts["title"],
+        framework_of(name, facts),
         rows,
         {name: functions[name] for name in {row.conversion for row in rows} if name},
-        facts.get("packages", "").split(),
-        facts.get("names", "").split(),
         facts.get("wrapper", ""),
         facts.get("own_names") == "yes",
-        facts.get("json") == "yes",
         facts.get("ignores") == "yes",
-        facts.get("detected_first") == "yes",
+        facts.get("partial") == "yes",
+        dict(_given(facts.get("defaults", ""))),
+        dict(_given(facts.get("adds", ""))),
+        dict([facts["wants"].split("=", 1)] if "wants" in facts else []),
+        includes,
     )
+
+
+def _given(text: str) -> Iterator[tuple[str, object]]:
+    """Yield the keys and values of `a=1 b='two'`."""
+    for item in text.split():
+        key, _, value = item.partition("=")
+        yield key, ast.literal_eval(value)
 
 
 def _rows(text: str, lists: Lists) -> Iterator[Row]:
     # A row goes on in lines that are indented: the rest of a list in braces, `among`, and the conversion.
-    for entry in re.split(r"\n(?! )", text.strip("\n")):
+    for entry in re.split(r"\n+(?! )", text.strip("\n")):
         lines = entry.split("\n")
         first = lines.pop(0)
         while first.count("{") > first.count("}"):

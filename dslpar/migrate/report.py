@@ -46,23 +46,24 @@ def _folded(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _group(entry: Entry) -> object:
-    """Return what keys of one line have in common: the place of each, or one section that keeps its names."""
+    """Return what keys of one line have in common: a reason, and a section in which they keep their names."""
     (above, _, name), (to_above, _, to_name) = entry.key.rpartition("."), entry.to.rpartition(".")
-    if not above or (entry.to and to_name != name):
-        return entry
-    return entry.location.path, entry.why, above if entry.to else entry.key.partition(".")[0], to_above
+    keeps_its_name = not entry.to or (above and to_name == name)
+    if not (entry.key and keeps_its_name and (above or entry.why)):
+        return entry.key, entry.to, entry.why, entry.location
+    section = above if entry.to else entry.key.partition(".")[0] if above else ""
+    return entry.location.path, entry.why, section, to_above
 
 
 def _all_of(keys: Sequence[str]) -> str:
-    """Write keys as one: `train.{seed, amp.enabled}`."""
-    if len(keys) == 1:
-        return keys[0]
+    """Write keys as one: `train.{seed, amp.enabled}`, or a list of top-level keys."""
     above = keys[0].split(".")[:-1]
-    while not all(key.startswith(".".join(above) + ".") for key in keys):
+    while above and not all(key.startswith(".".join(above) + ".") for key in keys):
         above.pop()
     names = [key.removeprefix(".".join(above) + ".") for key in keys]
     more = f", and {len(names) - MAX_LISTED} more (--format json lists them)" if len(names) > MAX_LISTED else ""
-    return ".".join(above) + ".{" + ", ".join(names[:MAX_LISTED]) + more + "}"
+    listed = ", ".join(names[:MAX_LISTED]) + more
+    return ".".join(above) + ".{" + listed + "}" if above and len(keys) > 1 else listed if len(keys) > 1 else keys[0]
 
 
 def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:

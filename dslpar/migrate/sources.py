@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dslpar.core.errors import Location
@@ -19,9 +20,11 @@ from dslpar.language.source import Source as Text
 from dslpar.language.source import parse
 from dslpar.linter import check
 from dslpar.migrate.registry import TABLES
+from dslpar.schema import frameworks
 from dslpar.schema.sections_reader import SECTIONS
 
 JSON_ENDINGS = (".json", ".hjson")
+SHELL_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
 
 
 class Source(NamedTuple):
@@ -33,6 +36,8 @@ class Source(NamedTuple):
     config: Config
     missing: tuple[tuple[Location, str], ...] = ()
     """Imports that could not be read: where, and of what."""
+    places: Mapping[str, Location] = MappingProxyType({})
+    """Where keys stand, of a source that is no Python."""
 
 
 def read_text(text: str, path: str, name: str = "") -> Source:
@@ -42,8 +47,13 @@ def read_text(text: str, path: str, name: str = "") -> Source:
         config = check.load_text(without_comments(text), shown)
         names = {*map(str, config.root.value)}
         ours = "model" in names and names <= {*SECTIONS, "resolved"}
-        other = next(name for name, table in TABLES.items() if table.json)
+        other = next(name for name, table in TABLES.items() if ".json" in table.framework.endings)
         return Source(name or (OURS if ours else other), path, config)
+    if path.endswith(SHELL_ENDINGS):
+        from dslpar.migrate.shell import load_arguments  # it reads scalars as YAML does, whose parser is slow to import
+
+        config, places = load_arguments(text, path)
+        return Source(name or recognise(config, ""), path, config, places=places)
     filled, missing = (text, ()) if path.endswith(YAML_ENDINGS) else with_stand_ins(text, path)
     config = check.load_text(filled, path)
     return Source(name or recognise(config, filled), path, config, missing)
@@ -54,17 +64,12 @@ def read_text(text: str, path: str, name: str = "") -> Source:
 
 def recognise(config: Config, text: str) -> str:
     """Tell a source by what it imports, then by the names that it sets; empty where neither tells."""
-    imported = set(_packages(text, config.path))
+    imported = set(_packages(text, config.path)) if config.path.endswith(".py") else set()
     if OURS in imported:
         return OURS
-    tables = sorted(TABLES.values(), key=lambda table: not table.detected_first)
-    # Imports tell more than names, of which several frameworks have the same.
-    for table in tables:
-        if not imported.isdisjoint(table.packages):
-            return table.name
-    for table in tables:
-        if any(config.root.get(name) is not None for name in table.names):
-            return table.name
+    framework = frameworks.recognise(config.root, config.path, imported)
+    if framework is not None:
+        return framework.name
     return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""
 
 
@@ -89,6 +94,8 @@ Places = dict[str, tuple[Location, Location]]
 def assigned(source: Source) -> Places:
     """Return the locations of each dotted key that a Python source writes, and of its value or statement."""
     config = source.config
+    if source.places:
+        return {key: (place, place) for key, place in source.places.items()}
     if config.path.endswith(YAML_ENDINGS) or config.path not in config.sources:
         return {}
     text = Text(config.path, config.sources[config.path])

@@ -1,7 +1,7 @@
 """The table of a source: what becomes of each of its keys. One file below data/ holds one source.
 
     title: LiBai                                                      # facts about the source, up to an empty line
-    packages: libai oneflow                                           # see `Table`
+    packages: libai oneflow                                           # see `Framework` and `Table`
 
     renamed train.log_period -> train.log_interval                    # fate, key -> key of dslpar's | why
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile says it                    # {...}: one row each
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+from dslpar.schema.frameworks import Framework
 
 Fate = Literal["kept", "renamed", "changed", "dropped", "dead", "needed", "added"]
 FATES: Mapping[Fate, str] = {
@@ -145,24 +147,34 @@ Conversion = Callable[[object, View, Row], object]
 class Table(NamedTuple):
     """A source: its rows and what else is known of it."""
 
-    name: str
-    title: str
+    framework: Framework
     rows: Sequence[Row]
     conversions: Mapping[str, Conversion]
-    packages: Collection[str] = ()
-    """Packages whose import tells that a config is of this source."""
-    names: Collection[str] = ()
-    """Keys of which one tells it."""
     wrapper: str = ""
     """A top-level dict that may hold all sections."""
     own_names: bool = False
     """Whether top-level names that are in no row are the author's own variables."""
-    json: bool = False
-    """Whether it is JSON."""
     ignores: bool = False
     """Whether the framework ignores top-level keys that it does not know."""
-    detected_first: bool = False
-    """Whether its names come before other sources' where a config has names of both."""
+    partial: bool = False
+    """Whether the framework has keys that no row is about."""
+    defaults: Mapping[str, object] = {}
+    """Keys and the values that the framework takes where they are absent, and dslpar takes otherwise."""
+    adds: Mapping[str, object] = {}
+    """Keys of dslpar's that every such source implies."""
+    wants: Mapping[str, str] = {}
+    """Keys of dslpar's that must be written where the source does not give them, and why."""
+    includes: Table | None = None
+    """The source whose rows follow its own."""
+
+    @property
+    def title(self) -> str:
+        """The framework's name."""
+        return self.framework.title
+
+    def name_of(self, key: str) -> str:
+        """Return a key as rows have it."""
+        return self.framework.name_of(key)
 
     def outcome(self, row: Row, value: object, rest: str, view: View) -> Outcome:
         """Return what becomes of a value by its row."""

@@ -1,0 +1,151 @@
+"""Conversions of Megatron-LM's arguments and of GPT-NeoX's, its descendant (data/megatron.txt, gpt_neox.txt)."""
+
+from __future__ import annotations
+
+import ast
+
+from dslpar.migrate.conversions import number, on, one_dropout, only
+from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
+
+
+def choice(value: object, view: View, row: Row) -> Outcome:
+    """Convert one of a few values by the row's dict; any other needs the author."""
+    known = ast.literal_eval(row.argument)
+    if value not in known:
+        return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
+    to = known[value]
+    if to == value:
+        return Outcome("renamed", row.to, value)
+    return changed(row.to, to, row.why or f"{value!r}, by dslpar's name")
+
+
+def query_groups(value: object, view: View, row: Row) -> Outcome:
+    """Keep the number of heads of keys and values, where there are groups."""
+    return (
+        row.as_is(value) if view.get("group_query_attention") else dropped("no group_query_attention: as many as heads")
+    )
+
+
+@number
+def kv_channels(value: float, view: View, row: Row) -> Outcome:
+    """Drop the width of a head that is the usual one."""
+    hidden, heads = view.get("hidden_size"), view.get("num_attention_heads")
+    usual = type(hidden) is int and type(heads) is int and value * heads == hidden
+    return dropped(row.why) if usual else needed("dslpar's heads have hidden_size / num_heads features")
+
+
+def swiglu(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of SwiGLU, whose hidden layer Megatron-LM makes narrower unless it is given."""
+    made, hidden = on(value, view, row._replace(argument="'swiglu': three weights")), view.get("hidden_size")
+    if made.fate == "changed" and type(hidden) is int and view.get("ffn_hidden_size") is None:
+        return made._replace(also={"model.ffn_hidden_size": int(4 * hidden * 2 / 3) // 64 * 64})
+    return made
+
+
+def dropout(value: object, view: View, row: Row) -> Outcome:
+    """Merge the probabilities of dropout, which are 0.1 where they are not given."""
+    return one_dropout(value, [view.get(name, 0.1) for name in row.argument.split()], row)
+
+
+@number
+def tensor_size(value: float, view: View, row: Row) -> Outcome:
+    """Convert the size of tensor parallelism; the argument is what goes with it."""
+    if value == 1:
+        return dropped("1: none")
+    also = {f"parallel.tensor.{key}": item for key, item in ast.literal_eval(row.argument).items()}
+    return changed(row.to, value, "Megatron-LM's tensor parallelism is mode '1d'", also)
+
+
+@number
+def context_parallel(value: float, view: View, row: Row) -> Outcome:
+    """Convert the size of context parallelism."""
+    if value == 1:
+        return dropped("1: none")
+    if (view.any_of("tensor_model_parallel_size", "model_parallel_size") or 1) != 1:
+        return needed("dslpar's mode 'sequence' does not go with tensor parallelism", row.to)
+    return changed(row.to, value, "the sequence is split: mode 'sequence'", {"parallel.tensor.mode": "sequence"})
+
+
+def sequence_parallel(value: object, view: View, row: Row) -> Outcome:
+    """Keep the split of the sequence between layers, where there is tensor parallelism."""
+    size = view.any_of("tensor_model_parallel_size", "model_parallel_size") or 1
+    return row.as_is(value) if value is True and size != 1 else dropped("without tensor parallelism it has no effect")
+
+
+def pipeline_size(value: object, view: View, row: Row) -> Outcome:
+    """Keep the number of stages; GPT-NeoX's 0 is none."""
+    return dropped(f"{value}: none") if value in (0, 1) else row.as_is(value)
+
+
+def betas(value: object, view: View, row: Row) -> Outcome:
+    """Put both betas of Adam into one value."""
+    return changed(row.to, (value, view.get("adam_beta2", 0.999)), "adam_beta1 and adam_beta2")
+
+
+@number
+def warmup(value: float, view: View, row: Row) -> Outcome:
+    """Convert a share of the run into steps; the argument names what it is a share of."""
+    if view.get("lr_warmup_iters"):
+        return dropped("lr_warmup_iters says it")
+    total = view.any_of(*row.argument.split())
+    if not value:
+        return dropped("no warm-up, as is leaving it out")
+    if type(total) is not int:
+        return needed("dslpar counts steps of warm-up: this fraction of train.steps", row.to)
+    return changed(row.to, int(value * total), f"{value} * {total} steps")
+
+
+def decay_iters(value: object, view: View, row: Row) -> Outcome:
+    """Drop the length of the schedule, where it is the run's."""
+    steps = view.get("train_iters")
+    return only(value, view, row._replace(argument=f"{steps!r} else dslpar's schedules reach min_lr at train.steps"))
+
+
+def precision(value: object, view: View, row: Row) -> Outcome:
+    """Convert a switch of half precision."""
+    return on(value, view, row._replace(argument=f"{row.pattern!r}: a type in place of a switch"))
+
+
+def recompute(value: object, view: View, row: Row) -> Outcome:
+    """Convert what is computed again in the backward."""
+    if value == "selective":
+        return dropped("scores of attention are not stored: it is fused")
+    if value != "full":
+        return needed("dslpar has 'full', by activation_checkpoint=N", row.to)
+    return changed(row.to, view.get("recompute_num_layers", 1), "'full': inputs of so many layers are stored")
+
+
+def checkpoint_layers(value: object, view: View, row: Row) -> Outcome:
+    """Convert the switch of recomputing, and how many layers go together."""
+    if value is not True:
+        return dropped("off")
+    return changed(row.to, view.get("checkpoint_num_layers", 1), "so many layers from each stored input")
+
+
+def switched_on(value: object, view: View, row: Row) -> Outcome:
+    """Keep a value that turns something on; the argument is its switch."""
+    return changed(row.to, value, f"{row.argument} = True goes with it", {row.argument: True})
+
+
+def negated(value: object, view: View, row: Row) -> Outcome:
+    """Turn a switch around."""
+    return changed(row.to, not value, f"the other way round: {row.pattern} = {value!r}")
+
+
+def stage_method(value: object, view: View, row: Row) -> Outcome:
+    """Convert how layers are divided among stages."""
+    if value in ("uniform", "parameters"):
+        return row.as_is(value)
+    if value == "type:transformer|mlp":
+        return dropped("GPT-NeoX's default divides the blocks evenly, and dslpar's by cost")
+    return needed("it matches names of GPT-NeoX's classes: dslpar has 'cost', 'uniform' and 'parameters'", row.to)
+
+
+def global_attention(value: object, view: View, row: Row) -> Outcome:
+    """Drop a list of attentions that are all global."""
+    kinds = (
+        {kind for group in value if isinstance(group, list) for kind in group[0]}
+        if isinstance(value, list)
+        else {value}
+    )
+    return dropped("all layers are global") if kinds <= {"global", "flash"} else needed("dslpar's attention is global")

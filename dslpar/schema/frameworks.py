@@ -1,0 +1,87 @@
+"""Frameworks whose configs `dslpar import` converts, and how a config of each is recognised.
+
+The facts are the heads of the tables in dslpar/migrate/data, up to their first empty line, so that a new source is one
+file. Nothing reads them where a config lints clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from importlib import resources
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.language.tree import Node
+
+
+class Framework(NamedTuple):
+    """What tells a framework's configs."""
+
+    name: str
+    """The table's, which `--from` takes."""
+    title: str
+    endings: tuple[str, ...]
+    """Endings of the names of its files."""
+    packages: Collection[str]
+    """Packages whose import tells it."""
+    names: Collection[str]
+    """Keys of which one tells it."""
+    dashes: bool
+    """Whether its keys may be written with dashes: `num-layers`, `--num-layers`."""
+    detected_first: bool
+    """Whether its names come before other frameworks' where a config has names of both."""
+
+    def name_of(self, key: str) -> str:
+        """Return a key as the table has it."""
+        return key.lstrip("-").replace("-", "_") if self.dashes else key
+
+
+def read_head(text: str) -> dict[str, str]:
+    """Read the facts of a table: `key: value` lines, of which one key may have several."""
+    facts: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        if not line.startswith("#"):
+            key, _, value = line.partition(": ")
+            facts[key] = f"{facts[key]} {value}" if key in facts else value
+    return facts
+
+
+def framework_of(name: str, facts: Mapping[str, str]) -> Framework:
+    """Make a framework of the facts of its table."""
+    return Framework(
+        name,
+        facts["title"],
+        tuple(facts.get("endings", ".py .yaml .yml").split()),
+        facts.get("packages", "").split(),
+        facts.get("names", "").split(),
+        facts.get("dashes") == "yes",
+        facts.get("detected_first") == "yes",
+    )
+
+
+@cache
+def frameworks() -> tuple[Framework, ...]:
+    """Return all frameworks."""
+    files = sorted(resources.files("dslpar").joinpath("migrate/data").iterdir(), key=lambda file: file.name)
+    tables = (file for file in files if file.name.endswith(".txt"))
+    return tuple(
+        framework_of(file.name.removesuffix(".txt"), read_head(file.read_text(encoding="utf-8"))) for file in tables
+    )
+
+
+def recognise(root: Node, path: str, imported: Collection[str]) -> Framework | None:
+    """Tell whose config it is, by the packages that it imports, else by the names that it sets."""
+    known = [framework for framework in frameworks() if path.endswith(framework.endings)]
+    # Who has files of this sort alone knows them best: GPT-NeoX's YAML has fp16, as ColossalAI's Python has.
+    known.sort(key=lambda framework: (".py" in framework.endings, not framework.detected_first))
+    # Imports tell more than names, of which several frameworks have the same.
+    for framework in known:
+        if not set(imported).isdisjoint(framework.packages):
+            return framework
+    return next((framework for framework in known if any(names_in(root, framework))), None)
+
+
+def names_in(root: Node, framework: Framework) -> Iterator[str]:
+    """Yield the names of a framework that a config sets."""
+    top = {framework.name_of(str(key)) for key in root.value}
+    return (name for name in framework.names if name in top or root.get(name) is not None)

@@ -1,0 +1,99 @@
+"""`dslpar import` of Megatron-LM's scripts and GPT-NeoX's YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslpar.cli.main import main
+from dslpar.linter import check
+from dslpar.migrate.sources import read_text
+from dslpar.migrate.writer import file_of
+from tests.support.paths import ROOT
+from tests.unit.migrate.test_migrate import by_key, errors_of, fates, job_of, made_of
+
+TREES = ROOT / "tests/support/foreign_configs"
+SCRIPT, NEOX = TREES / "megatron/pretrain_gpt.sh", TREES / "gpt_neox/small.yml"
+SMALL = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 32 --vocab-size 256"
+
+
+def test_a_script_of_megatron_lm() -> None:
+    made = made_of(SCRIPT.read_text(), "run.sh")
+    assert made.source.name == "megatron"
+    text = file_of(made)
+    assert errors_of(text, 32) == []
+    job = job_of(text, 32)
+    model = job.spec.model
+    assert (model.num_layers, model.hidden_size, model.num_heads, model.vocab_size) == (24, 1024, 16, 50304)  # type: ignore[union-attr]
+    assert (job.mesh.pipe, job.mesh.data, job.mesh.tensor.size, job.batch) == (4, 4, 2, (256, 2, 32))
+    told = fates(made)
+    assert told["--adam-beta1"] == ("changed", "optimizer.betas", (0.9, 0.95))
+    assert told["--lr-warmup-fraction"] == ("changed", "lr_scheduler.warmup_steps", 430)
+    assert told["--recompute-granularity"] == ("changed", "activation_checkpoint", 2)
+    assert told["--initial-loss-scale"] == ("changed", "precision.initial_scale_power", 16)
+    left = {key for key, (fate, *_) in told.items() if fate == "needed"}
+    assert left == {"--lr-decay-iters", "--save"}, "a schedule that ends early, and what only a shell can tell"
+    assert (
+        by_key(made)["--save"].location.line
+        == SCRIPT.read_text()[: SCRIPT.read_text().index("--save ")].count("\n") + 1
+    )
+    added = {entry.to: entry.value for entry in made.entries if entry.fate == "added"}
+    assert added["model.dropout"] == 0.1, "Megatron-LM drops where nobody says so"
+
+
+def test_a_yaml_of_gpt_neox() -> None:
+    made = made_of(NEOX.read_text(), "20B.yml")
+    assert made.source.name == "gpt_neox", "fp16 does not make it ColossalAI's"
+    told = fates(made)
+    assert told["pipe-parallel-size"] == ("renamed", "parallel.pipeline.size", 4)
+    assert told["optimizer.type"] == ("changed", "optimizer.type", "AdamW")
+    assert told["zero_optimization.stage"] == ("renamed", "zero.stage", 1)
+    assert told["fp16.initial_scale_power"] == ("renamed", "precision.initial_scale_power", 12)
+    assert told["no-weight-tying"] == ("changed", "model.tie_embeddings", False)
+    left = {entry.key or entry.to for entry in made.entries if entry.fate == "needed"}
+    assert left == {"rotary_pct", "gpt_j_residual", "model.vocab_size"}
+    text = file_of(made).replace("# needs you: vocab_size", "vocab_size=50432,  #")
+    assert errors_of(text, 96) == []
+    job = job_of(text, 96)
+    assert (job.mesh.pipe, job.mesh.tensor.size, job.batch) == (4, 2, (1536, 4, 32))
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "outcome"),
+    [
+        ("--swiglu", "--swiglu", ("changed", "model.activation", "swiglu")),
+        ("--normalization RMSNorm", "--normalization", ("changed", "model.norm", "rmsnorm")),
+        ("--position-embedding-type rope", "--position-embedding-type", ("changed", "model.positions", "rotary")),
+        ("--untie-embeddings-and-output-weights", "--untie-embeddings-and-output-weights",
+         ("changed", "model.tie_embeddings", False)),
+        ("--context-parallel-size 2", "--context-parallel-size", ("changed", "parallel.tensor.size", 2)),
+        ("--tensor-model-parallel-size 1", "--tensor-model-parallel-size", ("dropped", "", None)),
+        ("--recompute-granularity selective", "--recompute-granularity", ("dropped", "", None)),
+        ("--kv-channels 16", "--kv-channels", ("dropped", "", None)),
+        ("--num-query-groups 2", "--num-query-groups", ("dropped", "", None)),
+        ("--group-query-attention --num-query-groups 2", "--num-query-groups", ("renamed", "model.num_kv_heads", 2)),
+        ("--use-distributed-optimizer", "--use-distributed-optimizer", ("changed", "zero.stage", 1)),
+        ("--optimizer sgd", "--optimizer", ("changed", "optimizer.type", "SGD")),
+    ],
+)  # fmt: skip
+def test_arguments_one_by_one(argument: str, key: str, outcome: tuple[str, str, object]) -> None:
+    assert fates(made_of(f"python p.py {SMALL} {argument}", "a.sh"))[key] == outcome
+
+
+def test_an_argument_without_a_row_is_not_called_unknown_to_megatron_lm() -> None:
+    entry = by_key(made_of(f"python p.py {SMALL} --some-new-flag 3", "a.sh"))["--some-new-flag"]
+    assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key")
+
+
+def test_swiglu_is_as_wide_as_megatron_lm_makes_it() -> None:
+    made = made_of(f"python p.py {SMALL.replace('64', '1024')} --swiglu", "a.sh")
+    assert made.values["model.ffn_hidden_size"] == int(4 * 1024 * 2 / 3) // 64 * 64
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.py"
+    assert main(["import", str(SCRIPT), "-o", str(out), "--world-size", "32"]) == 1, "the schedule needs the author"
+    assert "(Megatron-LM) -> " in capsys.readouterr().out
+    assert not [item for item in check.lint(check.load(out), 32) if item.severity == "error"]
+    assert read_text(out.read_text(), str(out)).name == "dslpar"
