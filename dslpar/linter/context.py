@@ -24,6 +24,7 @@ from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
+    from dslpar.schema.frameworks import Framework
 
 Section = TypeVar("Section")
 Family = TypeVar("Family", bound=sections.Model)
@@ -183,6 +184,29 @@ class Context:
         for misread in self.reading.misreads:
             if misread.code == code:
                 yield Problem(misread.location, misread.message, misread.help, misread.key, misread.fix)
+
+    @property
+    def foreign(self) -> Framework | None:
+        """The framework whose config this is; None for a config of dslpar's, mistakes in it or not.
+
+        A config is foreign if it has mistakes, its model is none of dslpar's families, and it imports a framework's
+        packages or sets keys of it: two in Python, where one may be a name of the author's own.
+        """
+        model = self.reading.spec.model
+        ours = isinstance(model, sections.Model) or model.target == "Sequential"
+        if ours or not (self.reading.misreads or self.config.findings):
+            return None
+        from dslpar.schema import frameworks  # most configs are dslpar's own
+
+        path, root = self.config.path, self.config.root
+        is_python = path.endswith(".py")
+        text = self.config.sources.get(path, "")
+        imported = set(frameworks.imported_packages(text, path)) if is_python else set()
+        is_script = not path.endswith((".py", ".yaml", ".yml", ".json"))
+        found = None if "dslpar" in imported else frameworks.recognise(root, path, imported, text if is_script else "")
+        if found is None or not imported.isdisjoint(found.packages) or not is_python:
+            return found
+        return found if len(list(frameworks.names_in(root, found))) > 1 else None
 
     # Sections of which there are several classes -------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslpar.core.errors import Finding
+from dslpar.core.errors import Finding, has_errors
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.registry import RULES
+
+FOREIGN = "CFG123"
 
 
 def run_rules(cx: Context) -> list[Finding]:
@@ -27,5 +29,8 @@ def run_rules(cx: Context) -> list[Finding]:
         cx.comment_problems = comment_problems
     for rule in RULES:
         found.update(rule.findings(cx))
+    # Of another framework's config, each key would be a finding: it is converted, not mended, unless it loads as it is.
+    foreign = {item for item in found if item.code == FOREIGN}
+    found = foreign if foreign and has_errors(found - foreign) else found - foreign
     kept = found if suppressions is None else suppressions.unsilenced(found)
     return sorted(kept, key=lambda finding: (finding.location.path != cx.config.path, *finding.sort_key()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -64,21 +64,13 @@ def read_text(text: str, path: str, name: str = "") -> Source:
 
 def recognise(config: Config, text: str) -> str:
     """Tell a source by what it imports, then by the names that it sets; empty where neither tells."""
-    imported = set(_packages(text, config.path)) if config.path.endswith(".py") else set()
+    imported = set(frameworks.imported_packages(text, config.path)) if config.path.endswith(".py") else set()
     if OURS in imported:
         return OURS
     framework = frameworks.recognise(config.root, config.path, imported)
     if framework is not None:
         return framework.name
     return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""
-
-
-def _packages(text: str, path: str) -> Iterator[str]:
-    for node in ast.walk(_tree(text, path)):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.module.partition(".")[0]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
 
 
 def _tree(text: str, path: str) -> ast.Module:

@@ -6,11 +6,14 @@ file. Nothing reads them where a config lints clean.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.language.errors import ConfigError
+from dslpar.language.source import Source, parse
 from dslpar.language.tree import Node
 
 
@@ -69,8 +72,11 @@ def frameworks() -> tuple[Framework, ...]:
     )
 
 
-def recognise(root: Node, path: str, imported: Collection[str]) -> Framework | None:
-    """Tell whose config it is, by the packages that it imports, else by the names that it sets."""
+def recognise(root: Node, path: str, imported: Collection[str], text: str = "") -> Framework | None:
+    """Tell whose config it is, by the packages that it imports, else by the names that it sets.
+
+    `text` is that of a script, which was not evaluated: its arguments tell.
+    """
     known = [framework for framework in frameworks() if path.endswith(framework.endings)]
     # Who has files of this sort alone knows them best: GPT-NeoX's YAML has fp16, as ColossalAI's Python has.
     known.sort(key=lambda framework: (".py" in framework.endings, not framework.detected_first))
@@ -78,7 +84,25 @@ def recognise(root: Node, path: str, imported: Collection[str]) -> Framework | N
     for framework in known:
         if not set(imported).isdisjoint(framework.packages):
             return framework
-    return next((framework for framework in known if any(names_in(root, framework))), None)
+    by_name = (framework for framework in known if any(names_in(root, framework)) or any(_arguments(text, framework)))
+    return next(by_name, None)
+
+
+def _arguments(text: str, framework: Framework) -> Iterator[bool]:
+    return (f"--{name.replace('_', '-')} " in text for name in framework.names if text and framework.dashes)
+
+
+def imported_packages(text: str, path: str) -> Iterator[str]:
+    """Yield the packages that a Python file imports from, by their first names."""
+    try:
+        tree = parse(Source(path, text))
+    except ConfigError:  # the evaluator reports it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
 
 
 def names_in(root: Node, framework: Framework) -> Iterator[str]:

@@ -89,6 +89,15 @@ def key_of_another_framework(cx: Context) -> Iterator[Problem]:
     yield from cx.misreads("CFG121")
 
 
+@rule("CFG123", "foreign-config")
+def foreign_config(cx: Context) -> Iterator[Problem]:
+    """A config of another framework."""
+    found = cx.foreign
+    if found is not None:
+        message = f"this is a config of {found.title}, which dslpar reads by way of `dslpar import`"
+        yield Problem(Location(cx.config.path), message, f"dslpar import {cx.config.path} -o FILE")
+
+
 RULES = (
     unknown_key,
     wrong_type,
@@ -102,4 +111,5 @@ RULES = (
     unknown_model,
     no_world_size,
     key_of_another_framework,
+    foreign_config,
 )

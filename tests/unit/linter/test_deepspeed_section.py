@@ -126,7 +126,7 @@ NESTINGS = [
     ("zero = dict(stage=1, bf16=dict(enabled=True))", "CFG101", "precision decides it"),
     ("zero = dict(stage=1, gradient_clipping=1.0)", "CFG101", "train.clip_grad_norm decides it"),
     ("zero = dict(stage=1, prescale_gradients=True)", "CFG101", "deepspeed = dict(prescale_gradients=...)"),
-    ("zero = dict(stage=3, prefetch_bucket_size=9)", "CFG101", "did you mean 'stage3_prefetch_bucket_size'?"),
+    ("zero = dict(stage=3, prefetch_bucket_size=9)", "DSC106", "zero = dict(..., stage3_prefetch_bucket_size=...)"),
     ("zero = dict(stage=3, mics_shard_size=2)", "DSC103", "leave it out"),
     ("zero = dict(stage=2, zenflow=dict(topk_ratio=0.1))", "DSC104", "leave it out"),
     ("zero = dict(stage=2, cpu_offload=True)", "DSC106", "offload_optimizer='cpu'"),
