@@ -2,6 +2,7 @@
 
     title: LiBai                                                      # facts about the source, up to an empty line
     packages: libai oneflow                                           # see `Framework` and `Table`
+    defaults: dropout=0.1                                             # what it takes where a config is silent
 
     renamed train.log_period -> train.log_interval                    # fate, key -> key of dslpar's | why
     dropped train.dist.{num_nodes num_gpus_per_node} | the hostfile says it                    # {...}: one row each
