@@ -52,14 +52,11 @@ def search_path(importer: str, home: str = OURS) -> list[str]:
 
 
 def _upwards(importer: str) -> list[str]:
-    """List the importer's folder and those above it."""
+    """List the importer's folder and those above it, relative where the importer's is."""
     folder = os.path.dirname(importer)
-    full = os.path.abspath(folder)
-    folders = [folder]
-    while os.path.dirname(full) != full and len(folders) < 64:
-        full = os.path.dirname(full)
-        folders.append(full)
-    return folders
+    depth = min(os.path.abspath(folder).count(os.sep), 64)
+    above = (os.path.join(folder or os.curdir, *[os.pardir] * steps) for steps in range(1, depth + 1))
+    return [folder, *map(os.path.normpath, above)]
 
 
 def _shipped() -> list[str]:

@@ -67,7 +67,9 @@ def recognise(config: Config, text: str) -> str:
     imported = set(frameworks.imported_packages(text, config.path)) if config.path.endswith(".py") else set()
     if OURS in imported:
         return OURS
-    framework = frameworks.recognise(config.root, config.path, imported)
+    for path, other in config.sources.items():  # a file of LiBai's may import from its neighbours alone
+        imported |= set(frameworks.imported_packages(other, path)) if path.endswith(".py") else set()
+    framework = frameworks.recognise(config.root, config.path, imported - {OURS})
     if framework is not None:
         return framework.name
     return OURS if not {*map(str, config.root.value)}.isdisjoint(SECTIONS) else ""
