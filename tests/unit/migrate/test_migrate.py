@@ -787,3 +787,12 @@ def test_a_folded_line_names_every_key_or_says_how_many_more() -> None:
     (line,) = [line for line in text.split("\n") if "dataloader" in line]
     assert "dataloader.{train.k0, train.k1, " in line
     assert "and 9 more (--format json lists them)}" in line
+
+
+def test_a_project_of_libais_has_the_values_of_its_checkout_not_ours() -> None:
+    path = ROOT / "tests/support/foreign_configs/libai/projects/RWKV_V4/configs/config.py"
+    made = made_of(path.read_text(), str(path))
+    assert made.source.missing == ()
+    theirs = {"train.output_dir": "./out", "batch.micro_size": 12, "optimizer.lr": 1e-4, "train.seed": 1234}
+    assert {key: made.values[key] for key in theirs} == theirs
+    assert by_key(made)["train.output_dir"].location.path.endswith("libai/configs/common/train.py")
