@@ -108,14 +108,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         commands.prepare(prepared.request, prepared.facts)  # first what is known without asking other hosts
         prepared = _check_hosts(args, prepared)
         launch = commands.prepare(prepared.request, prepared.facts)
+        if args.no_ssh and args.node_rank is None and launch.remote and not (args.print or args.check):
+            parser.error("--no-ssh starts the ranks of one host: --node-rank K, or --print for the lines of all hosts")
+        if not args.check or args.print:
+            _print_commands(launch, to_stdout=args.print)
+        return 0 if args.print or args.check else supervise.run(launch, prepared.job)
     except DslparError as error:
         arguments.print_findings(error.findings, prepared.sources)
         return 1
-    if args.no_ssh and args.node_rank is None and launch.remote and not (args.print or args.check):
-        parser.error("--no-ssh starts the ranks of one host: --node-rank K, or --print for the lines of all hosts")
-    if not args.check or args.print:
-        _print_commands(launch, to_stdout=args.print)
-    return 0 if args.print or args.check else supervise.run(launch, prepared.job)
 
 
 def _refuse_launched_twice(args: argparse.Namespace) -> None:

@@ -55,6 +55,11 @@ class DistributedEnv(NamedTuple):
     master_addr: str = LOCALHOST
     master_port: int = DEFAULT_PORT
 
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks are on this host, also where they meet at its name, as under `torchrun --standalone`."""
+        return self.local_size == self.world_size or self.master_addr in _LOOPBACKS
+
 
 def read_distributed_env(environ: Mapping[str, str]) -> DistributedEnv:
     """Return this process's place, as its launcher gives it.
@@ -124,7 +129,7 @@ def _rendezvous_port(job: str) -> int:
 def monitor_rank(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor:
     """Have an uncaught exception end this rank at once from now on, and with it the job; see dslpar/watchdog."""
     who = Rank(dist_env.rank, dist_env.world_size, socket.gethostname(), os.getpid())
-    return rank_monitor.monitor_rank(who, environ, loopback=dist_env.master_addr == LOCALHOST)
+    return rank_monitor.monitor_rank(who, environ, loopback=dist_env.is_one_host)
 
 
 def setup_distributed(
@@ -224,7 +229,10 @@ def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> d
 def _connect_guards(dist_env: DistributedEnv, monitor: RankMonitor, store: Store) -> None:
     """Tell the other ranks' guards where rank 0's listens."""
     if dist_env.rank == 0:
-        store.set(_GUARD_KEY, f"{dist_env.master_addr}:{monitor.guard_port()}:{monitor.token}")
+        address = LOCALHOST if dist_env.is_one_host else dist_env.master_addr
+        # Whoever reaches the port of torch's store may read all of it: a secret that ranks have already stays out.
+        secret = "" if monitor.shares_secret else monitor.secret
+        store.set(_GUARD_KEY, f"{address}:{monitor.guard_port()}:{secret}")
     else:
         monitor.page.hub = store.get(_GUARD_KEY).decode()
 

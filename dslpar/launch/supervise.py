@@ -29,13 +29,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from dslpar.cluster import network
+from dslpar.cluster import network, ssh
+from dslpar.cluster.launcher import LOCALHOST
 from dslpar.cluster.request import Launch
+from dslpar.core.errors import DslparError
 from dslpar.launch import commands as launch_commands
-from dslpar.launch import preflight
+from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
 from dslpar.reporting import run_dir
-from dslpar.watchdog import rank_monitor
+from dslpar.watchdog import marks, rank_monitor
 from dslpar.watchdog.first_failure import JobWatch
 from dslpar.watchdog.marks import Stopped
 from dslpar.watchdog.processes import descendants
@@ -68,10 +70,17 @@ class ReceivedSignal(NamedTuple):
 def run(launch: Launch, job: Job) -> int:
     """Run a job and return the exit status: 0 if every rank ended in order, 1 if one failed, `train.requeue_status` if
     they were stopped, 128 + n if one was ended by signal n, or if this process was told to end by signal n.
+
+    Raises:
+        DslparError: the job cannot start: its output folder cannot be written to.
     """
-    with tempfile.TemporaryDirectory(prefix="dslpar_reports_") as folder, _collect_signals() as received:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dslpar_reports_")))
+        stack.callback(os.close, marks.lock_folder(folder))
+        receiver = stack.enter_context(_receiver(launch, job, folder)) if launch.remote else None
+        received = stack.enter_context(_collect_signals())
         try:
-            supervised = _Supervised(launch, job, Path(folder), received)
+            supervised = _Supervised(launch, job, folder, receiver, received)
             supervised.wait()
         except BaseException:  # a bug of ours must not leave a job that nobody supervises
             _send(descendants(os.getpid()), signal.SIGKILL)
@@ -103,13 +112,14 @@ def _collect_signals() -> Iterator[list[ReceivedSignal]]:
 class _Supervised:
     """One job, from its launchers' start to its last message; a class, since it holds what has happened so far."""
 
-    def __init__(self, launch: Launch, job: Job, folder: Path, received: list[ReceivedSignal]) -> None:
-        self.launch, self.job, self.folder, self.received = launch, job, folder, received
+    def __init__(
+        self, launch: Launch, job: Job, folder: Path, receiver: Receiver | None, received: list[ReceivedSignal]
+    ) -> None:
+        self.launch, self.job, self.receiver, self.received = launch, job, receiver, received
         self.start_s = time.time()
         # Orphans among our descendants become our children: DeepSpeed's runner, for one, leaves its ranks behind.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.watch = JobWatch(folder, local=not launch.remote)
-        self.receiver = _receiver(launch, folder) if launch.remote else None
         variable = self.receiver.variable if self.receiver else str(folder)
         launch = launch_commands.with_environ(launch, {rank_monitor.REPORTS: variable})
         self.launchers = []
@@ -139,14 +149,15 @@ class _Supervised:
             self._signal_local_ranks()
             if time.monotonic() > deadline:  # and again at each turn: some may just be starting others
                 _send(descendants(os.getpid()), signal.SIGKILL)
-            time.sleep(_POLL_S)
         self._end_all()
         self._poll_ranks()
 
     def _poll_ranks(self) -> bool:
-        """Take what ranks and guards report; whether a rank has failed."""
+        """Take what ranks and guards report for a moment; whether a rank has failed."""
         if self.receiver is not None:
-            self.receiver.poll()
+            self.receiver.poll(_POLL_S)
+        else:
+            time.sleep(_POLL_S)
         return self.watch.poll()
 
     def _handle_signal(self, index: int) -> float:
@@ -198,13 +209,11 @@ class _Supervised:
             self._poll_ranks()
             if time.monotonic() > deadline:
                 _send(left, signal.SIGKILL)
-            time.sleep(_POLL_S)
         if (receiver := self.receiver) is None:
             return
         deadline = time.monotonic() + _REMOTE_PATIENCE_S
         self._poll_ranks()
         while receiver.connected and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
             self._poll_ranks()
         failed = any(launcher.returncode for launcher in self.launchers)
         if receiver.connected or (failed and len(receiver.met) < len(self.launch.ranks)):
@@ -228,6 +237,8 @@ class _Supervised:
             return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
         if code:
             how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
+            if self.launch.remote and code == ssh.FAILED:
+                how += ", which is ssh's own where a connection was lost, or never made"
             message = f"dslpar launch: the launcher {how}{when}; what it and the ranks said stands above\n"
             return message, 128 + number if number else code
         # Of ranks on other hosts nothing is known where no guard has connected.
@@ -247,14 +258,26 @@ class _Supervised:
         return f"dslpar launch: stopped{by}{after}: {saved}; to be requeued with --resume (status {stopped.status})\n"
 
 
-def _receiver(launch: Launch, folder: Path) -> Receiver:
-    """Listen at those of our addresses from which the ranks' hosts can be reached."""
+def _receiver(launch: Launch, job: Job, folder: Path) -> Receiver:
+    """Listen at those of our addresses from which the ranks' hosts can be reached; the secret is in the output folder,
+    which all hosts share. On this host alone where all of them are this one, started without ssh.
+
+    Raises:
+        DslparError: the output folder cannot be written to.
+    """
+    if launch.hosts and all(host.name in launch.facts.local_hosts for host in launch.hosts):
+        return Receiver(folder, launch.ranks, (LOCALHOST,), folder / "secret", loopback=True)
     addresses: dict[str, None] = {}
     for name in [host.address for host in launch.hosts] or [socket.gethostname()]:
         with contextlib.suppress(OSError):  # what has no address here may have one there, and another is enough
             addresses[network.source_towards(name)] = None
     # In the order of the hosts, loopback last: guards try one after the other, and each try may take seconds.
-    return Receiver(folder, sorted(addresses, key=lambda address: address.startswith("127.")))
+    ordered = sorted(addresses, key=lambda address: address.startswith("127."))
+    try:
+        Path(job.output_dir).mkdir(parents=True, exist_ok=True)
+        return Receiver(folder, launch.ranks, ordered, Path(job.output_dir, f".secret_{launch.facts.job_id}"))
+    except OSError as error:
+        raise DslparError([host_findings.output_not_writable(job.output_dir, str(error))]) from None
 
 
 def _living() -> list[int]:
@@ -274,9 +297,13 @@ def _send(pids: Iterable[int], number: int) -> None:
 def signal_of(code: int) -> int | None:
     """Return the signal behind an exit status: mpirun's 128 + n, DeepSpeed's 256 - n, or a launcher's own end by it.
 
-    >>> signal_of(137), signal_of(247), signal_of(-9), signal_of(1)
-    (9, 9, 9, None)
+    255 is none, though DeepSpeed's of SIGHUP would be the same: it is ssh's, and what C's exit makes of -1.
+
+    >>> signal_of(137), signal_of(247), signal_of(-9), signal_of(1), signal_of(255)
+    (9, 9, 9, None, None)
     """
+    if code == ssh.FAILED:
+        return None
     number = -code if code < 0 else code - 128 if 128 < code <= 192 else 256 - code if code > 192 else 0
     return number if number in set(signal.Signals) else None
 

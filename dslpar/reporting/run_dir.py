@@ -213,6 +213,18 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
     file.flush()
 
 
+def is_in_place(file: TextIO) -> bool:
+    """Return whether an open file is still what its path names: else it, or a folder above it, was deleted or moved.
+
+    Raises:
+        OSError: the file system does not answer.
+    """
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        return False
+
+
 def _copy_sources(config: Config, folder: Path) -> None:
     """Copy the text of each file that was read, to its path relative to the others."""
     paths = {os.path.abspath(path): text for path, text in config.sources.items() if path != COMMAND_LINE}

@@ -24,7 +24,7 @@ from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.reporting import logging, monitors
 from dslpar.reporting.logging import log
-from dslpar.reporting.run_dir import METRICS, truncate_csv, write_record
+from dslpar.reporting.run_dir import METRICS, is_in_place, truncate_csv, write_record
 from dslpar.training.metrics import device_name, loss_scale, throughput
 from dslpar.training.session import SLOW_FACTOR, Session, any_rank
 
@@ -49,6 +49,8 @@ class Trainer:
         self.last_checkpoint = ""
         """The checkpoint of the last step done, if there is one."""
         self._write_error: OSError | None = None
+        self._folder_gone = False
+        """Whether the run folder was deleted or moved; after `_sync_ranks`, all ranks know."""
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -62,7 +64,8 @@ class Trainer:
         Evaluates before the first step and after the last too, if the config asks for evaluation.
 
         Raises:
-            DslparError: on every rank, if one cannot write, or the loss or the gradient is no longer finite.
+            DslparError: on every rank, if one cannot write, the run folder is gone, or the loss or the gradient is no
+                longer finite.
         """
         train, engine = self.job.spec.train, self.engine
         loss_before = self.evaluate() if train.eval_interval is not None and engine.steps_done == 0 else None
@@ -85,6 +88,8 @@ class Trainer:
                 self._check_finite(record)
                 bar.update()
         monitors.close(engine.deepspeed.monitor)
+        if self._folder_gone:
+            raise self._run_folder_gone()
         if loss_before is not None and "eval_loss" in record:
             log.info("held-out loss before: %.4f, after: %.4f", loss_before, record["eval_loss"])
 
@@ -148,15 +153,17 @@ class Trainer:
     # ---- ranks together ----
 
     def _sync_ranks(self) -> bool:
-        """Return whether any rank was told to stop: all ranks know it at the same step, and stop after it.
+        """Return whether any rank was told to stop, or the run folder is gone: all ranks know it at the same step, and
+        stop after it.
 
         Raises:
             DslparError: on every rank, if one could not write.
         """
-        stopping, write_failed = any_rank(self.engine, self.session.stop_requested, self._write_error is not None)
+        flags = (self.session.stop_requested, self._write_error is not None, self._folder_gone)
+        stopping, write_failed, self._folder_gone = any_rank(self.engine, *flags)
         if write_failed:
             raise self._disk_full()
-        return stopping
+        return stopping or self._folder_gone
 
     # ---- metrics ----
 
@@ -172,6 +179,7 @@ class Trainer:
         train = self.job.spec.train
         try:
             write_record(metrics, record)
+            self._folder_gone = not is_in_place(metrics)
             monitors.write(self.engine.deepspeed.monitor, record)
             if self._is_due(train.log_interval) or "eval_loss" in record:
                 held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
@@ -211,6 +219,15 @@ class Trainer:
         hint = "free space on that file system, or name another train.output_dir"
         hint += "; --resume continues the last checkpoint"
         return DslparError([finding("CKP230", message, hint, self.job.path)])
+
+    def _run_folder_gone(self) -> DslparError:
+        folder, step = self.job.output_dir, self.engine.steps_done
+        message = (
+            f"{folder} was deleted or moved while the run wrote to it, and with it metrics and earlier checkpoints"
+        )
+        saved = f"; step {step} is saved in {self.last_checkpoint}" if self.last_checkpoint else "; nothing is saved"
+        hint = "move what was there back, or --resume from that step" if self.last_checkpoint else "start again"
+        return DslparError([finding("CKP231", message + saved, hint, self.job.path)])
 
     # ---- samples ----
 

@@ -7,16 +7,17 @@ failure = watch.first_failure(None)     # at the end: the first, or None
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from dslpar.watchdog import marks
-from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
+from dslpar.watchdog.marks import Mark, Rank, Report, Stopped, Verdict
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.status_page import StatusPage, join_location
 from dslpar.watchdog.verdicts import FATAL
@@ -48,11 +49,17 @@ class Failure(NamedTuple):
 class JobWatch:
     """Watches the marks of a job's ranks, and their processes, which show that one is gone without a mark.
 
-    `local`: whether the ranks are processes of this host; of others, their guards tell.
+    What has been read is remembered: a cleaner of /tmp may delete the folder of a job that runs for weeks, which is
+    then made anew for the marks to come. `local`: whether the ranks are processes of this host; of others, their guards
+    tell.
     """
 
     def __init__(self, folder: Path, *, local: bool = True) -> None:
         self.folder, self.local = folder, local
+        self._marks: dict[str, Mark] = {}
+        """By file name."""
+        self._passed_over: set[str] = set()
+        """Files that are no marks."""
         self._gone: dict[int, tuple[float, int | None]] = {}
         """By rank: when it was seen to be gone, and its wait status where that was still to be had."""
 
@@ -61,21 +68,24 @@ class JobWatch:
         for who in self.started() if self.local else ():
             if who.rank not in self._gone and (status := _wait_status(who.pid)) is not None:
                 self._gone[who.rank] = (time.time(), status if status >= 0 else None)
-        # One listing, since a job may have 1,000 ranks.
-        marked = any(name.endswith((".error", ".verdict")) for name in os.listdir(self.folder))
+        self._read_marks()
+        marked = any(name.endswith((".error", ".verdict")) for name in self._marks)
         return (marked or bool(self._gone)) and bool(self._causes(None))
 
     def started(self) -> list[Rank]:
         """Return the ranks that have left a mark at their start."""
-        return [Rank(*json.loads(text)) for text in self._read_all("born")]
+        self._read_marks()
+        return [mark for _, mark in sorted(self._marks.items()) if isinstance(mark, Rank)]
 
     def all_ended(self, ranks: range) -> bool:
         """Whether every one of these ranks came to its end in order."""
-        return all((self.folder / f"{rank}.ended").exists() for rank in ranks)
+        self._read_marks()
+        return all(f"{rank}.ended" in self._marks for rank in ranks)
 
     def stopped(self) -> Stopped | None:
         """Return how ranks ended that were told to: the one that knows most; None if none was."""
-        ends = [Stopped(*json.loads(text)) for text in self._read_all("stopped")]
+        self._read_marks()
+        ends = [mark for mark in self._marks.values() if isinstance(mark, Stopped)]
         return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
 
     def first_failure(self, launcher_signal: int | None) -> Failure | None:
@@ -83,18 +93,40 @@ class JobWatch:
 
         `launcher_signal`: the signal in the launcher's own exit status, for a rank whose own status is not known.
         """
+        self._read_marks()
         failures = self._causes(launcher_signal) or self._consequences()
         return min(failures, key=lambda failure: failure.time_s, default=None)
 
+    def _read_marks(self) -> None:
+        """Read what is new. One listing, since a job may have 1,000 ranks."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(mode=0o700)
+                _write(f"{self.folder} was deleted while the job runs, and is made anew: do cleaners spare it?")
+            return
+        for name in sorted(set(names) - self._marks.keys() - self._passed_over):
+            number, _, kind = name.partition(".")
+            if not number.isdecimal() or kind not in marks.KINDS:
+                continue
+            mark = marks.parse(kind, marks.read(self.folder, name))
+            if mark is not None and marks.rank_of(mark) in (int(number), None):
+                self._marks[name] = mark
+            else:
+                self._passed_over.add(name)
+                _write(f"{self.folder / name} is no mark of a rank, and is passed over")
+
     def _causes(self, launcher_signal: int | None) -> list[Failure]:
-        verdicts = [Verdict(Rank(*who), *rest) for who, *rest in map(json.loads, self._read_all("verdict"))]
+        verdicts = [mark for mark in self._marks.values() if isinstance(mark, Verdict)]
         judged = {verdict.who.rank for verdict in verdicts}
         failures = [Failure(v.who, v.time_s, v.how, "", v.text, v.signal, v.at) for v in verdicts]
-        others = [who for who in self.started() if who.rank not in judged or self._has(who, "error")]
+        ranks = [mark for mark in self._marks.values() if isinstance(mark, Rank)]
+        others = [who for who in ranks if who.rank not in judged or self._report(who)]
         return failures + [failure for who in others for failure in self._cause_of(who, launcher_signal)]
 
     def _cause_of(self, who: Rank, launcher_signal: int | None) -> Iterator[Failure]:
-        report, stack = self._report(who), self._read(who, "stack")
+        report, stack = self._report(who), marks.read(self.folder, f"{who.rank}.stack")
         if report is not None:
             if report.kind == "cause":
                 yield Failure(who, report.time_s, "failed first", trace=report.text, at=report.at)
@@ -102,30 +134,19 @@ class JobWatch:
             time_s, status = self._gone[who.rank]
             page = self.folder / f"{who.rank}.board"
             at = StatusPage(page).progress().describe() if page.exists() else ""
+            left = {f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys()
             if FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
-            elif not stack and not self._has(who, "ended") and not self._has(who, "stopped"):
+            elif not stack and not left:
                 yield _silent_failure(Failure(who, time_s, "ended", at=at), status, launcher_signal)
 
     def _consequences(self) -> list[Failure]:
-        reports = [report for who in self.started() if (report := self._report(who)) and report.kind == "consequence"]
+        reports = [mark for mark in self._marks.values() if isinstance(mark, Report) and mark.kind == "consequence"]
         return [Failure(r.who, r.time_s, "lost a peer", trace=r.text, at=r.at) for r in reports]
 
     def _report(self, who: Rank) -> Report | None:
-        text = self._read(who, "error")
-        if not text:
-            return None
-        fields, *rest = json.loads(text)
-        return Report(Rank(*fields), *rest)
-
-    def _has(self, who: Rank, name: str) -> bool:
-        return (self.folder / f"{who.rank}.{name}").exists()
-
-    def _read(self, who: Rank, name: str) -> str:
-        return marks.read(self.folder, f"{who.rank}.{name}")
-
-    def _read_all(self, name: str) -> list[str]:
-        return [path.read_text(encoding="utf-8") for path in sorted(self.folder.glob(f"*.{name}"))]
+        report = self._marks.get(f"{who.rank}.error")
+        return report if isinstance(report, Report) else None
 
 
 def _wait_status(pid: int) -> int | None:
@@ -151,3 +172,7 @@ def _silent_failure(failure: Failure, status: int | None, launcher_signal: int |
     killed = "SIGKILL comes most often from the kernel's out-of-memory killer"
     note = killed if number in (0, signal.SIGKILL) else ""
     return failure._replace(how=f"was the first to end, by {name}", note=note, signal=number)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(f"dslpar launch: {text}\n")

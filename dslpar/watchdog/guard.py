@@ -49,11 +49,12 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
-from dslpar.watchdog import marks, orphans, protocol, verdicts
+from dslpar.watchdog import marks, messages, orphans, protocol, verdicts
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
-from dslpar.watchdog.marks import Rank, Stopped
-from dslpar.watchdog.peers import BEAT_S, Hub, HubLink
-from dslpar.watchdog.protocol import Connection, Message, Poller
+from dslpar.watchdog.marks import Rank, Report, Stopped
+from dslpar.watchdog.messages import Message
+from dslpar.watchdog.peers import BEAT_S, SILENCE_S, Hub, HubLink, LaunchLink
+from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.rank_process import STOPS, RankProcess, Settings
 from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_location, rank_name
 from dslpar.watchdog.verdicts import Failure
@@ -126,16 +127,18 @@ class Guard:
         self.state = State.WATCHING
         self.now = self._ticked_s = time.monotonic()
         self.poller = Poller()
-        self.hub = Hub(self.poller, settings.token, self._greet, self._handle_peer) if settings.rank == 0 else None
-        self.link = HubLink(self.poller, self._handle_hub)
+        self.hub = Hub(self.poller, self._greet, self._handle_peer, self._log) if settings.rank == 0 else None
+        self.link = HubLink(self.poller, settings.secret, settings.rank, self._handle_hub)
         """To the hub, where this is not the hub itself."""
-        self.launch: Connection | None = None
+        self.launch = LaunchLink(self.poller, settings.launch, settings.secret, settings.rank, self._handle_launch)
         """To `dslpar launch`, where that is on another host."""
         self.host_lost = False
         """Whether a host is gone, and launchers may wait for it for ever."""
         self.launchers: Sequence[orphans.Process] = ()
         self._beat_s, self._beat_progress = 0.0, Progress()
         self._collecting_since_s, self._stuck = 0.0, ""
+        self._stops: set[int] = set()
+        """Signals that `dslpar launch` has ordered."""
 
     # ---- the loop ----
 
@@ -161,9 +164,20 @@ class Guard:
             pidfd = os.pidfd_open(self.settings.pid)
             self.poller.watch(pidfd, partial(self.handle, Event.RANK_GONE))
         self.poller.watch(self.settings.signals, self._read_signals)
+        if self.rank.page.ending:  # an earlier guard was killed in the middle of it
+            self.rank.end(self.rank.page.ending, self.now)
         if self.hub is not None and self.settings.world_size > 1:
-            self.rank.page.port = self.hub.listen(loopback=self.settings.loopback)
-        self._connect_to_launch()
+            self.rank.page.port = self._listen(self.hub)
+        self.launch.connect()
+
+    def _listen(self, hub: Hub) -> int:
+        """Open the hub's server, at the port of an earlier guard of this rank, where the others look for it."""
+        settings = self.settings
+        listen = partial(hub.listen, settings.secret, settings.world_size, loopback=settings.loopback)
+        try:
+            return listen(port=self.rank.page.port)
+        except OSError:
+            return listen()
 
     def _tick(self) -> None:
         """Do what time brings."""
@@ -173,6 +187,10 @@ class Guard:
             self._forgive(paused_s)
         if self.rank.is_gone():
             self.handle(Event.RANK_GONE)
+        if self.hub is not None and self.hub.server is not None:
+            self.hub.server.expire()
+        if self.launch.is_lost(self.now):
+            self.handle(Event.LAUNCH_LOST)
         self._relay_marks()
         if self.now > self.rank.stop_deadline_s:
             self.handle(Event.GRACE_OVER)
@@ -198,13 +216,10 @@ class Guard:
     def _relay_marks(self) -> None:
         """Bring the rank's new marks to `dslpar launch`, if it is elsewhere; a failure is an event as well."""
         for name, text in self.rank.new_marks():
-            self._send_mark(f"{self.settings.rank}.{name}", text)
-            if name == "error" and json.loads(text)[1] == "cause":
+            self.launch.send_mark(f"{self.settings.rank}.{name}", text)
+            mark = marks.parse(name, text)
+            if isinstance(mark, Report) and mark.kind == "cause":
                 self.handle(Event.JOB_FAILED, Failure())
-
-    def _send_mark(self, name: str, text: str) -> None:
-        if self.launch is not None:
-            self.launch.send({"mark": name, "text": text})
 
     def _read_signals(self) -> None:
         """Read the numbers of signals that have come to the rank."""
@@ -228,7 +243,8 @@ class Guard:
             connection.send({"at": progress[:3]})
 
     def _connections(self) -> Iterator[Connection]:
-        yield from (connection for connection in (self.link.connection, self.launch) if connection is not None)
+        links = (self.link.connection, self.launch.connection)
+        yield from (connection for connection in links if connection is not None)
         yield from (peer.connection for peer in (self.hub.peers.values() if self.hub else ()))
 
     def _look_for_silence(self) -> None:
@@ -262,43 +278,29 @@ class Guard:
         return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **end}
 
     def _handle_peer(self, message: Message) -> None:
-        if "failed" in message:
+        if message.get("failed"):
             self.handle(Event.JOB_FAILED, Failure())
         if "stuck" in message:
             self.handle(Event.STACKS_WANTED, message["stuck"])
 
     def _handle_hub(self, message: Message) -> None:
-        if "end" in message:
-            self.handle(Event.JOB_ENDS, message["host_lost"])
-        if "show" in message:
+        if message.get("end"):
+            self.handle(Event.JOB_ENDS, message.get("host_lost", False))
+        if message.get("show"):
             self.handle(Event.SHOW_STACKS)
-        if "bye" in message:
+        if message.get("bye"):
             self.rank.page.rank_0_left = True
+
+    def _handle_launch(self, message: Message) -> None:
+        if "stop" in message and message["stop"] not in self._stops:  # told again where the connection was lost
+            self._stops.add(message["stop"])
+            self.handle(Event.STOP_ORDERED, message["stop"])
 
     def _connect_to_hub(self) -> None:
         """Connect once the rank has said where the hub is."""
         if self.hub is None:
-            rank, host = self.settings.rank, self.settings.host
-            hello = {"rank": rank, "who": str(self.rank.who), "host": host, "at": self._at()}
+            hello = {"who": str(self.rank.who), "host": self.settings.host, "at": self._at()}
             self.link.connect(self.rank.page.hub, hello, self.now)
-
-    def _connect_to_launch(self) -> None:
-        """Connect to `dslpar launch`, at the first of its addresses that answers."""
-        addresses, port, token = self.settings.launch.rsplit(":", 2) if self.settings.launch else ("", "0", "")
-        for address in filter(None, addresses.split(",")):
-            if (connection := protocol.connect(address, int(port), 2 * BEAT_S)) is not None:
-                self.launch = connection
-                self.poller.watch(connection, partial(self._receive_from_launch, connection))
-                connection.send({"hello": token, "rank": self.settings.rank})
-                return
-
-    def _receive_from_launch(self, connection: Connection) -> None:
-        for message in connection.receive():
-            if "stop" in message:
-                self.handle(Event.STOP_ORDERED, message["stop"])
-        if not connection.open:
-            self.poller.drop(connection)
-            self.handle(Event.LAUNCH_LOST)
 
     # ---- actions ----
 
@@ -306,6 +308,7 @@ class Guard:
         """Tell the hub, which tells all others; the hub itself, or a guard that never met it, ends the job."""
         self.link.tried_s = 0.0  # at once, though it may have been tried just now
         self._connect_to_hub()  # if it has not yet
+        self.link.complete(SILENCE_S)  # of a hub that is there, and busy
         if self.link.connection is None:
             self.end_job(failure)
         else:
@@ -326,10 +329,11 @@ class Guard:
         if (verdict := failure.verdict) is None:
             return
         name, text = f"{verdict.who.rank}.verdict", json.dumps(verdict)
-        self._send_mark(name, text)
+        self.launch.send_mark(name, text)
         with contextlib.suppress(OSError):
             marks.write(self.rank.folder, name, text)
-        if not self.settings.supervised or (self.settings.launch and self.launch is None):  # nobody, or out of reach
+        out_of_reach = self.settings.launch and self.launch.connection is None
+        if not self.settings.supervised or out_of_reach:  # nobody else says it
             _write(verdict.message())
 
     def end_rank(self, host_lost: bool) -> None:
@@ -347,12 +351,14 @@ class Guard:
         if ending is Ending.OVERDUE:
             text = json.dumps(Stopped(progress.step, "", rank.page.status, overdue=True))
             rank.leave_stopped(text)
-            self._send_mark(f"{self.settings.rank}.stopped", text)
+            self.launch.send_mark(f"{self.settings.rank}.stopped", text)
             _write(f"[{join_location(rank.who, progress.describe())}] {TOO_LATE}\n")
         if ending or self.state is State.ENDING or rank.has_marked("error") or status in STOPS:
             return
-        exited = rank.has_marked("ended")
-        verdict = verdicts.of_death(rank.who, progress.describe(), status, rank.read("stack"), exited=exited)
+        exited, stack = rank.has_marked("ended"), rank.read("stack")
+        if status is None and stack and verdicts.FATAL not in stack:  # it was at SIGTERM that it wrote it
+            return
+        verdict = verdicts.of_death(rank.who, progress.describe(), status, stack, exited=exited)
         self.handle(Event.JOB_FAILED, Failure(verdict))
 
     def warn(self) -> None:
@@ -360,7 +366,7 @@ class Guard:
         if not self.link.unreachable:
             self.link.unreachable = True
             hub = self.rank.page.hub.rpartition(":")[0]
-            _write(f"[{self.rank.who}] cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here\n")
+            self._log(f"cannot reach the guard of rank 0 at {hub}: faults elsewhere are not told here")
 
     def report_stuck(self, reason: str) -> None:
         """Tell the hub that the rank is stuck; without one, or when rank 0 has left in order, find out alone."""
@@ -393,7 +399,7 @@ class Guard:
     def show_stacks(self) -> None:
         """Send the hub the stacks of the rank."""
         if self.link.connection is not None:
-            self.link.connection.send({"stacks": self.rank.stacks(), "at": self._at()})
+            self.link.connection.send({"stacks": messages.cut(self.rank.stacks()), "at": self._at()})
 
     def start_grace(self) -> None:
         """Start the clock of a rank that is to stop."""
@@ -413,11 +419,14 @@ class Guard:
 
     def end_orphan(self) -> None:
         """End a rank that nobody supervises: in order, where it can, and once."""
-        _write(f"[{self.rank.who}] ends because `dslpar launch` is gone\n")
+        self._log("ends because `dslpar launch` is gone")
         if not self.rank.page.grace_s:
             self.rank.end(Ending.ORPHANED, self.now)
         elif self.rank.stop_deadline_s == float("inf"):
             self.rank.send_signal(signal.SIGTERM)
+
+    def _log(self, text: str) -> None:
+        _write(f"[{self.rank.who}] {text}\n")
 
     # ---- the end ----
 

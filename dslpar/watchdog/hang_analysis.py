@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dslpar.watchdog import messages
 from dslpar.watchdog.status_page import join_location
 
-_MAX_CHARACTERS = 1 << 20
-"""Characters of all stacks in a report."""
 NO_STACK = "(no stack: the process is stopped, or deep in the kernel)"
 _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|dslpar/distributed/collectives\.py")
 _THREAD = re.compile(r"[Tt]hread 0x[0-9a-f]+")
@@ -58,8 +57,7 @@ def format_stacks(first: RankStacks, ranks: Sequence[RankStacks]) -> str:
         same.setdefault(_THREAD.sub("Thread", rank.stacks), []).append(rank)
     names = ["\n".join(f"---- {join_location(rank.who, rank.at)} ----" for rank in group) for group in same.values()]
     texts = [f"{name}\n{group[0].stacks or NO_STACK}" for name, group in zip(names, same.values(), strict=True)]
-    text = "\n".join(texts).rstrip()
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}\n(the rest is left out)"
+    return messages.cut("\n".join(texts).rstrip())
 
 
 def _innermost_frame(stacks: str) -> str:

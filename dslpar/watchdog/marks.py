@@ -14,12 +14,19 @@ It imports the standard library alone: guards load it, and start in milliseconds
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from dslpar.watchdog.status_page import TOO_LATE, join_location, rank_name
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
+_MAX_NUMBER = 1 << 62
 
 
 class Rank(NamedTuple):
@@ -92,6 +99,81 @@ class Stopped(NamedTuple):
     """Whether it had to be ended."""
 
 
+class Ended(NamedTuple):
+    """That a rank came to its end in order; no more is said of it."""
+
+
+Mark = Rank | Report | Verdict | Stopped | Ended
+
+
+def parse(kind: str, text: str) -> Mark | None:
+    """Return what a mark says, whatever its text holds; None: it is no mark of that kind."""
+    if kind == "ended":
+        return Ended()
+    try:
+        return _PARSERS[kind](json.loads(text))
+    except (KeyError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def rank_of(mark: Mark) -> int | None:
+    """Return the rank that a mark is about; None: it does not say."""
+    if isinstance(mark, Rank):
+        return mark.rank
+    return mark.who.rank if isinstance(mark, Report | Verdict) else None
+
+
+def _rank(fields: object) -> Rank:
+    rank, world_size, host, pid = _typed(fields, int, int, str, int)
+    return Rank(rank, world_size, host, pid)
+
+
+def _report(fields: object) -> Report:
+    who, kind, time_s, error, text, at = _typed(fields, list, str, float, str, str, str)
+    if kind not in get_args(Kind):
+        raise ValueError(kind)
+    return Report(_rank(who), kind, time_s, error, text, at)
+
+
+def _verdict(fields: object) -> Verdict:
+    who, time_s, how, text, at, number = _typed(fields, list, float, str, str, str, int)
+    if number and number not in set(signal.Signals):
+        raise ValueError(number)
+    return Verdict(_rank(who), time_s, how, text, at, number)
+
+
+def _stopped(fields: object) -> Stopped:
+    step, saved, status, overdue = _typed(fields, int, str, int, bool)
+    return Stopped(step, saved, status % 256, overdue)
+
+
+def _typed(fields: object, *types: type) -> list[Any]:
+    """Return a list's items, if they are of these types: numbers finite and not below 0.
+
+    Raises:
+        ValueError: they are not, or there are more or fewer.
+    """
+    if not isinstance(fields, list) or len(fields) != len(types):
+        raise ValueError(fields)
+    for item, wanted in zip(fields, types, strict=True):
+        number = wanted in (int, float)
+        right = type(item) is wanted or (wanted is float and type(item) is int)
+        if not right or (number and not 0 <= item < _MAX_NUMBER):
+            raise ValueError(item)
+    return fields
+
+
+_PARSERS: Mapping[str, Callable[[object], Mark]] = {
+    "born": _rank,
+    "error": _report,
+    "verdict": _verdict,
+    "stopped": _stopped,
+}
+
+KINDS = (*_PARSERS, "ended")
+"""The marks that are read: their names' endings."""
+
+
 def write(folder: Path, name: str, text: str) -> None:
     """Write a mark atomically: a reader sees all of it or none.
 
@@ -101,6 +183,14 @@ def write(folder: Path, name: str, text: str) -> None:
     part = folder / f"{name}.part"
     part.write_text(text, encoding="utf-8")
     part.replace(folder / name)
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock a folder, which systemd's cleaner of /tmp then spares; until the descriptor that is returned is closed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
 
 
 def read(folder: Path, name: str) -> str:

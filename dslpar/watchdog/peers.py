@@ -1,18 +1,27 @@
-"""The guards of a job among themselves: rank 0's is the hub, to which all others connect once their ranks have met."""
+"""The guards of a job among themselves: rank 0's is the hub, to which all others connect once their ranks have met; and
+their way to `dslpar launch`, where that is on another host.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
 
-from dslpar.watchdog import protocol
-from dslpar.watchdog.protocol import Connection, Message, Poller
+from dslpar.watchdog import messages, protocol
+from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.messages import Message
+from dslpar.watchdog.protocol import Connection, Handshake, Poller
+from dslpar.watchdog.server import Server
 from dslpar.watchdog.status_page import Progress
 
 SILENCE_S = 6.0
 """After which a host is taken for gone; beats come once a second."""
 BEAT_S = 1.0
+_HUB = re.compile(r"(.+):(\d{1,5}):([0-9a-f]*)")
+HUB, LAUNCH = "hub", "launch"
+"""The services that a secret is good for."""
 
 
 class Peer:
@@ -20,23 +29,36 @@ class Peer:
 
     def __init__(self, connection: Connection, rank: int, host: str, now: float) -> None:
         self.connection, self.rank, self.host, self.received_s = connection, rank, host, now
+        self.is_connected = True
+        """Whether the connection is there; it may also be silent."""
         self.progress, self.left = Progress(), False
         self.stacks: str | None = None
 
 
 class Hub:
-    """Rank 0's side. `greet`: the message that answers a guard's hello; `handle`: what a guard's message asks for."""
+    """Rank 0's side. `greet`: the message that answers a guard's first; `handle`: what a guard's message asks for;
+    `log`: a line for people.
+    """
 
     def __init__(
-        self, poller: Poller, token: str, greet: Callable[[], Message], handle: Callable[[Message], None]
+        self,
+        poller: Poller,
+        greet: Callable[[], Message],
+        handle: Callable[[Message], None],
+        log: Callable[[str], None],
     ) -> None:
         self.peers: dict[int, Peer] = {}
-        self._poller, self._token, self._greet, self._handle = poller, token, greet, handle
+        self.server: Server | None = None
+        self._told: set[int] = set()
+        """Ranks of whose guards it was said that they do not send messages."""
+        self._poller, self._greet, self._handle, self._log = poller, greet, handle, log
 
-    def listen(self, *, loopback: bool) -> int:
+    def listen(self, secret: str, world_size: int, *, loopback: bool, port: int = 0) -> int:
         """Open the server; return its port."""
-        port: int = self._poller.serve(self._receive_hello, loopback=loopback).getsockname()[1]
-        return port
+        ranks = range(1, world_size)
+        args = (self._poller, Key(secret, HUB), ranks, messages.TO_HUB, self._join, self._refuse)
+        self.server = Server(*args, loopback=loopback, port=port)
+        return self.server.port
 
     def broadcast(self, message: Message) -> None:
         """Send a message to all guards."""
@@ -48,40 +70,41 @@ class Hub:
         late = [peer for peer in self.peers.values() if not peer.left and now - peer.received_s > SILENCE_S]
         return min(late, key=lambda peer: peer.received_s).host if late else ""
 
-    def _receive_hello(self, connection: Connection) -> None:
-        """The first message must hold the token; a guard may have sent more by then, and have gone."""
-        messages = list(connection.receive())
-        if messages and messages[0].get("hello") == self._token:
-            peer = self._welcome(connection, messages[0])
-            self._receive(peer, messages[1:])
-        elif messages or not connection.open:
-            self._poller.drop(connection)
+    def _refuse(self, address: str) -> None:
+        self._log(f"its guard refuses a stranger at {address}, which does not know this job's secret")
 
-    def _welcome(self, connection: Connection, hello: Message) -> Peer:
-        peer = Peer(connection, hello["rank"], hello["host"], time.monotonic())
-        peer.progress = Progress(*hello["at"])
-        if (old := self.peers.get(peer.rank)) is not None:  # it has lost its connection, and is here again
-            self._poller.drop(old.connection)
-        self.peers[peer.rank] = peer
-        self._poller.watch(connection, lambda: self._receive(peer, list(connection.receive())))
-        connection.send(self._greet())
-        return peer
+    def _join(self, connection: Connection) -> None:
+        self._poller.watch(connection, partial(self._receive, connection))
 
-    def _receive(self, peer: Peer, messages: list[Message]) -> None:
-        for message in messages:
+    def _receive(self, connection: Connection) -> None:
+        for message in connection.receive():
+            peer = self.peers.get(connection.rank)
+            if peer is None or peer.connection is not connection:
+                if "host" not in message:  # the first message says who it is
+                    connection.open, connection.sent_nonsense = False, True
+                    break
+                peer = self.peers[connection.rank] = Peer(
+                    connection, connection.rank, message["host"], time.monotonic()
+                )
+                connection.send(self._greet())
             peer.received_s = time.monotonic()
             peer.progress = Progress(*message.get("at", peer.progress))
-            peer.left |= "bye" in message
+            peer.left |= message.get("bye", False)
             peer.stacks = message.get("stacks", peer.stacks)
             self._handle(message)
-        if not peer.connection.open:  # it may come again; if not, its silence tells
-            self._poller.drop(peer.connection)
+        if not connection.open:  # it may come again; if not, its silence tells
+            self._poller.drop(connection)
+            if (peer := self.peers.get(connection.rank)) is not None and peer.connection is connection:
+                peer.is_connected = False
+            if connection.sent_nonsense and connection.rank not in self._told:
+                self._told.add(connection.rank)
+                self._log(f"its guard closes the connection to that of rank {connection.rank}: {protocol.NONSENSE}")
 
 
 class HubLink:
     """The other ranks' side: the connection to rank 0's guard, made again where it is lost."""
 
-    def __init__(self, poller: Poller, handle: Callable[[Message], None]) -> None:
+    def __init__(self, poller: Poller, secret: str, rank: int, handle: Callable[[Message], None]) -> None:
         self.connection: Connection | None = None
         self.received_s = 0.0
         """0: never."""
@@ -91,20 +114,49 @@ class HubLink:
         """Whether it was given up, but for a try now and then."""
         self.left = False
         self.progress, self.name, self.host = Progress(), "", ""
-        self._poller, self._handle = poller, handle
+        self._poller, self._secret, self._rank, self._handle = poller, secret, rank, handle
+        self._handshake: Handshake | None = None
+        self._hello: Message = {}
 
     def connect(self, hub: str, hello: Message, now: float) -> None:
-        """Connect to `hub`, address:port:token, if that is needed and was not tried just now."""
+        """Begin to connect to `hub`, address:port:secret, if that is needed and was not tried just now. Without a
+        secret there, it is the one that `dslpar launch` has given to the job.
+        """
         is_open = self.connection is not None and self.connection.open
         pause_s = SILENCE_S if self.unreachable else BEAT_S
-        if self.left or is_open or not hub or now - self.tried_s < pause_s:
+        if self.left or is_open or not hub or now - self.tried_s < (SILENCE_S if self._handshake else pause_s):
             return
+        self.give_up()
         self.tried_s, self.wanted_s = now, self.wanted_s or now
-        address, port, token = hub.rsplit(":", 2)
-        if (connection := protocol.connect(address, int(port), BEAT_S)) is not None:
-            self.connection = connection
+        if (match := _HUB.fullmatch(hub)) is None:  # anybody who reaches torch's store may have written it
+            return
+        key, fields = Key(match[3] or self._secret, HUB), messages.FROM_HUB
+        self._hello = hello
+        self._handshake = protocol.dial(match[1], int(match[2]), key, rank=self._rank, fields=fields, timeout_s=BEAT_S)
+        if (handshake := self._handshake) is not None:
+            self._poller.watch(handshake, lambda: self._join(handshake.step()))
+
+    def complete(self, timeout_s: float) -> None:
+        """Wait so long until a connection that has begun is there."""
+        if self._handshake is not None:
+            self._join(self._handshake.complete(timeout_s))
+
+    def give_up(self) -> None:
+        """Let go of a connection that has begun."""
+        if self._handshake is not None:
+            self._poller.drop(self._handshake)
+        self._handshake = None
+
+    def _join(self, connection: Connection | None) -> None:
+        """Go on where a step of the handshake has led: to a connection, to nothing, or to the next step."""
+        if connection is not None and self._handshake is not None:
+            self._poller.unwatch(self._handshake)
+            self._handshake, self.connection = None, connection
             self._poller.watch(connection, partial(self._receive, connection))
-            connection.send({"hello": token, **hello})
+            connection.send(self._hello)
+            self._receive(connection)  # what came with the server's proof
+        elif self._handshake is not None and self._handshake.failed:
+            self.give_up()
 
     def is_silent(self, now: float) -> bool:
         """Whether the hub was met, has not left, and says nothing any more."""
@@ -119,7 +171,68 @@ class HubLink:
             self.received_s = time.monotonic()
             self.progress = Progress(*message.get("at", self.progress))
             self.name, self.host = message.get("who", self.name), message.get("host", self.host)
-            self.left |= "bye" in message
+            self.left |= message.get("bye", False)
             self._handle(message)
         if not connection.open:
+            self._poller.drop(connection)
+
+
+class LaunchLink:
+    """The connection to `dslpar launch` at `destination`, addresses:port; empty: there is none. Where none of the
+    addresses answers at first, a firewall stands between, and it is given up. Where it is lost later, and cannot be
+    made again in time, `dslpar launch` is gone.
+    """
+
+    def __init__(
+        self, poller: Poller, destination: str, secret: str, rank: int, handle: Callable[[Message], None]
+    ) -> None:
+        addresses, _, port = destination.rpartition(":")
+        self.connection: Connection | None = None
+        """None: never met, or given up."""
+        self._addresses, self._port = list(filter(None, addresses.split(","))), int(port or 0)
+        self._lost_s = self._tried_s = 0.0
+        self._marks: dict[str, str] = {}
+        """What was sent: sent again where the connection was lost, and some of it perhaps with it."""
+        self._poller, self._key, self._rank, self._handle = poller, Key(secret, LAUNCH), rank, handle
+
+    def connect(self) -> None:
+        """Connect at the first address that answers, which is the only one from then on."""
+        for address in self._addresses:
+            connection = protocol.connect(
+                address, self._port, self._key, rank=self._rank, fields=messages.FROM_LAUNCH, timeout_s=2 * BEAT_S
+            )
+            if connection is not None:
+                self.connection, self._addresses = connection, [address]
+                self._poller.watch(connection, partial(self._receive, connection))
+                for name, text in self._marks.items():
+                    connection.send({"mark": name, "text": text})
+                self._receive(connection)
+                return
+
+    def send_mark(self, name: str, text: str) -> None:
+        """Bring a mark, if there is anybody."""
+        self._marks[name] = text
+        if self.connection is not None:
+            self.connection.send({"mark": name, "text": text})
+
+    def is_lost(self, now: float) -> bool:
+        """Whether the connection is gone for good, once; until then it is tried to make it again."""
+        if not self._is_closed():
+            return False
+        if now - self._tried_s > BEAT_S / 2:
+            self._tried_s = now
+            self.connect()
+        if not self._is_closed() or now - self._lost_s < SILENCE_S / 2:
+            return False
+        self.connection = None
+        return True
+
+    def _is_closed(self) -> bool:
+        return self.connection is not None and not self.connection.open
+
+    def _receive(self, connection: Connection) -> None:
+        for message in connection.receive():
+            self._handle(message)
+        if not connection.open:
+            self._lost_s = time.monotonic()
             self._poller.drop(connection)

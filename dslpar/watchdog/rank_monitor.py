@@ -4,11 +4,11 @@ A rank (`monitor_rank`, called by `bootstrap`) ends at once at an exception that
 started it is gone it ends too: in order, with a checkpoint, where it handles SIGTERM so. It tells causes from
 consequences (reports.py): a rank that fails because a peer is gone says nothing while it is ended, so that the first
 rank's traceback stays in sight. Beside it runs its guard (guard.py), for all that a rank cannot do or say when it hangs
-or is killed.
+or is killed. Should the guard be killed, another one takes its place.
 
 Each rank leaves its marks (marks.py) in a folder: the one that DSLPAR_REPORTS names (`dslpar launch` sets it, for a job
-on its own host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says:
-tcp://addresses:port/token. torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in its JSON format.
+on its own host), or one of its own, from which its guard takes them to where DSLPAR_REPORTS says (receiver.py).
+torchrun's TORCHELASTIC_ERROR_FILE is written too, by causes alone, in its JSON format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -30,14 +29,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
-from dslpar.watchdog import guard, marks, reports
+from dslpar.watchdog import authentication, guard, marks, receiver, reports
 from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
 from dslpar.watchdog.processes import launchers_above, parent
 from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
 from dslpar.watchdog.status_page import Ending, StatusPage, join_location
 
 REPORTS = "DSLPAR_REPORTS"
-TCP = "tcp://"
 
 _PATIENCE_S = 5.0
 """How long a rank that lost a peer waits to be ended. Launchers look once a second, at the longest."""
@@ -49,6 +47,8 @@ _POLL_S = 0.2
 _LAUNCHER_CHECK_S = 1.0
 _GUARD_S = 30.0
 """How long a guard may take to start, on a machine that is busy."""
+_MAX_GUARDS = 4
+"""How many guards a rank may have, one after the other."""
 
 
 class RankMonitor:
@@ -59,18 +59,29 @@ class RankMonitor:
 
     def __init__(self, who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> None:
         destination = environ.get(REPORTS, "")
-        remote = destination.startswith(TCP)
+        remote = receiver.read_variable(destination)
         self.who = who
-        self.shares_folder = not remote and bool(destination) and Path(destination).is_dir()
+        self.shares_folder = remote is None and bool(destination) and Path(destination).is_dir()
         self.folder = Path(destination) if self.shares_folder else Path(tempfile.mkdtemp(prefix="dslpar_rank_"))
+        marks.lock_folder(self.folder)  # for as long as we live
         self.page = StatusPage(self.path("board"), make=True)
-        self.token = secrets.token_hex(16)
         self.stop_requested = False
         """Whether this rank was told to stop."""
         self._elastic = environ.get("TORCHELASTIC_ERROR_FILE")
-        self._launch = destination.removeprefix(TCP).replace("/", ":") if remote else ""
+        launch, secret = remote or ("", "")
+        self.shares_secret = bool(secret)
+        """Whether `dslpar launch` has given the job's ranks a secret."""
+        self.secret = secret or authentication.new_secret()
+        """By which guards know each other."""
         self._register()
-        self._signals = self._start_guard(environ, loopback)
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        supervised = self.shares_folder or bool(launch)
+        page = os.open(self.path("board"), os.O_RDWR | os.O_CLOEXEC)
+        folder, private, signals = str(self.folder), not self.shares_folder, self._signal_pipe[0]
+        self._settings = Settings(*who, folder, private, page, launch, self.secret, signals, loopback, supervised)
+        self._environ = dict(environ)
+        self._num_guards = 1
+        self._guard: subprocess.Popen[bytes] | None = self._start_guard()
 
     @property
     def location(self) -> str:
@@ -82,8 +93,10 @@ class RankMonitor:
         return self.folder / f"{self.who.rank}.{name}"
 
     def mark(self, name: str, text: str = "") -> None:
-        """Leave a mark. A folder that is gone is a launcher that is gone: nobody would read it."""
+        """Leave a mark. A shared folder that is gone is a launcher that is gone: nobody would read it."""
         with contextlib.suppress(OSError):
+            if not self.shares_folder:
+                self.folder.mkdir(mode=0o700, exist_ok=True)
             marks.write(self.folder, f"{self.who.rank}.{name}", text)
 
     def _register(self) -> None:
@@ -96,25 +109,31 @@ class RankMonitor:
         self.mark("born", json.dumps(self.who))
         atexit.register(self.mark, "ended")
 
-    def _start_guard(self, environ: Mapping[str, str], loopback: bool) -> int:
-        """Start the guard; return where to write the numbers of signals for it."""
-        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        supervised = self.shares_folder or bool(self._launch)
-        where = (str(self.folder), not self.shares_folder, self._launch)
-        settings = Settings(*self.who, *where, self.token, read_end, loopback, supervised)
+    def _start_guard(self) -> subprocess.Popen[bytes]:
         # Without site-packages: what they load at start (-S skips it) would delay and enlarge a process for each rank.
         code = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from dslpar.watchdog import guard; "
         code += "guard.main()"
         with _blocked(guard.IGNORED):  # what the guard ignores must not end it before it says so
-            subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
-                env={**environ, guard.SETTINGS: json.dumps(settings._asdict())},
+                env={**self._environ, guard.SETTINGS: json.dumps(self._settings._asdict())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(read_end,),
+                pass_fds=(self._settings.signals, self._settings.page),
             )
-        os.close(read_end)
-        return write_end
+
+    def _replace_guard(self) -> None:
+        """Start another guard if this rank's is gone: the out-of-memory killer takes one as well as a rank."""
+        if self._guard is None or (status := self._guard.poll()) is None or self.page.ending:
+            return
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
+        self._num_guards += 1
+        if self._num_guards <= _MAX_GUARDS:
+            _write(f"[{self.location}] its guard {how}; another one is started\n")
+            self._guard = self._start_guard()
+        else:
+            _write(f"[{self.location}] its guard {how}, as {_MAX_GUARDS - 1} before it; no other one is started\n")
+            self._guard = None
 
     def guard_port(self) -> int:
         """Return the port at which the guard of rank 0 listens; 0: it does not."""
@@ -143,7 +162,7 @@ class RankMonitor:
         `status`: the exit status of a rank that stopped.
         """
         self.page.set_grace(grace_s, status)
-        signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)  # the guard knows at once, whatever we do
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)  # the guard knows at once, whatever we do
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             self.stop_requested = True
@@ -208,6 +227,7 @@ class RankMonitor:
         while not (reason := self.page.ending):
             if time.monotonic() - checked_s > _LAUNCHER_CHECK_S:
                 checked_s = time.monotonic()
+                self._replace_guard()
                 if not all(parent(pid) == above for pid, above in ancestors):
                     ancestors = []
                     self._end_orphan()
@@ -224,7 +244,7 @@ class RankMonitor:
         if not self.stop_requested:
             self.stop_requested = True
             with contextlib.suppress(OSError):
-                os.write(self._signals, bytes([signal.SIGTERM]))
+                os.write(self._signal_pipe[1], bytes([signal.SIGTERM]))
             _write(report.message())
 
 

@@ -39,10 +39,12 @@ class Settings(NamedTuple):
     """Where the rank leaves its marks."""
     private: bool
     """Whether the folder is this rank's own, and goes with it."""
+    page: int
+    """File descriptor of the status page: it stays when the folder is deleted, as by a cleaner of /tmp."""
     launch: str
-    """addresses:port:token of `dslpar launch`; empty: it reads the folder, or there is none."""
-    token: str
-    """That other guards must send to the hub."""
+    """addresses:port of `dslpar launch`; empty: it reads the folder, or there is none."""
+    secret: str
+    """The job's, by which guards and `dslpar launch` know each other; of rank 0's guard, what the hub asks for."""
     signals: int
     """File descriptor that gets a byte at each signal that the rank handles."""
     loopback: bool
@@ -57,7 +59,7 @@ class RankProcess:
     def __init__(self, settings: Settings) -> None:
         self.who = Rank(settings.rank, settings.world_size, settings.host, settings.pid)
         self.folder = Path(settings.folder)
-        self.page = StatusPage(self.folder / f"{settings.rank}.board")
+        self.page = StatusPage(settings.page)
         self.stop_deadline_s = self.kill_deadline_s = self._first_sigterm_s = _NEVER
         self._marks: set[str] = set()
         """The names of marks that were seen, or left for the rank."""

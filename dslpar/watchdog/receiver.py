@@ -1,87 +1,144 @@
 """Receiver: where the guards of ranks on other hosts bring their marks, into a folder here, as ranks of this host leave
 them.
 
-with Receiver(folder, addresses=("10.0.0.1",)) as receiver:
-    receiver.variable                   # DSLPAR_REPORTS: tcp://10.0.0.1:4711/TOKEN
+with Receiver(folder, range(8), ("10.0.0.1",), Path("/shared/run/.secret")) as receiver:
+    receiver.variable                   # DSLPAR_REPORTS: tcp://10.0.0.1:4711/shared/run/.secret
     receiver.poll()                     # often: takes what has come
     receiver.send_stop(signal.SIGTERM)  # every guard sends it to its rank
+
+Ranks read the job's secret from that file, which their user alone may read: a variable passes through launchers, ssh
+and shells, whose arguments every user of a host sees. The file is there as long as the receiver is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-import secrets
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import quote, unquote
 
-from dslpar.watchdog import marks, protocol
+from dslpar.watchdog import authentication, marks, messages, protocol
+from dslpar.watchdog.authentication import Key
+from dslpar.watchdog.peers import LAUNCH
 from dslpar.watchdog.protocol import Connection, Poller
+from dslpar.watchdog.server import Server
 
+_VARIABLE = re.compile(r"tcp://([^/]+:\d{1,5})(/.*)")
 _SILENCE_S = 4.0
 """After which a guard counts no more; they beat once a second."""
-_MARK = re.compile(r"\d+\.[a-z]+")
 
 
 class Receiver:
-    """A server without a thread of its own, in use until the end of a `with`."""
+    """A server without a thread of its own, in use until the end of a `with`.
 
-    def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
-        self.folder, self.addresses, self.token = folder, addresses, secrets.token_hex(16)
-        protocol.raise_file_limit()
-        self._poller = Poller()
-        self._server = self._poller.serve(partial(self._receive, known=False), loopback=False)
-        self._connections: list[Connection] = []
+    `ranks`: whose guards may connect. `addresses`: at which they find it. `loopback`: whether all are on this host.
+    `secret_file`: written here, on a file system that all hosts share.
+
+    Raises:
+        OSError: the secret cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, ranks: range, addresses: Sequence[str], secret_file: Path, *, loopback: bool = False
+    ) -> None:
+        self.folder, self.addresses = folder, addresses
         self.met: set[int] = set()
         """Ranks whose guards have connected; of others, behind a firewall, nothing is known."""
+        self._told: set[int] = set()
+        """Ranks of whose guards it was said that they do not send messages."""
+        self._secret_file = secret_file.absolute()
+        secret = authentication.new_secret()
+        authentication.write_secret(self._secret_file, secret)
+        protocol.raise_file_limit()
+        self._poller = Poller()
+        args = (self._poller, Key(secret, LAUNCH), ranks, messages.TO_LAUNCH, self._join, _refuse)
+        self._server = Server(*args, loopback=loopback)
         self._stop_signal: int | None = None
 
     @property
     def variable(self) -> str:
         """What DSLPAR_REPORTS is to be on every host."""
-        return f"tcp://{','.join(self.addresses)}:{self._server.getsockname()[1]}/{self.token}"
+        return f"tcp://{','.join(self.addresses)}:{self._server.port}{quote(str(self._secret_file))}"
 
     def __enter__(self) -> Receiver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
-        for connection in self._connections:
-            connection.close()
         self._server.close()
         self._poller.close()
+        with contextlib.suppress(OSError):  # the folder may be gone
+            self._secret_file.unlink()
 
-    def poll(self) -> None:
-        """Take what has come."""
-        self._poller.poll(0)
-        for connection in self._connections:
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take what has come, and comes within that time: the guards of a large job all come at once."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._poller.poll(max(0.0, deadline - time.monotonic()))
+            self._server.expire()
+            if time.monotonic() >= deadline:
+                break
+        for connection in self._server.connections.values():
             connection.flush()
 
     def send_stop(self, number: int) -> None:
         """Have every guard send its rank a signal, also those that connect later."""
         self._stop_signal = number
-        for connection in self._connections:
+        for connection in self._server.connections.values():
             connection.send({"stop": number})
 
     @property
     def connected(self) -> int:
         """Count the guards that are there now; one whose host is gone never says good-bye."""
-        return sum(time.monotonic() - connection.received_s < _SILENCE_S for connection in self._connections)
+        here = [connection for connection in self._server.connections.values() if connection.open]
+        return sum(time.monotonic() - connection.received_s < _SILENCE_S for connection in here)
 
-    def _receive(self, connection: Connection, *, known: bool) -> None:
+    def _join(self, connection: Connection) -> None:
+        self.met.add(connection.rank)
+        self._poller.watch(connection, partial(self._receive, connection))
+        if self._stop_signal is not None:
+            connection.send({"stop": self._stop_signal})
+
+    def _receive(self, connection: Connection) -> None:
         for message in connection.receive():
-            if not known and message.get("hello") != self.token:
-                connection.close()
-            elif not known:
-                known = True
-                self.met.add(int(message.get("rank", -1)))
-                self._connections.append(connection)
-                self._poller.watch(connection, partial(self._receive, connection, known=True))
-                if self._stop_signal is not None:
-                    connection.send({"stop": self._stop_signal})
-            elif "mark" in message and _MARK.fullmatch(name := str(message["mark"])):  # in the folder, nowhere else
-                marks.write(self.folder, name, str(message["text"]))
+            if "mark" in message and not self._keep(connection.rank, message["mark"], message.get("text", "")):
+                connection.open, connection.sent_nonsense = False, True
+                break
         if not connection.open:
-            self._connections = [other for other in self._connections if other is not connection]
             self._poller.drop(connection)
+            if connection.sent_nonsense and connection.rank not in self._told:
+                self._told.add(connection.rank)
+                _log(f"closes the connection to the guard of rank {connection.rank}: {protocol.NONSENSE}")
+
+    def _keep(self, rank: int, name: str, text: str) -> bool:
+        """Write a mark to the folder; return False if it is none that this rank's guard may leave."""
+        number, _, kind = name.partition(".")
+        mark = marks.parse(kind, text)
+        own = int(number) == rank or kind == "verdict"  # a guard may find out about another's rank
+        if mark is None or not own or marks.rank_of(mark) not in (int(number), None):
+            return False
+        with contextlib.suppress(OSError):  # the folder is gone: a cleaner's work
+            marks.write(self.folder, f"{int(number)}.{kind}", text)
+        return True
+
+
+def read_variable(text: str) -> tuple[str, str] | None:
+    """Return addresses:port, and the secret, of a receiver's variable; None: it is another one, a folder.
+
+    >>> read_variable("tcp://10.0.0.1,10.1.0.1:4711/no/such/file")
+    ('10.0.0.1,10.1.0.1:4711', '')
+    """
+    match = _VARIABLE.fullmatch(text)
+    return (match[1], authentication.read_secret(unquote(match[2]))) if match else None
+
+
+def _refuse(address: str) -> None:
+    _log(f"refuses a stranger at {address}, which does not know this job's secret")
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"dslpar launch: {text}\n")

@@ -8,7 +8,10 @@ import time
 import traceback
 from types import TracebackType
 
+from dslpar.watchdog import messages
 from dslpar.watchdog.marks import Kind, Rank, Report
+
+_MAX_LINE = 500
 
 
 def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType | None) -> Report:
@@ -16,8 +19,8 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
     kind: Kind = "consequence" if is_lost_peer(error) else "cause"
     if isinstance(error, KeyboardInterrupt):  # it may have come while a peer went, for the same reason
         kind = "interrupt"
-    line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
+    text = messages.cut("".join(traceback.format_exception(type(error), error, trace)))
     return Report(who, kind, time.time(), line, text + advice(error), at)
 
 

@@ -98,7 +98,10 @@ def _text(stored: bytes) -> str:
 
 
 class StatusPage:
-    """One rank's page. Its guard writes `ending`, `port` and `rank_0_left`; the rank writes the rest."""
+    """One rank's page. Its guard writes `ending`, `port` and `rank_0_left`; the rank writes the rest.
+
+    `file`: its path, or a descriptor of the open file, which stays open.
+    """
 
     # Numbers lie at multiples of their size, so that one store writes them: the other process sees the old or the new.
     num_entries = _Field("<Q", 0, int)
@@ -118,13 +121,13 @@ class StatusPage:
     location = _Field("192s", 128, _text)
     """The rank's stage and coordinates in the mesh."""
     hub = _Field("512s", 512, _text)
-    """The `address:port:token` of rank 0's guard; empty until it is known."""
+    """The `address:port:secret` of rank 0's guard; empty until it is known."""
 
-    def __init__(self, path: Path, *, make: bool = False) -> None:
-        if make:
-            path.write_bytes(bytes(_SIZE))
-        with open(path, "r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), _SIZE)
+    def __init__(self, file: Path | int, *, make: bool = False) -> None:
+        if make and isinstance(file, Path):
+            file.write_bytes(bytes(_SIZE))
+        with open(file, "r+b", closefd=isinstance(file, Path)) as opened:
+            self.memory = mmap.mmap(opened.fileno(), _SIZE)
 
     def enter(self, phase: str, step: int = 0, limit_s: float | None = None) -> None:
         """Enter another phase, or step, of the run."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dslpar.watchdog import messages
 from dslpar.watchdog.marks import Rank, Verdict
 from dslpar.watchdog.peers import SILENCE_S, Peer
 from dslpar.watchdog.status_page import Progress
@@ -27,7 +28,7 @@ class Failure(NamedTuple):
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
     """Make a verdict, now. `number`: the signal that ended the rank."""
-    return Verdict(rank._replace(pid=0), time.time(), how, text, at, number)
+    return Verdict(rank._replace(pid=0), time.time(), how, messages.cut(text), at, number)
 
 
 def of_death(rank: Rank, at: str, status: int | None, stack: str, *, exited: bool) -> Verdict:
@@ -63,6 +64,8 @@ def of_silent_host(own: Rank, host: str, peers: Sequence[Peer], own_progress: Pr
     late = [peer for peer in on_host if now - peer.received_s > SILENCE_S / 2]
     first, whole = late[0], len(late) == len(on_host) and host != own.host
     rest = "though its host is not"
+    if not first.is_connected:
+        rest = "since its guard is gone: that was killed, and the rank has started no other"
     if whole:
         ranks = _first_few([str(peer.rank) for peer in late])
         others = other_silent_hosts(own.host, host, peers, now)

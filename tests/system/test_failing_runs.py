@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -105,6 +107,27 @@ def test_a_disk_that_breaks_as_a_checkpoint_is_due_ends_the_run(
     assert status == 1, said
     assert "CKP230 disk-full: cannot write to " in said
     assert "[Errno 5] Input/output error" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_folder_that_is_deleted_in_mid_run_is_told_and_the_step_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = loop.write_record
+
+    def write_and_delete(file: TextIO, record: loop.Record) -> None:
+        write(file, record)
+        if record["step"] == 2:
+            shutil.rmtree(tmp_path / "out")
+
+    monkeypatch.setattr(loop, "write_record", write_and_delete)
+    words = ("--config", str(write_config(tmp_path)), f"train.output_dir={tmp_path / 'out'}", "train.steps=9")
+    status, said = train_alone(*words)
+    assert status == 1, said
+    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    assert saved.name == "step_000002"
+    assert f"CKP231 run-folder-gone: {tmp_path / 'out'} was deleted or moved while the run wrote to it" in said
+    assert f"; step 2 is saved in {saved}" in said
     assert "Traceback" not in said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
-from dslpar.watchdog import first_failure, processes, rank_monitor, reports
+from dslpar.watchdog import first_failure, marks, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, free_port, write_config
 
 PYTHON = sys.executable
@@ -384,15 +385,18 @@ launch = commands.prepare(Request("deepspeed", 1, ()), facts)
 commands.with_environ = lambda launch, more: launch._replace(
     commands=(Command({{"SUPERVISED": {mark!r}, **more}}, ({python!r}, "-c", {launcher!r})), *{others})
 )
+launch = launch._replace(remote={remote})
 sys.exit(supervise.run(launch, job))
 """
 
 
-def supervised(tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()") -> subprocess.Popen[str]:
+def supervised(
+    tmp_path: Path, launcher: str, config: str = CONFIG, others: str = "()", *, remote: bool = False
+) -> subprocess.Popen[str]:
     """`dslpar launch` over a program that launches badly, and `others`; its processes have SUPERVISED=tmp_path."""
     path = str(write_config(tmp_path, config))
     paths = {"root": str(ROOT), "mark": str(tmp_path), "folder": str(tmp_path), "config": path}
-    code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others)
+    code = SUPERVISED.format(**paths, python=PYTHON, launcher=launcher, others=others, remote=remote)
     return subprocess.Popen([PYTHON, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
@@ -514,6 +518,43 @@ def test_a_launcher_that_fails_by_itself(tmp_path: Path, launcher: str, status: 
     process = supervised(tmp_path, launcher)
     assert process.communicate(timeout=20)[1].startswith(f"dslpar launch: the launcher {said}; what it and the ranks")
     assert process.returncode == status
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_255_is_no_signal(tmp_path: Path, remote: bool) -> None:
+    """It is ssh's own, for a connection that was lost; SIGHUP, says DeepSpeed's arithmetic."""
+    process = supervised(tmp_path, "import sys; sys.exit(255)", remote=remote)
+    ssh = ", which is ssh's own where a connection was lost, or never made" if remote else ""
+    said = process.communicate(timeout=20)[1]
+    assert said.startswith(f"dslpar launch: the launcher ended with status 255{ssh}; what it and")
+    assert process.returncode == 255
+
+
+def test_a_job_outlives_the_folder_of_its_reports(tmp_path: Path) -> None:
+    """A cleaner of /tmp deletes it in the middle: the job goes on, and how it ends is told."""
+    gone = "import shutil; shutil.rmtree(marks)\n"
+    process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=gone, saved="there"))
+    wait_for(tmp_path / "ready")
+    time.sleep(0.5)
+    assert process.poll() is None
+    (tmp_path / "leave").touch()
+    said = process.communicate(timeout=10)[1].splitlines()
+    assert re.fullmatch(
+        r"dslpar launch: /.*/dslpar_reports_\w+ was deleted while the job runs, and is made anew.*", said[0]
+    )
+    assert said[1].startswith("dslpar launch: stopped after step 7: checkpoint saved in there")
+    assert process.returncode == 75
+
+
+def test_a_cleaner_of_tmp_spares_the_folder_of_a_job(tmp_path: Path) -> None:
+    """systemd-tmpfiles takes each directory's lock before it deletes what is old there, or passes it over."""
+    held = marks.lock_folder(tmp_path)
+    cleaner = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(held)
+    fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(cleaner)
 
 
 @pytest.mark.parametrize(("text", "when"), [('{"step": 4}\n{"st', ", after step 4"), ('{"step": 4}\n\0\0\n', "")])

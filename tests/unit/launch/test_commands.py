@@ -20,6 +20,10 @@ from dslpar.core.errors import DslparError
 from dslpar.launch import supervise
 from dslpar.launch.commands import default_launcher, prepare, with_environ
 from dslpar.launch.local_facts import find_local_facts
+from dslpar.linter import check
+from dslpar.watchdog import rank_monitor
+from dslpar.watchdog.receiver import Receiver, read_variable
+from tests.support.runs import CONFIG
 
 HERE = LocalFacts(
     programs={name: name for name in ("python", "deepspeed", "mpirun", "srun", "torchrun", "pdsh", "ssh")},
@@ -160,11 +164,49 @@ def test_a_user_on_a_host_is_no_part_of_its_address() -> None:
     assert "--master_addr node1 " in lines("torchrun", "me@node1 slots=8\nme@node2 slots=8\n")[0]
 
 
+def receiver_of(made: Launch, folder: Path) -> Receiver:
+    (folder / "cfg.py").write_text(CONFIG)
+    job = check.resolve(str(folder / "cfg.py"), 1, [f"train.output_dir={folder / 'my out'}"])
+    return supervise._receiver(made, job, folder)
+
+
 def test_reports_come_back_from_hosts_with_a_user(tmp_path: Path) -> None:
     """Our addresses are looked for by the hosts' names alone."""
     made = launch("torchrun", f"me@{socket.gethostname()} slots=8\nme@node2.invalid slots=8\n")
-    with supervise._receiver(made, tmp_path) as receiver:
+    with receiver_of(made, tmp_path) as receiver:
         assert receiver.addresses
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_secret_is_in_a_file_that_its_owner_alone_may_read(launcher: str, tmp_path: Path) -> None:
+    """Command lines are for all users of a host to see: mpirun's `-x`, pdsh's `export`, ssh's and its shell's `env`."""
+    made = launch(launcher, f"{socket.gethostname()} slots=8\nnode2.invalid slots=8\n", facts_for(launcher))
+    with receiver_of(made, tmp_path) as receiver:
+        (path,) = (tmp_path / "my out").iterdir()
+        secret = path.read_text()
+        assert len(secret) == 32
+        assert path.stat().st_mode & 0o777 == 0o600
+        carried = with_environ(made, {rank_monitor.REPORTS: receiver.variable})
+        lines = "".join(command.shell() for command in carried.commands).replace("%%", "%")  # doubled for pdsh
+        assert receiver.variable in lines
+        assert secret not in lines
+        assert read_variable(receiver.variable) == (receiver.variable.split("/")[2], secret)
+    assert not path.exists()
+
+
+def test_an_output_folder_that_cannot_be_written_to_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "my out").touch()
+    with pytest.raises(DslparError, match="HST214"):
+        receiver_of(launch("torchrun", "node1 slots=1\nnode2 slots=1\n"), tmp_path)
+
+
+def test_ranks_of_this_host_alone_report_by_loopback(tmp_path: Path) -> None:
+    """Started without ssh, a host at a time: each has its own `dslpar launch`."""
+    facts = HERE._replace(local_hosts=frozenset({"node1"}))
+    made = launch("torchrun", TWO, facts, no_ssh=True, node_rank=0)
+    with receiver_of(made, tmp_path) as receiver:
+        assert receiver.addresses == ("127.0.0.1",)
+        assert receiver._server._socket.getsockname()[0] == "127.0.0.1"
 
 
 def test_an_mpi_that_stands_apart_is_found_on_other_hosts(tmp_path: Path) -> None:

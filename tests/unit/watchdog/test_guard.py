@@ -5,18 +5,16 @@ Real processes and real guards; the ranks do nothing but what a test tells them,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -29,88 +27,8 @@ from dslpar.watchdog.peers import SILENCE_S
 from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
 from dslpar.watchdog.status_page import TOO_LATE, StatusPage
+from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.runs import ROOT
-
-RANK = """\
-import os, pathlib, signal, sys, time
-sys.path.insert(0, {root!r})
-from dslpar.watchdog import rank_monitor
-from dslpar.watchdog.marks import Rank
-rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
-monitor = rank_monitor.monitor_rank(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
-if rank == 0 and world > 1:
-    meeting.with_suffix(".part").write_text("127.0.0.1:%d:%s" % (monitor.guard_port(), monitor.token))
-    meeting.with_suffix(".part").rename(meeting)
-elif rank:
-    while not meeting.exists():
-        time.sleep(0.01)
-    monitor.page.hub = meeting.read_text()
-monitor.page.location = "stage %d (pipe %d, data 0, tensor 0)" % (rank, rank)
-monitor.page.enter("step", 7)
-def wait(seconds):
-    code = "import time\\ndef all_reduce():\\n    time.sleep(%r)\\nall_reduce()" % seconds
-    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), {{}})
-time.sleep(0.5)
-pathlib.Path({folder!r}, "ready%d" % rank).touch()
-{then}
-"""
-WAITS = "wait(600)"
-
-
-class Ranks:
-    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7.
-
-    `launcher`: of rank 0, a program that starts what it is given with Python.
-    """
-
-    def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
-        self.folder, self.mark = folder, f"GUARDED={uuid.uuid4().hex}"
-        name, _, value = self.mark.partition("=")
-        environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS} | {name: value}
-        environ |= {rank_monitor.REPORTS: reports} if reports else {}
-        self.processes = []
-        for rank, code in enumerate(then):
-            text = RANK.format(root=str(ROOT), rank=rank, world=len(then), folder=str(folder), then=code)
-            with open(folder / f"said{rank}", "wb") as said:
-                words = [sys.executable, *([str(launcher)] if launcher and not rank else []), "-c", text]
-                self.processes.append(subprocess.Popen(words, env=environ, stderr=said))
-
-    def __enter__(self) -> Ranks:
-        ends = time.monotonic() + 60
-        while not all((self.folder / f"ready{rank}").exists() for rank in range(len(self.processes))):
-            assert time.monotonic() < ends, [self.said(rank) for rank in range(len(self.processes))]
-            time.sleep(0.02)
-        self.began = time.monotonic()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
-        for pid in processes_with(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self.processes:
-            process.wait(10)
-
-    def statuses(self, seconds: float) -> list[int]:
-        """Of all ranks, when they and their guards are gone, in so many seconds."""
-        codes = [process.wait(seconds) for process in self.processes]
-        ends = time.monotonic() + seconds
-        while processes_with(self.mark):
-            assert time.monotonic() < ends, "a guard stays"
-            time.sleep(0.02)
-        return codes
-
-    def said(self, rank: int) -> str:
-        """By the rank and its guard, on the terminal."""
-        return (self.folder / f"said{rank}").read_text()
-
-    def all_said(self) -> list[str]:
-        """The lines of all."""
-        return [line for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
-
-    def guard_of(self, rank: int) -> int:
-        """Its process."""
-        return next(pid for pid in processes.descendants(self.processes[rank].pid))
-
 
 AT_2 = "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 7]"
 
@@ -137,6 +55,7 @@ def test_an_exception_ends_the_others_in_silence(tmp_path: Path) -> None:
 def test_a_host_that_is_gone(tmp_path: Path, gone: int) -> None:
     """Frozen, with the guards: no packet, no end of a connection. Whoever is left leaves, the hub or the others."""
     with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
+        ranks.wait_until_met()
         for pid in (ranks.guard_of(gone), ranks.processes[gone].pid):
             os.kill(pid, signal.SIGSTOP)
         left = [process for rank, process in enumerate(ranks.processes) if rank != gone]
@@ -199,6 +118,7 @@ def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) ->
 @pytest.mark.prove
 def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
     with Ranks(tmp_path, WAITS, WAITS) as ranks:
+        ranks.wait_until_met()
         hub = ranks.guard_of(0)
         os.kill(hub, signal.SIGSTOP)
         time.sleep(4)
@@ -208,9 +128,25 @@ def test_a_guard_that_was_held_up_accuses_nobody(tmp_path: Path) -> None:
         assert ranks.all_said() == []
 
 
+@pytest.mark.parametrize("hub", ["x", "::", "host:99999:", "host:1:x:y", ":1:", "a" * 300 + ".b:1:", "\x00"])
+def test_what_strangers_write_into_torch_s_store_ends_no_guard(tmp_path: Path, hub: str) -> None:
+    one = guard_of_a_rank(tmp_path, 1, 2)
+    one.rank.page.hub = hub
+    one._connect_to_hub()
+    assert one.state is State.WATCHING
+    one.poller.close()
+
+
+def guard_of_a_rank(folder: Path, rank: int, world: int, *, supervised: bool = False) -> Guard:
+    """The guard of this process."""
+    path = folder / f"{rank}.board"
+    StatusPage(path, make=True)
+    page = os.open(path, os.O_RDWR)
+    return Guard(Settings(rank, world, "host0", os.getpid(), str(folder), False, page, "", "", 0, True, supervised))
+
+
 def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_path: Path) -> None:
-    StatusPage(tmp_path / "1.board", make=True)
-    one = Guard(Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one = guard_of_a_rank(tmp_path, 1, 2)
     one._forgive(60.0)
     one._look_for_silence()
     assert one.state is State.WATCHING
@@ -219,8 +155,8 @@ def test_a_guard_that_was_held_up_before_it_met_the_others_accuses_nobody(tmp_pa
 
 def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its port may be closed between hosts, and training go by another network."""
-    StatusPage(tmp_path / "1.board", make=True).hub = "10.0.0.1:4711:token"
-    one = Guard(Settings(1, 2, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, False))
+    one = guard_of_a_rank(tmp_path, 1, 2)
+    one.rank.page.hub = "10.0.0.1:4711:secret"
     one.link.wanted_s = one.now - SILENCE_S - 1
     one._look_for_silence()
     one._look_for_silence()
@@ -260,22 +196,24 @@ def test_guards_meet_where_the_ranks_do(tmp_path: Path) -> None:
 
 
 CROWD = """\
-import json, os, resource, socket, sys
+import os, resource, sys
 sys.path.insert(0, {root!r})
 limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, most))
-from dslpar.watchdog import rank_monitor
+from dslpar.watchdog import messages, protocol, rank_monitor
+from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 80, "host0", os.getpid()), os.environ)
 port = monitor.guard_port()
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 lines = []
 for rank in range(1, 80):
-    lines.append(socket.create_connection(("127.0.0.1", port), 10))
-    hello = dict(hello=monitor.token, rank=rank, who="rank %d" % rank, host="host0", at=["", "", 0])
-    lines[-1].sendall(json.dumps(hello).encode() + b"\\n")
+    key = Key(monitor.secret, "hub")
+    lines.append(protocol.connect("127.0.0.1", port, key, rank=rank, fields=messages.FROM_HUB, timeout_s=10))
+    lines[-1].send(dict(who="rank %d" % rank, host="host0", at=["", "", 0]))
 for line in lines:
-    assert b"rank 0 of 80" in line.recv(4096)
+    line.socket.settimeout(10)
+    assert b"rank 0 of 80" in line.socket.recv(4096)
 """
 
 
@@ -293,7 +231,7 @@ from dslpar.watchdog import rank_monitor
 from dslpar.watchdog.marks import Rank
 monitor = rank_monitor.monitor_rank(Rank(0, 2, "host0", os.getpid()), os.environ)
 (guard,) = pathlib.Path("/proc/self/task/%d/children" % os.getpid()).read_text().split()
-assert monitor.token not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
+assert monitor.secret not in pathlib.Path("/proc", guard, "cmdline").read_text(), "it is for all users to see"
 os.kill(int(guard), signal.SIGTERM)
 assert monitor.guard_port()
 """
@@ -326,6 +264,76 @@ def test_a_job_that_was_suspended_does_not_hang(tmp_path: Path) -> None:
             time.sleep(3 if number == signal.SIGSTOP else 0)
         assert ranks.statuses(10) == [0]
         assert ranks.all_said() == []
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.prove)])
+def test_a_guard_that_is_killed_is_replaced(tmp_path: Path, victim: int) -> None:
+    """The out-of-memory killer takes it as well as a rank. Its rank is well, and the job goes on, watched as before."""
+    with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
+        ranks.wait_until_met()
+        os.kill(ranks.guard_of(victim), signal.SIGKILL)
+        time.sleep(SILENCE_S + 2)
+        assert [process.poll() for process in ranks.processes] == [None] * 3
+        assert ranks.all_said() == [f"{at(victim)} its guard was ended by SIGKILL; another one is started"]
+        os.kill(ranks.processes[2].pid, signal.SIGKILL)
+        assert ranks.statuses(10) == [1, 1, -signal.SIGKILL]
+        assert ranks.all_said()[-1].startswith(f"{AT_2} was the first to end")
+
+
+@pytest.mark.prove
+def test_a_guard_that_is_killed_again_and_again_is_what_the_end_of_the_job_is_put_down_to(tmp_path: Path) -> None:
+    with Ranks(tmp_path, WAITS, WAITS, WAITS) as ranks:
+        ranks.wait_until_met()
+        for number in range(4):
+            os.kill(ranks.guard_of(1), signal.SIGKILL)
+            while ranks.said(1).count("its guard was ended by SIGKILL") <= number:
+                time.sleep(0.05)
+        assert 1 in ranks.statuses(20)
+        assert ranks.said(1).splitlines()[-1] == (
+            f"{at(1)} its guard was ended by SIGKILL, as 3 before it; no other one is started"
+        )
+        how = "is silent for 6 s, since its guard is gone: that was killed, and the rank has started no other"
+        assert ranks.said(0).splitlines()[-1] == f"{at(1)} {how}"
+
+
+def test_a_rank_whose_folder_a_cleaner_has_deleted_is_well(tmp_path: Path) -> None:
+    """Its guard is replaced all the same, and what it fails by is told."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    then = "\nwhile not meeting.with_name('fail').exists(): time.sleep(0.01)\nraise ValueError('wrong')"
+    with Ranks(tmp_path, then, reports=str(reports)) as ranks:
+        shutil.rmtree(reports)
+        os.kill(ranks.guard_of(0), signal.SIGKILL)
+        time.sleep(2)
+        (tmp_path / "fail").touch()
+        assert ranks.statuses(10) == [1]
+        assert ranks.all_said()[0].endswith("its guard was ended by SIGKILL; another one is started")
+        assert ranks.all_said()[-1] == "ValueError: wrong"
+
+
+TERMINATES = """\
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the rank's status is taken at once
+rank = subprocess.Popen([sys.executable, *sys.argv[1:]])
+while not pathlib.Path(__file__).with_name("ready0").exists():
+    time.sleep(0.01)
+rank.terminate()
+time.sleep(2)
+"""
+
+
+def test_a_rank_that_was_told_to_end_before_it_could_promise_anything_is_not_told_as_killed(tmp_path: Path) -> None:
+    """As by torchrun or deepspeed when rank 0 refuses the config; when the guard looks, they have taken the status."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(TERMINATES)
+    with Ranks(tmp_path, WAITS, launcher=launcher) as ranks:
+        assert ranks.statuses(10) == [0]
+        assert ranks.all_said() == []
+
+
+def at(rank: int) -> str:
+    """How lines of a rank of three begin."""
+    return f"[rank {rank} of 3 on host{rank // 2}, stage {rank} (pipe {rank}, data 0, tensor 0), step 7]"
 
 
 def hang(seconds: float = 1.0) -> str:
@@ -443,7 +451,7 @@ def test_a_fork_of_a_rank_has_its_own_signals(tmp_path: Path) -> None:
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[Receiver]:
     (tmp_path / "marks").mkdir()
-    with Receiver(tmp_path / "marks", ("127.0.0.1",)) as server:
+    with Receiver(tmp_path / "marks", range(3), ("127.0.0.1",), tmp_path / "secret", loopback=True) as server:
         yield server
 
 
@@ -500,20 +508,6 @@ def test_ranks_that_have_promised_to_stop_in_order_do_so_when_dslpar_launch_is_g
         assert ranks.all_said() == ["[rank 0 of 1 on host0] ends because `dslpar launch` is gone"]
 
 
-def test_strangers_are_not_heard(tmp_path: Path, receiver: Receiver) -> None:
-    import socket
-
-    port = int(receiver.variable.rpartition(":")[2].partition("/")[0])
-    for hello in (b'{"hello": "guess"}\n', b"GET / HTTP/1.0\r\n\r\n", b'{"mark": "0.born", "text": ""}\n'):
-        with socket.create_connection(("127.0.0.1", port), 5) as stranger:
-            stranger.sendall(hello + b'{"mark": "0.error", "text": "x"}\n')
-            ends = time.monotonic() + 0.3
-            while time.monotonic() < ends:
-                receiver.poll()
-    assert receiver.connected == 0
-    assert list(receiver.folder.iterdir()) == []
-
-
 # ---- the state machine ----
 
 
@@ -568,8 +562,7 @@ def test_every_event_in_every_state(event: Event, state: State, monkeypatch: pyt
 
 def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
     """The rank is gone, and that it failed is found out by the way."""
-    StatusPage(tmp_path / "0.board", make=True)
-    one = Guard(Settings(0, 1, "host0", os.getpid(), str(tmp_path), False, "", "", 0, True, True))
+    one = guard_of_a_rank(tmp_path, 0, 1, supervised=True)
     one.handle(Event.RANK_GONE)
     assert one.state is State.GONE
     assert json.loads((tmp_path / "0.verdict").read_text())[2].startswith("was the first to end")

@@ -1,0 +1,98 @@
+"""Messages of guards: their fields and the types of these; what is anything else is no message.
+
+    guard to hub        who, host, at | at | failed | stuck (reason) | stacks, at | bye
+    hub to guard        who, host, at | at | end, host_lost | show | bye
+    guard to launch     at | mark (name), text
+    launch to guard     stop (signal)
+
+`at` is the beat: location, phase and step of the sender's rank. A message is a line of JSON. Whoever sends one has
+proved to belong to the job (authentication.py); it is checked all the same, so that no line can end who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Message = Mapping[str, Any]
+Check = Callable[[object], bool]
+Fields = Mapping[str, Check]
+"""Each field that a message may have, with the check of its value."""
+
+MAX_TEXT = 1 << 16
+"""Characters of a traceback, or of stacks. In a mark, JSON within JSON, each takes 14 bytes at most."""
+MAX_BYTES = 1 << 20
+"""Of a message: a mark with a text of this length fits."""
+LEFT_OUT = "\n(the rest is left out)\n"
+_MAX_NAME = 1024
+_MAX_STEP = 1 << 62
+_MARK = re.compile(r"\d{1,9}\.(born|error|ended|stopped|verdict)")
+
+
+def cut(text: str) -> str:
+    """Return a text without what is too long for a message."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - len(LEFT_OUT)] + LEFT_OUT
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a text of any number of lines."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT
+
+
+def is_name(value: object) -> bool:
+    """Whether a value is a short text of one line, without control characters."""
+    return isinstance(value, str) and len(value) <= _MAX_NAME and value.isprintable()
+
+
+def is_flag(value: object) -> bool:
+    """Whether a value is a bool."""
+    return isinstance(value, bool)
+
+
+def is_step(value: object) -> bool:
+    """Whether a value is a number of a step."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_STEP
+
+
+def _is_beat(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(is_name, value[:2])) and is_step(value[2])
+
+
+def _is_any_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mark(value: object) -> bool:
+    return isinstance(value, str) and _MARK.fullmatch(value) is not None
+
+
+def _is_stop(value: object) -> bool:
+    return not isinstance(value, bool) and value in (signal.SIGTERM, signal.SIGUSR1)
+
+
+_BEAT: Fields = {"at": _is_beat, "bye": is_flag}
+_NAMES: Fields = {"who": is_name, "host": is_name}
+TO_HUB: Fields = {**_BEAT, **_NAMES, "failed": is_flag, "stuck": is_name, "stacks": is_text}
+FROM_HUB: Fields = {**_BEAT, **_NAMES, "end": is_flag, "host_lost": is_flag, "show": is_flag}
+TO_LAUNCH: Fields = {**_BEAT, "mark": _is_mark, "text": _is_any_text}
+FROM_LAUNCH: Fields = {"stop": _is_stop}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as the line that is sent; lone surrogates, as in names of files, as JSON's own escapes."""
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def decode(line: bytes, fields: Fields) -> Message | None:
+    """Return the message of a line, whatever the line holds; None: it is none."""
+    try:
+        message = json.loads(line.decode())
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    if not isinstance(message, dict):
+        return None
+    valid = all(name in fields and fields[name](value) for name, value in message.items())
+    return message if valid else None

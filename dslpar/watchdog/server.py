@@ -1,0 +1,153 @@
+"""Where guards connect: the hub's server, and that of `dslpar launch`.
+
+    server = Server(poller, Key(secret, "hub"), range(1, 8), TO_HUB, on_join, on_stranger, loopback=False)
+    poller.poll(0.1); server.expire()               # again and again
+    server.connections[3].send({"show": True})      # to rank 3's guard, once it has joined
+
+Whoever connects is authenticated first (authentication.py), and is a stranger until then: of those there are few, the
+oldest makes room for the newest, and each has little time. Then a connection is a rank's, and a rank has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from dslpar.cluster import network
+from dslpar.watchdog import authentication
+from dslpar.watchdog.authentication import STRANGER_BYTES, STRANGER_S, Key
+from dslpar.watchdog.messages import Fields
+from dslpar.watchdog.protocol import Connection, Poller
+
+_MAX_STRANGERS = 64
+"""Beside the ranks of a job, which may all come at once."""
+_MAX_ACCEPTED = 16
+"""Connections that are accepted at a time."""
+
+
+class _Stranger:
+    """Somebody who has connected, and is not authenticated yet."""
+
+    def __init__(self, connection: socket.socket, address: str, now: float) -> None:
+        self.socket, self.address, self.since_s = connection, address, now
+        self.nonce, self.said = authentication.new_secret(), b""
+
+
+class Server:
+    """Where guards connect. `ranks`: those that may. `on_join` is called with each new connection, `on_stranger` with
+    the address of the first that said something, and did not know the secret.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        key: Key,
+        ranks: range,
+        fields: Fields,
+        on_join: Callable[[Connection], None],
+        on_stranger: Callable[[str], None],
+        *,
+        loopback: bool,
+        port: int = 0,
+    ) -> None:
+        self.connections: dict[int, Connection] = {}
+        """By rank; also those that are no longer open."""
+        self._poller, self._key, self._ranks, self._fields = poller, key, ranks, fields
+        self._on_join, self._on_stranger = on_join, on_stranger
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        """The oldest first."""
+        self._told_stranger = False
+        self._socket = _listen(port, loopback=loopback)
+        self._poller.watch(self._socket, self._accept)
+
+    @property
+    def port(self) -> int:
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Close the server and all connections."""
+        for stranger in list(self._strangers):
+            self._dismiss(stranger)
+        for connection in self.connections.values():
+            self._poller.drop(connection)
+        self._poller.drop(self._socket)
+
+    def expire(self) -> None:
+        """Dismiss strangers whose time is up; to be called after each poll."""
+        now = time.monotonic()
+        for file in [file for file, one in self._strangers.items() if now - one.since_s > STRANGER_S]:
+            self._dismiss(file)
+        self._poller.watch(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTED):
+            try:
+                file, address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no file is left, say: until the next `expire`, nobody else is accepted
+                self._dismiss_oldest()
+                self._poller.unwatch(self._socket)
+                return
+            if len(self._strangers) >= _MAX_STRANGERS + len(self._ranks):
+                self._dismiss_oldest()
+            self._greet(file, str(address[0]))
+
+    def _greet(self, file: socket.socket, address: str) -> None:
+        stranger = _Stranger(file, address.removeprefix("::ffff:"), time.monotonic())
+        self._strangers[file] = stranger
+        file.setblocking(False)
+        self._poller.watch(file, partial(self._hear, stranger))
+        with contextlib.suppress(OSError):
+            file.send(authentication.greeting(stranger.nonce))
+
+    def _hear(self, stranger: _Stranger) -> None:
+        """Take what a stranger says, up to the end of a line."""
+        try:
+            data = stranger.socket.recv(STRANGER_BYTES - len(stranger.said))
+        except OSError:
+            data = b""
+        stranger.said += data
+        line, ends, rest = stranger.said.partition(b"\n")
+        if not data and not ends:
+            self._dismiss(stranger.socket)
+        elif ends or len(stranger.said) >= STRANGER_BYTES:
+            verified = authentication.verify(self._key, stranger.nonce, line) if ends and not rest else None
+            if verified is not None and verified[0] in self._ranks:
+                self._admit(stranger, *verified)
+            else:
+                self._dismiss(stranger.socket)
+                if not self._told_stranger:
+                    self._told_stranger = True
+                    self._on_stranger(stranger.address)
+
+    def _admit(self, stranger: _Stranger, rank: int, proof: bytes) -> None:
+        del self._strangers[stranger.socket]
+        self._poller.unwatch(stranger.socket)
+        with contextlib.suppress(OSError):
+            stranger.socket.send(proof)
+        if (old := self.connections.get(rank)) is not None:  # it has lost its connection, and is here again
+            self._poller.drop(old)
+        self.connections[rank] = connection = Connection(stranger.socket, rank, self._fields)
+        self._on_join(connection)
+
+    def _dismiss(self, file: socket.socket) -> None:
+        del self._strangers[file]
+        self._poller.drop(file)
+
+    def _dismiss_oldest(self) -> None:
+        if self._strangers:
+            self._dismiss(next(iter(self._strangers)))
+
+
+def _listen(port: int, *, loopback: bool) -> socket.socket:
+    """Open a server at a port (0: one that the system chooses), on this host alone or on all its addresses."""
+    backlog = 1024  # all guards of a large job connect within a second: the default queue holds 128
+    local = ("127.0.0.1", port)
+    server = socket.create_server(local, backlog=backlog) if loopback else network.listen(port, backlog=backlog)
+    server.setblocking(False)
+    return server

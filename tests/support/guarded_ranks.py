@@ -1,0 +1,108 @@
+"""Ranks with real guards, for tests of these: processes that do nothing but what a test tells them, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from benchmarks.faults import processes_with
+from dslpar.watchdog import processes, rank_monitor
+from tests.support.paths import ROOT
+
+RANK = """\
+import os, pathlib, signal, sys, time
+sys.path.insert(0, {root!r})
+from dslpar.watchdog import rank_monitor
+from dslpar.watchdog.marks import Rank
+rank, world, meeting = {rank}, {world}, pathlib.Path({folder!r}, "hub")
+monitor = rank_monitor.monitor_rank(Rank(rank, world, "host" + str(rank // 2), os.getpid()), os.environ)
+if rank == 0 and world > 1:
+    meeting.with_suffix(".part").write_text("127.0.0.1:%d:%s" % (monitor.guard_port(), monitor.secret))
+    meeting.with_suffix(".part").rename(meeting)
+elif rank:
+    while not meeting.exists():
+        time.sleep(0.01)
+    monitor.page.hub = meeting.read_text()
+monitor.page.location = "stage %d (pipe %d, data 0, tensor 0)" % (rank, rank)
+monitor.page.enter("step", 7)
+def wait(seconds):
+    code = "import time\\ndef all_reduce():\\n    time.sleep(%r)\\nall_reduce()" % seconds
+    exec(compile(code, "site-packages/torch/distributed/distributed_c10d.py", "exec"), {{}})
+time.sleep(0.5)
+pathlib.Path({folder!r}, "ready%d" % rank).touch()
+{then}
+"""
+WAITS = "wait(600)"
+
+
+class Ranks:
+    """The processes of a job, one by one; guards are theirs. `then`: what each does once it is in step 7.
+
+    `launcher`: of rank 0, a program that starts what it is given with Python.
+    """
+
+    def __init__(self, folder: Path, *then: str, reports: str = "", launcher: Path | None = None) -> None:
+        self.folder, self.mark = folder, f"GUARDED={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        environ = {key: text for key, text in os.environ.items() if key != rank_monitor.REPORTS} | {name: value}
+        environ |= {rank_monitor.REPORTS: reports} if reports else {}
+        self.processes = []
+        for rank, code in enumerate(then):
+            text = RANK.format(root=str(ROOT), rank=rank, world=len(then), folder=str(folder), then=code)
+            with open(folder / f"said{rank}", "wb") as said:
+                words = [sys.executable, *([str(launcher)] if launcher and not rank else []), "-c", text]
+                self.processes.append(subprocess.Popen(words, env=environ, stderr=said))
+
+    def __enter__(self) -> Ranks:
+        ends = time.monotonic() + 60
+        while not all((self.folder / f"ready{rank}").exists() for rank in range(len(self.processes))):
+            assert time.monotonic() < ends, [self.said(rank) for rank in range(len(self.processes))]
+            time.sleep(0.02)
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
+        for pid in processes_with(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait(10)
+
+    def statuses(self, seconds: float) -> list[int]:
+        """Of all ranks, when they and their guards are gone, in so many seconds."""
+        codes = [process.wait(seconds) for process in self.processes]
+        ends = time.monotonic() + seconds
+        while processes_with(self.mark):
+            assert time.monotonic() < ends, "a guard stays"
+            time.sleep(0.02)
+        return codes
+
+    def said(self, rank: int) -> str:
+        """By the rank and its guard, on the terminal."""
+        return (self.folder / f"said{rank}").read_text()
+
+    def all_said(self) -> list[str]:
+        """The lines of all."""
+        return [line for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
+
+    def wait_until_met(self) -> None:
+        """Until all guards are at the hub: who is frozen sooner is missed by nobody."""
+        hub, deadline = psutil.Process(self.guard_of(0)), time.monotonic() + 20
+        while sum(one.status == "ESTABLISHED" for one in hub.net_connections("inet")) < len(self.processes) - 1:
+            assert time.monotonic() < deadline, "guards do not meet"
+            time.sleep(0.02)
+        time.sleep(0.5)
+        self.began = time.monotonic()
+
+    def guard_of(self, rank: int) -> int:
+        """Its process."""
+        return next(pid for pid in processes.descendants(self.processes[rank].pid))
