@@ -21,6 +21,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 _LOOPBACKS = (LOCALHOST, "localhost", "::1")
 _GUARD_KEY = "dslpar/guard"
 """Key in torch.distributed's store: where rank 0's guard listens."""
+_MET_KEY = "dslpar/met"
+"""The number of ranks that have come so far."""
+_ANNOUNCE_S = 10.0
+"""How long a rank that cannot run tries to tell the others."""
+_GUARDS_MEET_S = 4.0
+"""In which a guard has connected to rank 0's, and ended its own rank where rank 0 has failed."""
 _TIMEOUT_MARGIN_S = 60.0
 """How much longer torch waits than train.step_timeout, so that the guards report a hang first."""
 _NO_TIMEOUT = timedelta(days=365)
@@ -148,6 +155,8 @@ def setup_distributed(
         MASTER_PORT=str(dist_env.master_port),
     )
     environ.update(_gloo_environment(dist_env, environ))
+    # Before DeepSpeed is imported, which takes as long again: what fails from here on ends the ranks that wait for it.
+    store = _meet(dist_env, environ, monitor) if dist_env.world_size > 1 else None
     logging.disable(logging.WARNING)  # each rank would log which accelerator it found
     import deepspeed
     import torch
@@ -165,12 +174,10 @@ def setup_distributed(
     environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
     accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
     deepspeed_patches.skip_shm_op()
-    alone = dist.HashStore() if dist_env.world_size == 1 else None  # type: ignore[attr-defined]  # needs no port
     backend = accelerator.communication_backend_name()
+    store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
     # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there.
-    dist.init_process_group(backend, store=alone, rank=dist_env.rank, world_size=dist_env.world_size)
-    if monitor is not None and dist_env.world_size > 1:
-        _connect_guards(dist_env, monitor, dist.distributed_c10d._get_default_store())
+    dist.init_process_group(backend, store=store, rank=dist_env.rank, world_size=dist_env.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
@@ -224,6 +231,57 @@ def _gloo_environment(dist_env: DistributedEnv, environ: Mapping[str, str]) -> d
         interface = network.interface_to(dist_env.master_addr)
     interface = interface or network.interface_outwards()  # on rank 0's host, its own name may mean a loopback
     return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def _meet(
+    dist_env: DistributedEnv,
+    environ: Mapping[str, str],
+    monitor: RankMonitor | None,
+    timeout: timedelta | None = None,
+) -> Store:
+    """Join torch's store and connect the guards, without waiting for any rank but rank 0.
+
+    torch's own rendezvous waits until all ranks are there, for half an hour: one that fails on its way would keep the
+    others there, wherever no launcher ends them (on other hosts; under `srun` without --kill-on-bad-exit). So guards
+    meet first, one by one, and torch's process group waits under their eyes.
+    """
+    import torch.distributed as dist
+
+    serves = dist_env.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun's agent serves it
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+        *(dist_env.master_addr, dist_env.master_port, dist_env.world_size, serves),
+        timeout=timeout or dist.distributed_c10d.default_pg_timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    if monitor is not None:
+        _connect_guards(dist_env, monitor, store)
+    store.add(_MET_KEY, 1)
+    return store
+
+
+def announce_failure(dist_env: DistributedEnv, environ: Mapping[str, str], monitor: RankMonitor) -> bool:
+    """Bring the guard of a rank that cannot run to the others' guards, unless a launcher ends all that wait for it.
+
+    Rank 0 then waits a while for the others, since they meet at its host. Any other rank is ended meanwhile if rank 0
+    has failed as well. Returns whether a mark that this rank leaves now ends the others.
+    """
+    ended_by_launcher = dist_env.local_size == dist_env.world_size and "SLURM_PROCID" not in environ
+    if dist_env.world_size == 1 or ended_by_launcher:
+        return False
+    try:
+        store = _meet(dist_env, environ, monitor, timedelta(seconds=_ANNOUNCE_S))
+    except RuntimeError:  # an error of torch's of the network: rank 0 is not there
+        return False
+    deadline = time.monotonic() + _ANNOUNCE_S
+    while dist_env.rank == 0 and store.add(_MET_KEY, 0) < dist_env.world_size and time.monotonic() < deadline:
+        time.sleep(0.05)
+    deadline = time.monotonic() + (_GUARDS_MEET_S if dist_env.rank else _GUARDS_MEET_S / 4)
+    while time.monotonic() < deadline:
+        if monitor.page.ending:
+            monitor.wait_for_end()
+        time.sleep(0.02)
+    return True
 
 
 def _connect_guards(dist_env: DistributedEnv, monitor: RankMonitor, store: Store) -> None:

@@ -90,10 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         status, request = load_and_lint(sys.argv[1:] if argv is None else argv, dist_env)
     if request is not None:
         return run_rank(request, dist_env, rank_monitor)
-    if status and dist_env.rank:
-        time.sleep(_BEFORE_START_WAIT_S)  # rank 0 most often says the same, and the launcher ends this one
-        sys.stderr.write(f"{rank_monitor.location} cannot run:\n{muted.getvalue()}")
+    if status:
+        _end_before_start(dist_env, rank_monitor, muted.getvalue())
     return status
+
+
+def _end_before_start(dist_env: DistributedEnv, rank_monitor: RankMonitor, findings: str) -> None:
+    """Say why this rank cannot run, if rank 0 does not say the same, and end the ranks that wait for it elsewhere."""
+    began = time.monotonic()
+    met = bootstrap.announce_failure(dist_env, os.environ, rank_monitor)
+    if dist_env.rank:
+        if not met:  # rank 0 most often says the same, and the launcher ends this one
+            time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))
+        sys.stderr.write(f"{rank_monitor.location} cannot run:\n{findings}")
+    if met:
+        rank_monitor.mark_failed("cannot run", findings or "what it has said above\n")
+        time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on, and ends this rank as well
 
 
 def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:

@@ -181,6 +181,16 @@ class RankMonitor:
         self.mark("stopped", json.dumps(Stopped(step, saved, self.page.status)))
         return self.page.status
 
+    def mark_failed(self, error: str, text: str) -> None:
+        """Leave the mark of a rank that has said why it fails: its guard then ends the others, and this one."""
+        report = Report(self.who, "cause", time.time(), error, text, self.page.progress().describe())
+        self.mark("error", json.dumps(report))
+
+    def wait_for_end(self) -> NoReturn:
+        """Wait for `watch` to end this process, as its guard has ordered."""
+        while True:
+            time.sleep(_POLL_S)
+
     def wait_for_rank_0(self, timeout_s: float) -> None:
         """Wait until rank 0 has left, as its guard tells ours; at most so long."""
         deadline = time.monotonic() + timeout_s
