@@ -48,7 +48,7 @@ from dslpar.checkpoint.index import (
     tensor_path,
 )
 from dslpar.checkpoint.shards import Master, ParameterGroup, ParameterShard
-from dslpar.checkpoint.slices import Piece, num_elements
+from dslpar.checkpoint.slices import Piece
 from dslpar.checkpoint.tensor_file import DTYPES, dtype_name, torch_bytes, write_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import raise_finding
@@ -261,7 +261,7 @@ def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout:
 
 
 def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
-    """Fill the optimizer's tensors and scalars, and the model's weights where `after_load` does not cast them."""
+    """Fill the optimizer's tensors and scalars, and weights that it does not train; `after_load` casts the others."""
     with_scalars: set[int] = set()
     for shard in sorted(parameters, key=shards.step_order):
         name = _stored_name(shard, same_layout)
@@ -279,8 +279,6 @@ def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShar
                 }
                 shards.set_scalars(shard.master, scalars)
                 with_scalars.add(id(shard.master.tensor))
-        if hasattr(shard.parameter, "_hp_mapping"):  # ZeRO 1 and 2: a shard is not what the model computes with
-            _copy_flat(shard.parameter, reader.fragment(name, "", shard.box, 0, num_elements(shard.box)))
 
 
 def _fill_states(shard: ParameterShard, master: Master, entry: Entry, name: str, reader: TensorReader) -> None:

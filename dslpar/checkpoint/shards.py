@@ -316,16 +316,19 @@ def before_load(engine: Engine) -> None:
 
 
 def after_load(engine: Engine) -> None:
-    """Cast the masters to the weights that the model computes with; of ZeRO 1 and 2 the caller sets these.
+    """Cast the masters to the weights that the model computes with. All ranks must call it together.
 
-    ZeRO 3 then gathers its persistent parameters again, and drops the secondary copies of zero_hpz_partition_size. All
-    ranks must call it together.
+    ZeRO 1 and 2 gather these from the data ranks, as after a step: each has read its own shard alone, where reading
+    all of the weights would take as many times as much from the disk as there are data ranks. ZeRO 3 gathers its
+    persistent parameters again, and drops the secondary copies of zero_hpz_partition_size.
     """
     optimizer: Any = engine.deepspeed.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         for sub_group in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(sub_group)
         optimizer.checkpoint_event_epilogue()
+    elif hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()
     elif hasattr(optimizer, "fp32_groups_flat"):
         for weights, masters in zip(optimizer.fp16_groups_flat, optimizer.fp32_groups_flat, strict=True):
             weights.data.copy_(masters.data)

@@ -129,6 +129,37 @@ def test_each_replica_has_its_own_statistics_again(tmp_path: Path) -> None:
         assert all(torch.equal(value, others[name]) for name, value in buffers.items())
 
 
+def _elements_read(job: Job) -> dict[str, int]:
+    """Elements that this rank takes from the tensor files of a checkpoint, by state ("" is the weight)."""
+    from dslpar.checkpoint.tensor_reader import TensorReader
+
+    read: dict[str, int] = {}
+    fragment = TensorReader.fragment
+
+    def counting(self: TensorReader, name: str, key: str, *where: Any) -> torch.Tensor:
+        piece = fragment(self, name, key, *where)
+        read[key] = read.get(key, 0) + piece.numel()
+        return piece
+
+    TensorReader.fragment = counting  # type: ignore[method-assign]  # in this forked rank alone
+    run(job, 2)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype"), [(1, "fp32"), (2, "bf16"), pytest.param(2, "fp32", marks=pytest.mark.prove)]
+)
+def test_each_data_rank_reads_its_own_shard_alone(tmp_path: Path, stage: int, dtype: Any) -> None:
+    precision = schema_sections.Precision(dtype=dtype)
+    job = job_of(tmp_path, 2, zero=schema_sections.Zero(stage=stage), precision=precision)
+    on_ranks(2, run, job, 2, init="deepspeed")
+    counted = on_ranks(2, _elements_read, job, init="deepspeed")
+    shards = {key: [rank[key] for rank in counted] for key in counted[0]}
+    assert set(shards) == {"", "exp_avg", "exp_avg_sq"}
+    assert len({sum(sizes) for sizes in shards.values()}) == 1, "weights no more often than what is sharded anyway"
+    assert abs(shards[""][0] - shards[""][1]) <= 64, "halves, but for padding"
+
+
 PIPE = schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2))
 
 
