@@ -271,6 +271,8 @@ def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | N
         hint = "train first, or name the folder of a run, train.output_dir=..."
         key = "train.output_dir"
         raise_finding("CKP206", message, hint, job.path, key)
+    if stored is not None and request.trains:
+        session.prune(job, stored)
     if not request.trains or request.is_complete(stored):
         return stored, None
     session.prepare_folder(job, stored)

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 
 from dslpar import checkpoint
-from dslpar.checkpoint import Checkpoint
+from dslpar.checkpoint import Checkpoint, writer
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.collectives import Axis
@@ -136,10 +136,13 @@ class Session:
             DslparError: on every rank, if rank 0 cannot write there.
         """
         # A checkpoint of another run does not make what is in this folder ours to continue.
-        checkpoints = Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
-        resumed = stored is not None and Path(stored.path).parent.resolve() == checkpoints
-        archived = () if resumed else names
+        archived = () if stored is not None and _is_in_its_folder(job, stored) else names
         self._on_rank_0(lambda: run_dir.prepare_run_folder(job, self.config, archived))
+
+    def prune(self, job: Job, stored: Checkpoint) -> None:
+        """Remove what a leg that was killed between publishing its last checkpoint and removing the oldest has left."""
+        if self.world.index == 0 and _is_in_its_folder(job, stored):
+            writer.prune(Path(stored.path).parent, job.spec.checkpoint.keep, stored.step)
 
     def _on_rank_0(self, action: Callable[[], Value]) -> None:
         """Run `action` on rank 0; its findings are raised on every rank."""
@@ -172,6 +175,11 @@ class Session:
         saved = checkpoint.save(engine, self.text)
         log.info("checkpoint of step %d in %s", engine.steps_done, saved)
         return saved
+
+
+def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:
+    """Whether a checkpoint is in the folder of its own run, not of another that this one begins from."""
+    return Path(stored.path).parent.resolve() == Path(job.output_dir, run_dir.CHECKPOINTS).resolve()
 
 
 def any_rank(engine: Engine, *flags: bool) -> list[bool]:

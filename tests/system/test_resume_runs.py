@@ -155,6 +155,18 @@ def test_a_complete_run_says_so(trained: Path) -> None:
     assert touched == set()
 
 
+def test_what_a_kill_has_left_over_keep_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    """Between publishing a checkpoint and removing the oldest there is a moment; a complete run saves no more."""
+    words = ("train.steps=3", "train.save_interval=1")
+    done = ended(command(tmp_path, *words, "checkpoint.keep=3"))
+    assert done.status == 0, done.output
+    there = tmp_path / "out" / "checkpoints"
+    assert sorted(path.name for path in there.iterdir()) == ["step_000001", "step_000002", "step_000003"]
+    done = ended(command(tmp_path, "--resume", *words, "checkpoint.keep=2"))
+    assert "complete" in done.output
+    assert sorted(path.name for path in there.iterdir()) == ["step_000002", "step_000003"]
+
+
 def test_another_run_s_checkpoint_is_refused_at_the_key(trained: Path) -> None:
     done, touched = again(trained, "--resume", "train.seed=7", "model.dropout=0.2", "batch.global_size=16")
     assert done.status == 1
