@@ -105,4 +105,5 @@ class Ranks:
 
     def guard_of(self, rank: int) -> int:
         """Its process."""
-        return next(pid for pid in processes.descendants(self.processes[rank].pid))
+        below = processes.descendants(self.processes[rank].pid)
+        return next(pid for pid in below if "guard.main()" in " ".join(processes.command_line(pid)))

@@ -89,6 +89,7 @@ def test_a_launcher_that_waits_for_a_host_that_is_gone_is_ended(tmp_path: Path, 
     launcher = tmp_path / "prterun"
     launcher.write_text(LAUNCHER.format(deaf="signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""))
     with Ranks(tmp_path, WAITS, WAITS, WAITS, launcher=launcher) as ranks:
+        ranks.wait_until_met()
         for pid in (ranks.guard_of(2), ranks.processes[2].pid):
             os.kill(pid, signal.SIGSTOP)
         assert ranks.processes[0].wait(20) == (-signal.SIGKILL if deaf else -signal.SIGTERM)
@@ -109,7 +110,7 @@ def _is_stopped(pid: int) -> bool:
 def test_what_was_last_heard_is_not_taken_for_where_a_rank_is(tmp_path: Path) -> None:
     """A step may be shorter than the time between beats: the hub's own step tells."""
     then = "monitor.page.enter('step', 900); wait(600)"
-    quick = "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
+    quick = "time.sleep(1.5); os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), signal.SIGSTOP); "
     with Ranks(tmp_path, then, then, quick + then) as ranks:
         ranks.processes[0].wait(15)
         assert "[rank 2 of 3 on host1, stage 2 (pipe 2, data 0, tensor 0), step 900] is silent for 6 s" in ranks.said(0)
@@ -288,7 +289,7 @@ def test_a_guard_that_is_killed_again_and_again_is_what_the_end_of_the_job_is_pu
             os.kill(ranks.guard_of(1), signal.SIGKILL)
             while ranks.said(1).count("its guard was ended by SIGKILL") <= number:
                 time.sleep(0.05)
-        assert 1 in ranks.statuses(20)
+        assert [ranks.processes[rank].wait(20) for rank in (0, 2)] == [1, 1], "the other one is its launcher's to end"
         assert ranks.said(1).splitlines()[-1] == (
             f"{at(1)} its guard was ended by SIGKILL, as 3 before it; no other one is started"
         )
