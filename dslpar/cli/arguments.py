@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import find_project
+from dslpar.core.visible import json_text
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
@@ -180,9 +181,7 @@ def print_findings(findings: Sequence[Finding], sources: Mapping[str, str]) -> N
 
 def print_json(value: object) -> None:
     """Print a value to stdout as indented JSON."""
-    import json
-
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    sys.stdout.write(json_text(value))
 
 
 def resolve_or_print(config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str]) -> Job | None:

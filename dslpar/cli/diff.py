@@ -7,6 +7,7 @@ import sys
 
 from dslpar.cli import arguments
 from dslpar.core.project import add_trust
+from dslpar.core.visible import visible
 from dslpar.provenance import text as provenance_text
 from dslpar.provenance.differences import compare, not_compared, of_what_runs
 from dslpar.provenance.subject import Subject
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not (left.sound and right.sound):
         return 2
     if unknown := not_compared(left, right):
-        sys.stderr.write(f"not compared, because unknown on both sides: {', '.join(unknown)}\n")
+        sys.stderr.write(visible(f"not compared, because unknown on both sides: {', '.join(unknown)}") + "\n")
     found, paths = compare(left, right), (left.config.path, right.config.path)
     if args.format == "json":
         sys.stdout.write(provenance_text.differences_json(paths, left.world_size, found))

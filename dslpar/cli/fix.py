@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from dslpar.core.errors import Finding
+from dslpar.core.visible import visible, visible_lines
 from dslpar.language.load import Config
 from dslpar.linter import check, fixes
 
@@ -39,9 +40,11 @@ class Fixer:
                 self.texts[os.path.realpath(path)] = repair.after
                 repairs.append(repair)
             for finding, why in repair.refused:
-                sys.stderr.write(f"{finding.location}: {finding.code} is not fixed: {why}\n")
+                sys.stderr.write(visible(f"{finding.location}: {finding.code} is not fixed: {why}") + "\n")
         if not write:
-            _print_bytes("".join(fixes.diff(repairs)))
+            text = "".join(fixes.diff(repairs))
+            for_people = sys.stdout.isatty() or os.environ.get("CI")  # whose logs obey commands; else `patch` reads it
+            _print_bytes(visible_lines(text) if for_people else text)
         elif self.stdin:
             _print_bytes(next(iter(self.texts.values())))
         if not repairs:
@@ -84,9 +87,9 @@ class Fixer:
             try:
                 fixes.write(repair.path, data, repair.after)
             except OSError as error:
-                sys.stderr.write(f"{repair.path} is not changed: {error.strerror or error}\n")
+                sys.stderr.write(visible(f"{repair.path} is not changed: {error.strerror or error}") + "\n")
                 return False
-        sys.stderr.write(f"{repair.path}: {repair.changes} fixed\n")
+        sys.stderr.write(visible(f"{repair.path}: {repair.changes} fixed") + "\n")
         return True
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from dslpar.cli import arguments
 from dslpar.core.errors import Finding
 from dslpar.core.project import Project, add_trust, matches
+from dslpar.core.visible import json_text, visible
 from dslpar.language.load import Config
 from dslpar.linter import check
 from dslpar.linter.report import text as report_text
@@ -229,9 +230,7 @@ def _report(
 
         return sarif(findings, sources, paths, status, os.environ)
     if args.statistics and args.format == "json":
-        import json
-
-        return json.dumps(report_text.statistics(findings), indent=2) + "\n"
+        return json_text(report_text.statistics(findings))
     if args.quiet and args.format == "text":
         return "\n".join(report_text.block(finding, sources, color) + "\n" for finding in findings)
     text = report_text.FORMATS[args.format](findings, sources, color)
@@ -279,7 +278,7 @@ def _load_configs(
     named = () if args.configs_only else map(os.path.normpath, paths)
     skipped = {path: why for path, why in config_files.skipped(loaded).items() if path not in set(named)}
     if args.verbose:
-        sys.stderr.write("".join(f"skipped {path}: {why}\n" for path, why in skipped.items()))
+        sys.stderr.write("".join(visible(f"skipped {path}: {why}") + "\n" for path, why in skipped.items()))
     kept = [config for config in loaded if config.path not in skipped]
     if not kept and not args.configs_only:
         parser.error(f"no config in {', '.join(paths)}; {_count(len(skipped), 'file')} skipped")

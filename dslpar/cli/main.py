@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from dslpar.core.argument_parser import ArgumentParser
+
 COMMANDS: Mapping[str, str] = {
     "lint": "find everything that is wrong with a config, before anything starts",
     "explain": "print the page of a rule: what it does, why, an example, what to use instead",
@@ -50,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not gc.isenabled():  # `run` has disabled it for the imports, which end here
         gc.freeze()
         gc.enable()
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, prog=f"dslpar {name}", description=description, formatter_class=_formatter
-    )
+    parser = ArgumentParser(prog=f"dslpar {name}", description=description, formatter_class=_formatter)
     command.add_arguments(parser)
     # parse_intermixed_args formats the usage before it parses, 5 % of a start, and is needed for two cases alone:
     # arguments on both sides of a flag, and mistakes.
@@ -75,8 +75,7 @@ def _no_command(
     description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
 ) -> int:
     """Handle a line that names no command: --help, --version, or a mistake."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
+    parser = ArgumentParser(
         prog=prog,
         description=description,
         epilog="commands:\n" + "".join(f"  {name:12}{help}\n" for name, help in commands.items()),

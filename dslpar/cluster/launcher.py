@@ -2,15 +2,19 @@
 
 A rank reads where it stands in its job (dslpar/distributed/bootstrap.py), and its guard which processes above the rank
 are launchers (dslpar/watchdog). Guards start in milliseconds, so this module, and those of dslpar/cluster/launchers,
-import the standard library alone; functions that make command lines import the rest when called.
+import the standard library alone, and dslpar.core.visible, which does the same; functions that make command lines
+import the rest when called.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
+
+from dslpar.core.visible import visible
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,11 +64,11 @@ class Command(NamedTuple):
 
     def shell(self) -> str:
         """A line for a shell, to copy and paste."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
-        line = " ".join([*settings, shlex.join(self.argv)])
+        settings = [f"{name}={_quote(value)}" for name, value in self.environ.items()]
+        line = " ".join([*settings, *map(_quote, self.argv)])
         if not self.files:
             return line
-        lines = {name: shlex.join(text.splitlines()) for name, text in self.files.items()}
+        lines = {name: " ".join(map(_quote, text.splitlines())) for name, text in self.files.items()}
         written = "".join(f"printf '%s\\n' {text} > \"$D\"/{name}; " for name, text in lines.items())
         return f"D=$(mktemp -d); {written}" + line.replace(FILES, '"$D"')
 
@@ -74,6 +78,14 @@ class Command(NamedTuple):
             (folder / name).write_text(text, encoding="utf-8")
         environ = {name: value.replace(FILES, str(folder)) for name, value in self.environ.items()}
         return Command(environ, tuple(word.replace(FILES, str(folder)) for word in self.argv), self.host)
+
+
+def _quote(word: str) -> str:
+    """Quote a word for a shell; one that is not all visible as bash and POSIX 2024 do, $'...', byte by byte."""
+    if visible(word) == word:
+        return shlex.quote(word)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\#:" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(plain)}'"
 
 
 class Launcher(NamedTuple):

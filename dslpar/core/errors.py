@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.visible import visible
 
 COMMAND_LINE = "<command line>"
 WORLD = "<world>"
@@ -55,16 +56,32 @@ class Finding(NamedTuple):
     """Dotted path of the config key it is about; empty where there is none."""
     fix: Fix | None = None
     """What `dslpar lint --fix` writes; only where there is one thing that can be meant."""
+    details: tuple[str, ...] = ()
+    """What the message lists, a line each: corrupted files, keys that differ."""
+
+    def line(self) -> str:
+        """Return the message, and what it lists, on one line."""
+        return visible(f"{self.message} {'; '.join(self.details)}".rstrip())
+
+    def lines(self) -> str:
+        """Return the message, and what it lists on lines of their own."""
+        return "\n    ".join(map(visible, (self.message, *self.details)))
 
     def concise(self) -> str:
         """Format as one line: `path:line:column: CODE name: message`."""
-        return f"{self.location}: {self.code} {self.name}: {self.message}"
+        return visible(f"{self.location}: {self.code} {self.name}: ") + self.line()
+
+    def text(self) -> str:
+        """Format in full: the message, what it lists, and what to write instead."""
+        head = visible(f"{self.location}: {self.code} {self.name}: ")
+        return head + self.lines() + (f"\nhelp: {visible(self.help)}" if self.help else "")
 
     def as_json(self) -> dict[str, object]:
         """Make the record that `dslpar lint --format json` prints; its fields are part of the command's contract."""
         record: dict[str, object] = {
             field: getattr(self, field) for field in ("code", "name", "severity", "message", "help")
         }
+        record["message"] = "\n    ".join((self.message, *self.details))
         return record | self.location._asdict() | {"key": self.key}
 
     def sort_key(self) -> tuple[object, ...]:
@@ -78,8 +95,7 @@ class DslparError(Exception):
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings: Sequence[Finding] = tuple(findings)
         assert self.findings, "an error without a reason"
-        texts = [item.concise() + (f"\nhelp: {item.help}" if item.help else "") for item in self.findings]
-        super().__init__("\n".join(texts))
+        super().__init__("\n".join(finding.text() for finding in self.findings))
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 import yaml
 
 from dslpar.core.errors import Location
+from dslpar.core.visible import visible, visible_lines
 from dslpar.language.errors import ConfigError, finding
 from dslpar.language.limits import MAX_DEPTH, check_items, check_size, limit_error
 from dslpar.language.session import Session
@@ -24,8 +25,6 @@ from dslpar.language.values import Binding, Dict, List, Located, Value
 NULLS = ("", "~", "null", "Null", "NULL")
 TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 MAX_DIGITS = 400
-LINE_ENDS = "\x85\u2028\u2029"
-"""Line ends to YAML 1.1 alone: only a double-quoted string keeps them."""
 INT = re.compile(r"[-+]?[0-9]+")
 PREFIXED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -40,14 +39,16 @@ def dump(root: Node, resolved: Mapping[str, object], sections: Collection[str] =
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors; strings quoted where our reading differs from PyYAML's."""
+    """Without anchors; strings quoted where our reading differs from PyYAML's, and where they are not all visible: a
+    double-quoted one may hold escapes, and keeps what is a line end to YAML 1.1 alone.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
     def string(self, value: str) -> yaml.ScalarNode:
         style = "'" if not isinstance(scalar(value), str) else None
-        if any(character in value for character in LINE_ENDS):
+        if visible(value) != value:
             style = '"'
         node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
         return node
@@ -58,8 +59,8 @@ _Dumper.add_representer(str, _Dumper.string)
 
 def dump_plain(values: Mapping[str, Value]) -> str:
     """Write plain values as YAML that reads back equal, tuples as lists."""
-    made: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return made
+    made: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return visible_lines(made)
 
 
 def portable(value: Value) -> Value:

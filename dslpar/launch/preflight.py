@@ -28,6 +28,7 @@ from dslpar.cluster import ssh
 from dslpar.cluster.hostfile import Host
 from dslpar.core.catalog import finding
 from dslpar.core.errors import Finding, has_errors
+from dslpar.core.visible import visible
 from dslpar.launch import agent, host_findings
 from dslpar.launch.agent import HostReport
 from dslpar.launch.host_findings import CONNECT_S, HostChecks, HostResult
@@ -55,7 +56,7 @@ class Preflight(NamedTuple):
 
     def table(self) -> str:
         """A line for each host, for people."""
-        rows = [_HEADER, *map(_row, self.results)]
+        rows = [_HEADER, *(tuple(map(visible, _row(result))) for result in self.results)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
         return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
 

@@ -33,6 +33,7 @@ from dslpar.cluster import network, ssh
 from dslpar.cluster.launcher import LOCALHOST
 from dslpar.cluster.request import Launch
 from dslpar.core.errors import DslparError
+from dslpar.core.visible import visible
 from dslpar.launch import commands as launch_commands
 from dslpar.launch import host_findings, preflight
 from dslpar.layout.resolve import Job
@@ -249,7 +250,9 @@ class _Supervised:
 
     def _describe_stop(self, stopped: Stopped) -> str:
         by = f" by {signal.Signals(self.received[0].number).name}" if self.received else ""
-        saved = f"checkpoint saved in {stopped.saved}" if stopped.saved else "no step was done, nothing to save"
+        saved = "no step was done, nothing to save"
+        if stopped.saved:
+            saved = f"checkpoint saved in {visible(stopped.saved)}"
         if stopped.overdue:
             saved = "a step took too long to finish, and was ended; the last checkpoint is as it was"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
@@ -316,5 +319,5 @@ def _last_step(output_dir: Path, start_s: float) -> str:
     text = metrics.read_text(encoding="utf-8", errors="replace")
     lines = text.rpartition("\n")[0].splitlines()  # without half a last line: a full disk
     with contextlib.suppress(ValueError, KeyError, TypeError):  # nor what a broken file system has left
-        return f", after step {json.loads(lines[-1])['step']}" if lines else ", in the first step"
+        return visible(f", after step {json.loads(lines[-1])['step']}") if lines else ", in the first step"
     return ""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from dslpar.core.errors import Finding, Fix, Location
+from dslpar.core.visible import visible
 
 Relint = Callable[[Mapping[str, str]], list[Finding]]
 """Lints the configs that read a file, with these texts in place of files at real paths."""
@@ -182,5 +183,6 @@ def diff(repairs: Iterable[Repair]) -> Iterator[str]:
     for repair in repairs:
         # Not splitlines(), which also splits at form feeds and the like.
         before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (repair.before, repair.after))
-        for line in difflib.unified_diff(before, after, repair.path, repair.path):
+        name = visible(repair.path)  # a line break in it would forge a header, and so patch another file
+        for line in difflib.unified_diff(before, after, name, name):
             yield line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"

@@ -5,11 +5,11 @@ The text folds keys of one section that share a fate and a reason into one line;
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from dslpar.core.errors import Finding
+from dslpar.core.visible import json_text, visible
 from dslpar.language.tree import Reference
 from dslpar.migrate.convert import Entry, Import
 from dslpar.migrate.registry import TABLES
@@ -26,7 +26,7 @@ def text(made: Import, out: str | None) -> str:
     for fate, title in FATES.items():
         entries = [entry for entry in made.entries if entry.fate == fate]
         lines += ["", f"{title}:", *_folded(entries)] if entries else []
-    return "\n".join(lines) + "\n\n"
+    return "".join(visible(line) + "\n" for line in lines) + "\n"
 
 
 MAX_LISTED = 12
@@ -79,7 +79,7 @@ def as_json(made: Import, out: str | None, findings: Sequence[Finding]) -> str:
         "entries": entries,
         "findings": [finding.as_json() for finding in findings],
     }
-    return json.dumps(record, indent=2) + "\n"
+    return json_text(record)
 
 
 def _portable(value: object) -> object:

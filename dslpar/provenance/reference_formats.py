@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from dslpar.core.visible import json_text
 from dslpar.provenance.reference import Row
 
 Rows = Sequence[Row]
@@ -27,7 +27,7 @@ def _lines(row: Row) -> Iterator[str]:
 
 def as_json(rows: Rows) -> str:
     """Write a list of records."""
-    return json.dumps([row._asdict() | {"aliases": list(row.aliases)} for row in rows], indent=2) + "\n"
+    return json_text([row._asdict() | {"aliases": list(row.aliases)} for row in rows])
 
 
 def as_markdown(rows: Rows) -> str:

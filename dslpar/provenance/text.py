@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dslpar.core.errors import Location
+from dslpar.core.visible import json_text, visible
 from dslpar.language.tree import Reference
-from dslpar.linter.report.text import visible
 from dslpar.provenance.differences import GROUPS, Difference, Group, of_what_runs
 from dslpar.provenance.subject import Subject
 from dslpar.provenance.values import Value
@@ -28,12 +27,17 @@ def shown(value: object, width: int = 0) -> str:
 def listing(subject: Subject, values: Mapping[str, Value]) -> str:
     """List the values, a line each: key, value, how it came to be, and from where."""
     world = f"{subject.world_size} ranks" if subject.world_size else "no world size"
-    cells = [(value.key, "?" if value.how == "unknown" else shown(value.value, _WIDTH)) for value in values.values()]
+    texts = ("?" if value.how == "unknown" else shown(value.value, _WIDTH) for value in values.values())
+    cells = [(visible(key), visible(text)) for key, text in zip(values, texts, strict=True)]
     first, second = (max(len(cell[column]) for cell in cells) for column in (0, 1))
     lines = [f"{subject.config.path}: {world}"]
     for value, (key, text) in zip(values.values(), cells, strict=True):
         lines.append(f"{key:{first}}  {text:{second}}  {value.how:10}  {_reason(value)}".rstrip())
-    return "\n".join(lines) + "\n"
+    return _joined(lines)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "".join(visible(line) + "\n" for line in lines)
 
 
 def _reason(value: Value) -> str:
@@ -59,7 +63,7 @@ def explanation(subject: Subject, value: Value, values: Mapping[str, Value]) -> 
     known = "is not known" if value.how == "unknown" else f"= {shown(value.value)} ({value.how})"
     lines = [f"{value.key} {known}", *(f"  {line}" for line in _why(subject, value, values))]
     lines += [f"  {note}" for note in value.notes]
-    return "\n".join(lines + ([f"  help: {value.help}"] if value.help else [])) + "\n"
+    return _joined(lines + ([f"  help: {value.help}"] if value.help else []))
 
 
 def _why(subject: Subject, value: Value, values: Mapping[str, Value]) -> Iterator[str]:
@@ -82,7 +86,7 @@ def _line(subject: Subject, location: Location) -> Iterator[str]:
     """Quote the line of a location, from the text that was read."""
     lines = subject.config.sources.get(location.path, "").split("\n")
     if location.line <= len(lines) and lines[location.line - 1].strip():
-        yield f"  {location.line:5} | {visible(lines[location.line - 1][:160].rstrip())}"
+        yield f"  {location.line:5} | {lines[location.line - 1][:160].rstrip().expandtabs(4)}"
 
 
 def _source(value: Value) -> str:
@@ -112,7 +116,7 @@ def difference(paths: tuple[str, str], found: Sequence[Difference]) -> str:
         lines += [f"{_TITLES[group]}:"] if members else []
         lines += [line for each in members for line in _difference(each)]
     head = [f"--- {paths[0]}", f"+++ {paths[1]}"] if found else []
-    return "\n".join([*head, *lines]) + "\n"
+    return _joined([*head, *lines])
 
 
 def _difference(each: Difference) -> Iterator[str]:
@@ -161,7 +165,7 @@ def record(value: Value) -> dict[str, Any]:
 def values_json(subject: Subject, values: Iterable[Value]) -> str:
     """Write values as JSON."""
     made = {"config": subject.config.path, "world_size": subject.world_size, "values": list(map(record, values))}
-    return json.dumps(made, indent=2) + "\n"
+    return json_text(made)
 
 
 def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequence[Difference]) -> str:
@@ -171,8 +175,7 @@ def differences_json(paths: tuple[str, str], world_size: int | None, found: Sequ
         | {side: value and record(value) for side, value in (("left", each.left), ("right", each.right))}
         for each in found
     ]
-    made = {"left": paths[0], "right": paths[1], "world_size": world_size, "differences": records}
-    return json.dumps(made, indent=2) + "\n"
+    return json_text({"left": paths[0], "right": paths[1], "world_size": world_size, "differences": records})
 
 
 def _json(value: object) -> object:

@@ -7,6 +7,7 @@ its prints among them, go to log.txt and not to the terminal.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import os
@@ -14,9 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from dslpar.core.errors import Finding
+from dslpar.core.visible import visible, visible_lines
 from dslpar.linter.report import text as report_text
 from dslpar.reporting.run_dir import LOG
 
@@ -59,7 +61,7 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
     file: logging.Handler = logging.NullHandler()
     if rank == 0 and folder:
         file = _LogFile(folder / LOG, encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        file.setFormatter(_Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     for logger in (log, *external):
         logger.setLevel(logging.INFO)
         logger.addHandler(file)
@@ -69,6 +71,17 @@ def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
         yield
     finally:
         file.close()
+
+
+class _Formatter(logging.Formatter):
+    """Makes records visible: what is put into a line stays on it, and further lines of a record are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(args := record.args, tuple):
+            record = copy.copy(record)
+            texts = (str, os.PathLike, BaseException)
+            record.args = tuple(visible(arg) if isinstance(arg, texts) else arg for arg in args)
+        return visible_lines(super().format(record)).replace("\n", "\n  ")
 
 
 class _LogFile(logging.FileHandler):
@@ -84,6 +97,10 @@ class _LogFile(logging.FileHandler):
 
 class _Terminal(logging.Handler):
     """Prints lines above the progress bar, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -102,5 +119,20 @@ def progress_bar(steps: int, done: int, shown: bool) -> tqdm[NoReturn]:
 @contextlib.contextmanager
 def prints_to_log(folder: Path | None) -> Iterator[None]:
     """Send what DeepSpeed prints to log.txt, or nowhere without a folder."""
-    with open(folder / LOG if folder else os.devnull, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+    path = folder / LOG if folder else os.devnull
+    with open(path, "a", encoding="utf-8") as file, contextlib.redirect_stdout(_VisibleWriter(file)):
         yield
+
+
+class _VisibleWriter(io.TextIOBase):
+    """Writes what is printed to it to another file, visibly."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, text: str) -> int:
+        self.file.write(visible_lines(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.file.flush()

@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TextIO
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import COMMAND_LINE, Finding
+from dslpar.core.visible import visible
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -82,7 +83,8 @@ def _acquire_lock(file: int, folder: str) -> bool:
             return True
         except OSError as error:
             if error.errno in _NO_LOCKS_HERE:
-                print(f"{folder}: no locks on this file system ({error.strerror}): run one at a time there", flush=True)
+                why = f"no locks on this file system ({error.strerror})"
+                print(visible(f"{folder}: {why}: run one at a time there"), flush=True)
                 return False
             if error.errno not in _LOCK_IS_HELD:
                 raise
@@ -90,7 +92,7 @@ def _acquire_lock(file: int, folder: str) -> bool:
         if time.monotonic() > deadline:
             raise BlockingIOError(errno.EAGAIN, holder)
         if not reported:
-            print(f"{folder} is in use, by {holder}: waiting for up to {_LOCK_TIMEOUT_S:.0f} s", flush=True)
+            print(visible(f"{folder} is in use, by {holder}: waiting for up to {_LOCK_TIMEOUT_S:.0f} s"), flush=True)
         reported = True
         time.sleep(_LOCK_POLL_S)
 
@@ -135,7 +137,7 @@ def _archive_earlier_run(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if (folder / name).exists():
             (folder / name).rename(archive / name)
-    print(f"the run that was in {folder} is in {archive} now", flush=True)
+    print(visible(f"the run that was in {folder} is in {archive} now"), flush=True)
 
 
 def truncate_metrics(folder: Path, step: int) -> None:

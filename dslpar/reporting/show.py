@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from dslpar.core.visible import json_text, visible
 from dslpar.forecast import comparison
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
@@ -43,15 +44,11 @@ def as_record(job: Job) -> dict[str, object]:
 
 def as_json(job: Job) -> str:
     """Return the record as JSON."""
-    import json
-
-    return json.dumps(as_record(job), indent=2) + "\n"
+    return json_text(as_record(job))
 
 
 def as_text(job: Job) -> str:
     """Return the record as text; of many groups, only the first ones and the last."""
-    import json
-
     mesh, cuboid = job.mesh, job.mesh.tensor
     x, y, z = cuboid.shape
     mode = f" ({cuboid.mode}: x {x}, y {y}, z {z})" if cuboid.mode else ""
@@ -67,9 +64,9 @@ def as_text(job: Job) -> str:
         *_divisor_lines(job),
         *_traffic_lines(job),
         "deepspeed",
-        *("  " + line for line in json.dumps(ds_config(job), indent=2).splitlines()),
+        *("  " + line for line in json_text(ds_config(job)).splitlines()),
     ]
-    return "\n".join(lines) + "\n"
+    return "".join(visible(line) + "\n" for line in lines)
 
 
 FORMATS = {"text": as_text, "json": as_json}

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import add_trust
@@ -133,7 +134,7 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
         try:
             status = _run(request, stored, folder, session)
         except DslparError as error:  # what only the machine could know; every rank has the same findings
-            log.error("%s", report_text.text(error.findings, {}).rstrip())
+            log.error(report_text.text(error.findings, {}).rstrip())
             return _end_after_rank_0(session, rank_monitor)
     session.enter_ending()
     bootstrap.teardown_distributed()
@@ -223,9 +224,7 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, R
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py", description="Train what a config describes, on this rank.", allow_abbrev=False
-    )
+    parser = ArgumentParser(prog="train.py", description="Train what a config describes, on this rank.")
     parser.add_argument("--config", required=True, metavar="FILE", help="the config")
     for flag, help in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=help)

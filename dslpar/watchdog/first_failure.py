@@ -14,8 +14,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import NamedTuple
 
+from dslpar.core.visible import visible, visible_lines
 from dslpar.watchdog import marks
 from dslpar.watchdog.marks import Mark, Rank, Report, Stopped, Verdict
 from dslpar.watchdog.processes import stat
@@ -43,7 +45,9 @@ class Failure(NamedTuple):
         """
         note = f" ({self.note})" if self.note else ""
         who = f"{join_location(self.who, self.at)}, {self.how}" if self.at else f"{self.who} {self.how}{when}"
-        return f"{who}{note}" + (f":\n{self.trace.rstrip()}\n" if self.trace else "\n")
+        # Indented, so that no line of an exception's text can pass for one of dslpar's.
+        trace = indent(visible_lines(self.trace.rstrip()), "  ")
+        return visible(f"{who}{note}") + (f":\n{trace}\n" if trace else "\n")
 
 
 class JobWatch:

@@ -49,6 +49,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
+from dslpar.core.visible import visible_lines
 from dslpar.watchdog import marks, messages, orphans, protocol, verdicts
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 from dslpar.watchdog.marks import Rank, Report, Stopped
@@ -446,7 +447,7 @@ class Guard:
 
 def _write(text: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+        os.write(2, visible_lines(text).encode())
 
 
 class Transition(NamedTuple):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from dslpar.core.visible import visible
 from dslpar.watchdog.status_page import TOO_LATE, join_location, rank_name
 
 Kind = Literal["cause", "consequence", "interrupt", "orphan", "told", "overdue"]
@@ -61,7 +62,7 @@ class Report(NamedTuple):
         if self.kind == "cause":
             return f"{location} {self.text}"
         messages = {
-            "consequence": f"ends because a peer is gone ({self.error})",
+            "consequence": f"ends because a peer is gone ({visible(self.error)})",
             "interrupt": "interrupted",
             "orphan": "ends because its launcher is gone",
             "overdue": TOO_LATE,
@@ -83,7 +84,8 @@ class Verdict(NamedTuple):
 
     def message(self) -> str:
         """What goes to the terminal."""
-        return f"[{join_location(self.who, self.at)}] {self.how}" + (f":\n{self.text}\n" if self.text else "\n")
+        how = visible(f"[{join_location(self.who, self.at)}] {self.how}")
+        return how + (f":\n{self.text}\n" if self.text else "\n")
 
 
 class Stopped(NamedTuple):

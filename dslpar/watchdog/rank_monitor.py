@@ -29,6 +29,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
+from dslpar.core.visible import visible_lines
 from dslpar.watchdog import authentication, guard, marks, receiver, reports
 from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
 from dslpar.watchdog.processes import launchers_above, parent
@@ -286,4 +287,4 @@ def _blocked(numbers: Iterable[int]) -> Iterator[None]:
 def _write(text: str) -> None:
     """Not by sys.stderr: torch.distributed puts a buffer in its place while a hook runs, to print it afterwards."""
     with contextlib.suppress(OSError):  # a launcher that is gone has closed the pipe
-        os.write(2, text.encode())
+        os.write(2, visible_lines(text).encode())

@@ -8,6 +8,7 @@ import time
 import traceback
 from types import TracebackType
 
+from dslpar.core.visible import visible_lines
 from dslpar.watchdog import messages
 from dslpar.watchdog.marks import Kind, Rank, Report
 
@@ -57,9 +58,10 @@ def _is_of_distributed(error: BaseException) -> bool:
 
 
 def elastic(report: Report) -> str:
-    """Return the report in the JSON that torchrun reads to name the root cause."""
-    extra = {"py_callstack": report.text, "timestamp": str(int(report.time_s))}
-    return json.dumps({"message": {"message": report.text, "extraInfo": extra}})
+    """Return the report in the JSON that torchrun reads to name the root cause, and prints."""
+    text = visible_lines(report.text)
+    extra = {"py_callstack": text, "timestamp": str(int(report.time_s))}
+    return json.dumps({"message": {"message": text, "extraInfo": extra}})
 
 
 # ---- what helps ----

@@ -17,6 +17,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from dslpar.core.visible import visible
+
 T = TypeVar("T")
 _SIZE = mmap.PAGESIZE
 
@@ -43,7 +45,7 @@ def join_location(who: object, *where: str) -> str:
     >>> join_location("rank 2 of 4 on host1", "stage 1 (pipe 1, data 0, tensor 0)", "step 12")
     'rank 2 of 4 on host1, stage 1 (pipe 1, data 0, tensor 0), step 12'
     """
-    return ", ".join(filter(None, (str(who), *where)))
+    return visible(", ".join(filter(None, (str(who), *where))))
 
 
 def rank_name(rank: int, world_size: int, host: str) -> str:

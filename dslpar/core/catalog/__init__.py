@@ -10,6 +10,7 @@ Codes count from 201 on (TEN110: a layer that belongs to another mode); those of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn, get_args
 
 from dslpar.core.errors import WORLD, DslparError, Finding, Location, Severity
@@ -28,23 +29,38 @@ class Page(NamedTuple):
         return self.page
 
 
-def finding(code: str, message: str, hint: str = "", location: Location | str = WORLD, key: str = "") -> Finding:
+def finding(
+    code: str,
+    message: str,
+    hint: str = "",
+    location: Location | str = WORLD,
+    key: str = "",
+    details: Sequence[str] = (),
+) -> Finding:
     """Make the finding `code`; its name and severity come from the catalogue.
 
-    `location` may be just the path of a file, or WORLD for what no file says. `key` is the config key it is about.
+    `location` may be just the path of a file, or WORLD for what no file says. `key` is the config key it is about;
+    `details` are lines below the message.
     """
     page = read_page(code)
     place = Location(location) if isinstance(location, str) else location
-    return Finding(code, page.name, page.severity, message, hint, place, key)
+    return Finding(code, page.name, page.severity, message, hint, place, key, details=tuple(details))
 
 
-def raise_finding(code: str, message: str, hint: str = "", location: Location | str = WORLD, key: str = "") -> NoReturn:
+def raise_finding(
+    code: str,
+    message: str,
+    hint: str = "",
+    location: Location | str = WORLD,
+    key: str = "",
+    details: Sequence[str] = (),
+) -> NoReturn:
     """Raise `finding(...)` as an error.
 
     Raises:
         DslparError: always. It hides the exception being handled, if any: the message says what the user has to know.
     """
-    raise DslparError([finding(code, message, hint, location, key)]) from None
+    raise DslparError([finding(code, message, hint, location, key, details)]) from None
 
 
 def split_page(text: str) -> tuple[str, dict[str, str]]:

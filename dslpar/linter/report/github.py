@@ -4,8 +4,9 @@
 
     ::error file=configs/a.py,line=3,endLine=3,col=9,endColumn=13,title=TEN103 not-a-cube::size 6, and ...%0Ahelp: ...
 
-The escapes are those of GitHub's own toolkit. Paths are relative to the checkout: GITHUB_WORKSPACE if it is set, else
-the working folder. Columns are given for findings on one line only, since GitHub accepts none for longer ones.
+Text is made visible, and then escaped as GitHub's own toolkit does. Paths are relative to the checkout:
+GITHUB_WORKSPACE if it is set, else the working folder. Columns are given for findings on one line only, since GitHub
+accepts none for longer ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding
+from dslpar.core.visible import visible
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 
@@ -40,15 +42,14 @@ def relative(path: str, root: str) -> str | None:
 
 def _command(finding: Finding, root: str) -> str:
     parameters = _position(finding, root) | {"title": f"{finding.code} {finding.name}"}
-    escaped = ",".join(
-        f"{name}={_escape(str(value)).replace(':', '%3A').replace(',', '%2C')}" for name, value in parameters.items()
-    )
+    values = {name: _escape(visible(value)) for name, value in parameters.items()}
+    escaped = ",".join(f"{name}={value.replace(':', '%3A').replace(',', '%2C')}" for name, value in values.items())
     return f"::{_COMMANDS[finding.severity]} {escaped}::{_escape(message_with_help(finding))}"
 
 
 def message_with_help(finding: Finding) -> str:
     """Return what is wrong and, below it, what to write instead."""
-    return finding.message + (f"\nhelp: {finding.help}" if finding.help else "")
+    return finding.lines() + (f"\nhelp: {visible(finding.help)}" if finding.help else "")
 
 
 def _position(finding: Finding, root: str) -> dict[str, object]:

@@ -9,7 +9,6 @@ file (a world size, the command line) is reported at the first line of the confi
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import quote
 from dslpar import __version__
 from dslpar.core.catalog import split_page
 from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Fix, Location
+from dslpar.core.visible import json_text
 from dslpar.linter.registry import page_of
 from dslpar.linter.report.github import message_with_help, relative, root_of
 
@@ -46,7 +46,7 @@ def sarif(
             }
         ],
     }
-    return json.dumps(log, indent=2) + "\n"
+    return json_text(log)
 
 
 def _rule(code: str) -> dict[str, object]:

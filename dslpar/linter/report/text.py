@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from dslpar.core.errors import Finding
+from dslpar.core.visible import json_text, visible, visible_lines
 
 Sources = Mapping[str, str]
 
@@ -31,16 +32,12 @@ def text(findings: Sequence[Finding], sources: Sources, color: bool = False) -> 
 
 def concise(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
     """Return one line for each finding."""
-    if not color:
-        return "".join(finding.concise() + "\n" for finding in findings)
-    return "".join(f"{_head(finding, '', color)}\n" for finding in findings)
+    return "".join(f"{_head(finding, '', finding.line(), color)}\n" for finding in findings)
 
 
 def as_json(findings: Sequence[Finding], sources: Sources, color: bool = False) -> str:
     """Return the list of records that other programs read."""
-    import json
-
-    return json.dumps([finding.as_json() for finding in findings], indent=2) + "\n"
+    return json_text([finding.as_json() for finding in findings])
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Finding], Sources, bool], str]] = {
@@ -53,16 +50,16 @@ FORMATS: Mapping[str, Callable[[Sequence[Finding], Sources, bool], str]] = {
 def block(finding: Finding, sources: Sources, color: bool = False) -> str:
     """Return one finding in full."""
     label = "" if finding.severity == "error" else f" [{finding.severity}]"
-    lines = [_head(finding, label, color), *_excerpt(finding, sources, color)]
+    lines = [_head(finding, label, finding.lines(), color), *_excerpt(finding, sources, color)]
     if finding.help:
-        lines.append(f"{_paint('help:', _HELP, color)} {finding.help}")
+        lines.append(f"{_paint('help:', _HELP, color)} {visible(finding.help)}")
     return "\n".join(lines)
 
 
-def _head(finding: Finding, label: str, color: bool) -> str:
+def _head(finding: Finding, label: str, message: str, color: bool) -> str:
     """Return `path:line:column: CODE name [severity]: message`."""
     code = _paint(f"{finding.code} {finding.name}{label}:", _COLORS[finding.severity], color)
-    return f"{_paint(f'{finding.location}:', _BOLD, color)} {code} {finding.message}"
+    return f"{_paint(visible(f'{finding.location}:'), _BOLD, color)} {code} {message}"
 
 
 def _paint(text: str, style: str, color: bool) -> str:
@@ -118,27 +115,15 @@ def _excerpt(finding: Finding, sources: Sources, color: bool = False) -> list[st
     last = end_column if end_line == number else len(line) + 1
     start = max(0, column - _WIDTH // 2) if len(line) > _WIDTH else 0  # a long line is cut around the caret
     shown, column = line[start : start + _WIDTH], column - start
-    carets = max(1, min(last - start, len(shown) + 1) - column)
+    before, marked = map(visible_lines, (shown[: column - 1], shown[column - 1 : max(column, last - start) - 1]))
     margin = f"{number:5}"
-    indent = "".join("\t" if char == "\t" else " " for char in shown[: column - 1])
+    indent = "".join("\t" if char == "\t" else " " for char in before)
     bar = _paint(" |", _DIM, color)
-    under = _paint("^" * carets, _COLORS[finding.severity], color)
-    return [f"{_paint(margin, _DIM, color)}{bar} {visible(shown)}", f"{' ' * len(margin)}{bar} {indent}{under}"]
+    under = _paint("^" * max(1, len(marked)), _COLORS[finding.severity], color)
+    return [f"{_paint(margin, _DIM, color)}{bar} {visible_lines(shown)}", f"{' ' * len(margin)}{bar} {indent}{under}"]
 
 
 @lru_cache(maxsize=1)
 def _lines(text: str) -> list[str]:
     """Split into lines as Python counts them, not as `splitlines` does; cached for the next finding of the file."""
     return text.split("\n") if text else []
-
-
-def visible(line: str) -> str:
-    """Replace control characters: printed from somebody's file, they would command the terminal."""
-    if line.isprintable():
-        return line
-    return "".join(char if char.isprintable() or char == "\t" else _symbol(char) for char in line)
-
-
-def _symbol(char: str) -> str:
-    """Return a printable character of the same width: for the ASCII control characters, Unicode's picture of it."""
-    return chr(0x2400 + ord(char)) if ord(char) < 32 else "\N{REPLACEMENT CHARACTER}"

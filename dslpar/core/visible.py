@@ -1,0 +1,62 @@
+r"""Make text visible: what a terminal, a log or a CI system would obey is shown as an escape, as `repr` shows it.
+
+File names, config keys, assert messages and manifests are somebody else's text. Printed as they are, an escape sequence
+in one clears the screen or renames the window (CWE-150), a line break forges a line of the report, and a character that
+turns the direction of writing hides what a line says (CVE-2021-42574, "Trojan Source"). So each place where text leaves
+dslpar passes whole lines through here; what is printable in any script stays as it is, and what is visible stays so.
+
+    >>> print(visible("a.py\x1b[2J\n::error::all is well \u202e"))
+    a.py\x1b[2J\n::error::all is well \u202e
+    >>> print(visible("::error::all is well"))
+    \x3a:error::all is well
+
+The last is a workflow command of GitHub Actions, which obeys any line of a log that begins so; `##[error]` (GitHub,
+Azure) and `##teamcity[` are obeyed anywhere in a line.
+
+No torch, and no import of dslpar's: guards load it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+"""Printable to Python, and drawn as nothing: fillers of Hangul and Khmer, a joiner, Braille's empty cell."""
+_OUT_OF_LINE = re.compile(r"[^ -~]")
+_OUT_OF_LINES = re.compile(r"[^ -~\n\t]")
+_COMMAND = re.compile(r"^([^\S\n]*):(?=:[A-Za-z])|#(?=#\w*\[)", re.MULTILINE)
+
+
+def visible(text: object) -> str:
+    """Return a text as one line that commands nobody."""
+    return _break_commands(_OUT_OF_LINE.sub(_escape, str(text)))
+
+
+def visible_lines(text: str) -> str:
+    """Return a text of several lines (a traceback, a source), each of which commands nobody; tabs stay."""
+    return _break_commands(_OUT_OF_LINES.sub(_escape, text))
+
+
+def _escape(found: re.Match[str]) -> str:
+    char = found[0]
+    is_seen = char.isprintable() and char not in _INVISIBLE
+    return char if is_seen else char.encode("unicode_escape").decode("ascii")
+
+
+def _break_commands(text: str) -> str:
+    return _COMMAND.sub(lambda found: r"\x23" if found[0] == "#" else rf"{found[1]}\x3a", text)
+
+
+_LONE_SURROGATE = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|\\(?=ud[89a-f])")
+
+
+def json_text(value: object) -> str:
+    r"""Return indented JSON for programs, in ASCII: every other character is JSON's own `\u` escape.
+
+    Lone surrogates (bytes of a file name that are not UTF-8) become the text of their escape: no encoding has them, and
+    strict parsers refuse them.
+    """
+    import json
+
+    text = _LONE_SURROGATE.sub(lambda found: found[1] or r"\\", json.dumps(value, indent=2))
+    return re.sub(r"#(?=#\w*\[)", r"\\u0023", text) + "\n"
