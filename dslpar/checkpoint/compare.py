@@ -58,8 +58,8 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
         sides = [(each.key, _format_value(each.saved), _format_value(each.requested)) for each in refused]
         lines = [f"{key}: saved {saved}, requested {requested}" for key, saved, requested in sides]
         more = [f"and {len(lines) - _MAX_LISTED} more"] if len(lines) > _MAX_LISTED else []
-        message = f"{checkpoint.path} is of another run:\n    " + "\n    ".join(lines[:_MAX_LISTED] + more)
-        raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key)
+        message = f"{checkpoint.path} is of another run:"
+        raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key, lines[:_MAX_LISTED] + more)
 
 
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:

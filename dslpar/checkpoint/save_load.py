@@ -244,9 +244,9 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
     if distinct := list(dict.fromkeys(everything)):
         more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
         hint = "build the model that was saved; or start a new run, without --resume"
-        message = f"{path} does not hold this model:\n    " + "\n    ".join(distinct[:MAX_LISTED] + more)
+        message = f"{path} does not hold this model:"
         # Every rank has gathered the same reports, so all of them raise.
-        raise_finding("CKP208", message, hint, engine.job.path, "model")
+        raise_finding("CKP208", message, hint, engine.job.path, "model", distinct[:MAX_LISTED] + more)
     return index
 
 

@@ -22,6 +22,7 @@ from dslpar.checkpoint.folder import Checkpoint
 from dslpar.cli import arguments
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
+from dslpar.core.visible import visible
 from dslpar.language import yaml_io
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
@@ -96,9 +97,8 @@ def _require_intact(stored: Checkpoint) -> None:
 
 
 def _corrupted(path: Path, damages: Sequence[str]) -> Finding:
-    message = f"{path.name} is corrupted:" + "".join(f"\n    {damage}" for damage in damages)
     hint = "restore these files, or use another checkpoint: resume with checkpoint.resume_from=NAME"
-    return finding("CKP215", message, hint, str(path))
+    return finding("CKP215", f"{path.name} is corrupted:", hint, str(path), details=damages)
 
 
 # ---- list ----
@@ -115,7 +115,7 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.format == "json":
         arguments.print_json(rows)
     elif not rows:
-        print(f"no checkpoints in {args.path}")
+        print(visible(f"no checkpoints in {args.path}"))
     else:
         _print_table(rows)
     return 0
@@ -144,7 +144,8 @@ def _row(path: Path) -> Row:
 def _print_table(rows: Sequence[Row]) -> None:
     lines = [{key: key for key in rows[0]}]
     lines += [
-        {key: f"{value:,}" if isinstance(value, int) else value or "-" for key, value in row.items()} for row in rows
+        {key: f"{value:,}" if isinstance(value, int) else visible(value or "-") for key, value in row.items()}
+        for row in rows
     ]
     widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
     for line in lines:
@@ -182,7 +183,7 @@ def _description(stored: Checkpoint) -> str:
         f"{len(entries):,} parameters of {elements:,} elements; {num_bytes:,} bytes",
         f"written by {versions}",
     ]
-    return "\n".join(lines) + "\n\n" + yaml_io.dump_plain(stored.manifest["config"])
+    return "".join(visible(line) + "\n" for line in lines) + "\n" + yaml_io.dump_plain(stored.manifest["config"])
 
 
 # ---- verify ----
@@ -209,7 +210,7 @@ def _verify(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
     else:
         for path, each in damages.items():
-            print(report_text.block(_corrupted(path, each), {}) if each else f"{path}: intact")
+            print(report_text.block(_corrupted(path, each), {}) if each else visible(f"{path}: intact"))
     return int(any(damages.values()))
 
 
@@ -270,7 +271,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     _require_intact(stored)
     written = _import_offline().reshard(stored, job, Path(args.output))
     before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
-    print(f"{stored.path} ({before})\n  -> {written} ({after})")
+    print(visible(f"{stored.path} ({before})"), visible(f"  -> {written} ({after})"), sep="\n")
     return 0
 
 
@@ -307,7 +308,7 @@ def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
     _require_intact(stored)
     for path in _import_offline().export(stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size):
-        print(f"{path}  {path.stat().st_size:,} bytes")
+        print(visible(f"{path}  {path.stat().st_size:,} bytes"))
     return 0
 
 

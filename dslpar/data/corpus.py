@@ -12,12 +12,14 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from dslpar.core.catalog import raise_finding
 from dslpar.layout.resolve import Job
 
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+
+_HINT = "name text files, or folders of them, relative to the config's folder"
 
 
 class FileSlice(NamedTuple):
@@ -53,11 +55,14 @@ def load_corpus(job: Job) -> Corpus:
     Raises:
         DslparError: a file is missing, or there is too little text for one sample, or for one step.
     """
-    if job.spec.data.files is not None:
-        files = _files_of(job)
-    else:
-        source = _walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
-        files = [file for file in source if file.name.endswith(".py")]
+    try:
+        if job.spec.data.files is not None:
+            files = _files_of(job)
+        else:
+            source = _walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
+            files = [file for file in source if file.name.endswith(".py")]
+    except OSError as error:
+        raise_finding("BAT201", f"cannot list {error.filename!r}: {error.strerror}", _HINT, job.path, "data.files")
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
     _check_step(job, corpus)
@@ -102,18 +107,32 @@ def _files_of(job: Job) -> list[File]:
     found: list[File] = []
     for name in job.spec.data.files or ():
         path = os.path.normpath(os.path.join(folder, name))
-        files = [File(os.path.basename(path), path)] if os.path.isfile(path) else list(_walk(path))
-        if not files:
-            what = "holds no files" if os.path.isdir(path) else "does not exist"
-            hint = "name text files, or folders of them, relative to the config's folder"
-            raise_finding("BAT201", f"{path!r} {what}", hint, job.path, "data.files")
+        files = list(_walk(path)) if os.path.isdir(path) else [File(os.path.basename(path), path)]
+        problems = [f"{file.path!r} {problem}" for file in files if (problem := _problem_of(file.path))]
+        if problems or not files:
+            problem = problems[0] if problems else f"{path!r} holds no files"
+            more = f", and {len(problems) - 1} more like it" if len(problems) > 1 else ""
+            raise_finding("BAT201", problem + more, _HINT, job.path, "data.files")
         found += files
     return found
 
 
+def _problem_of(path: str) -> str:
+    """Return why a file is no text to train on; empty: it can be read."""
+    if not os.path.exists(path):
+        return f"is a link to {os.readlink(path)!r}, which does not exist" if os.path.islink(path) else "does not exist"
+    if not os.path.isfile(path):
+        return "is no file, but a device, a pipe or a socket"
+    return "" if os.access(path, os.R_OK) else "may not be read by this user"
+
+
 def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
-    """Yield all files below `root`, except hidden ones, in the order of their names."""
-    for folder, folders, names in os.walk(root):
+    """Yield all files below `root`, except hidden ones, in the order of their names. Raises: OSError."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise error  # os.walk would pass a folder over that it cannot list
+
+    for folder, folders, names in os.walk(root, onerror=fail):
         folders[:] = sorted(name for name in folders if name not in skip and not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):

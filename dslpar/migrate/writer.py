@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from dslpar.core.visible import visible, visible_lines
 from dslpar.language.tree import Reference
 from dslpar.migrate.convert import IMPLIED, Entry, Import
 from dslpar.migrate.registry import TABLES
@@ -35,10 +36,11 @@ def file_of(made: Import) -> str:
     tree = nested(made.values)
     notes = _notes(made.entries)
     name = made.source.path.replace("\\", "/").rpartition("/")[2]
-    head = [f"# From {name} ({TABLES[made.source.name].title}), by dslpar import."]
+    head = [f"# From {visible(name)} ({TABLES[made.source.name].title}), by dslpar import."]
     if made.needs_you:
         head.append(f'# What is left to be written is marked "{MARK}".')
-    return "\n".join(head) + "\n\n" + "".join(_section(section, tree, notes) for section in ORDER)
+    text = "\n".join(head) + "\n\n" + "".join(_section(section, tree, notes) for section in ORDER)
+    return visible_lines(text)  # an escape in place of a character means the same in a string
 
 
 def nested(values: Mapping[str, object]) -> dict[str, object]:
@@ -123,7 +125,7 @@ def _line(path: str, item: object, notes: Notes, indent: str) -> str:
         return _comments(indent, texts) + f"{indent}{name}={_display(item, path, notes, indent)},\n"
     line = f"{indent}{name}={show(item)},"
     if len(texts) == 1 and len(line) + 4 + len(texts[0]) <= WIDTH:
-        return f"{line}  # {_one_line(texts[0])}\n"
+        return f"{line}  # {visible(texts[0])}\n"
     return _comments(indent, texts) + line + "\n"
 
 
@@ -142,13 +144,8 @@ def _has_no_line(key: str, path: str, value: Mapping[str, object]) -> bool:
 
 def _comments(indent: str, texts: Sequence[str]) -> str:
     width = WIDTH - len(indent) - 2
-    wrapped = (textwrap.wrap(_one_line(text), width, break_long_words=False, break_on_hyphens=False) for text in texts)
+    wrapped = (textwrap.wrap(visible(text), width, break_long_words=False, break_on_hyphens=False) for text in texts)
     return "".join(f"{indent}# {line}\n" for lines in wrapped for line in lines)
-
-
-def _one_line(text: str) -> str:
-    """Take line breaks out of a comment, which a source's key or value may hold."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def show(value: object) -> str:
@@ -170,4 +167,5 @@ def show(value: object) -> str:
 
 def _plain_names(value: Mapping[object, object]) -> bool:
     """Whether all keys can be written as keywords of dict(...)."""
-    return all(isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key) for key in value)
+    names = (key for key in value if isinstance(key, str) and key.isidentifier() and visible(key) == key)
+    return len(value) == sum(not keyword.iskeyword(name) for name in names)

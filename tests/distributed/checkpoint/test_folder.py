@@ -218,7 +218,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_the_key(key: str) -> None:
         check(stored_of(job_of()), job_of(**CHANGED[key]), "text")
     (finding,) = refused.value.findings
     assert (finding.code, finding.severity) == ("CKP202", "error")
-    differing = [line.strip().partition(":")[0] for line in finding.message.splitlines()[1:]]
+    differing = [line.strip().partition(":")[0] for line in finding.lines().splitlines()[1:]]
     assert key in differing
     assert len(differing) == 1, "nothing else differs"
 
@@ -234,8 +234,8 @@ def test_the_finding_shows_both_values_and_what_to_do() -> None:
     (finding,) = refused.value.findings
     assert "out/checkpoints/step_000005 is of another run:" in finding.message
     for line in ("optimizer.type: saved AdamW, requested SGD", "data.text: saved text, requested other"):
-        assert f"    {line}" in finding.message.splitlines()
-    assert "parallel" not in finding.message, "a layout is free"
+        assert f"    {line}" in finding.lines().splitlines()
+    assert "parallel" not in finding.lines(), "a layout is free"
 
 
 @pytest.mark.parametrize(

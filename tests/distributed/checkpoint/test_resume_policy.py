@@ -242,7 +242,7 @@ def test_numbers_of_an_optimizer_may_change_and_its_states_may_not() -> None:
     check(stored, job, "text")
     assert changes(stored, job) == ["optimizer.momentum: 0.9 -> 0.8, from step 6 on"]
     finding = refusal(stored, job_of(optimizer=schema_sections.SGD()))
-    assert "optimizer.momentum: saved 0.9, requested 0.0" in finding.message
+    assert "optimizer.momentum: saved 0.9, requested 0.0" in finding.lines()
 
 
 def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
@@ -250,7 +250,7 @@ def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
     del stored.manifest["config"]["model"]["rope_theta"]
     check(stored, job_of(), "text")
     finding = refusal(stored, job_of(model=dataclasses.replace(GPT, rope_theta=5.0)))
-    assert "model.rope_theta: saved 10000.0, requested 5.0" in finding.message
+    assert "model.rope_theta: saved 10000.0, requested 5.0" in finding.lines()
 
 
 # ---- refused ----
@@ -285,7 +285,7 @@ def test_a_key_that_an_earlier_dslpar_did_not_have_is_no_change() -> None:
 def test_another_run_is_refused_with_what_to_write(sections: dict[str, Any], key: str, written: str) -> None:
     finding = refusal(stored_of(job_of()), job_of(**sections))
     assert (finding.code, finding.key) == ("CKP202", key)
-    assert f"{key}: saved " in finding.message
+    assert f"{key}: saved " in finding.lines()
     assert written in finding.help
 
 
@@ -293,7 +293,7 @@ def test_all_differences_are_listed_at_once() -> None:
     other = job_of(model=dataclasses.replace(GPT, hidden_size=16, num_layers=2), train=schema_sections.Train(seed=1))
     finding = refusal(stored_of(job_of()), other, text="other")
     for key in ("model.hidden_size", "model.num_layers", "train.seed", "data.text"):
-        assert f"{key}: saved " in finding.message
+        assert f"{key}: saved " in finding.lines()
     assert "data.files as they were" in finding.help
 
 
@@ -302,11 +302,11 @@ def test_a_schedule_that_moves_the_optimizer_s_values_fixes_them() -> None:
     stored = stored_of(job_of(lr_scheduler=schedule))
     check(stored, job_of(lr_scheduler=schedule), "text")
     finding = refusal(stored, job_of(lr_scheduler=schedule, optimizer=schema_sections.AdamW(lr=1e-4)))
-    assert "optimizer.lr: saved 0.0003, requested 0.0001" in finding.message
+    assert "optimizer.lr: saved 0.0003, requested 0.0001" in finding.lines()
     finding = refusal(
         stored, job_of(lr_scheduler=schema_sections.OtherLRScheduler(target="StepLR", args={"step_size": 4}))
     )
-    assert "lr_scheduler.step_size: saved 3, requested 4" in finding.message
+    assert "lr_scheduler.step_size: saved 3, requested 4" in finding.lines()
 
 
 @pytest.mark.parametrize(

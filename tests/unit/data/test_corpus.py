@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,41 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path, data: dict[str, Any],
     assert finding.code == code
     assert said in finding.message
     assert finding.help
+
+
+def test_what_cannot_be_read_is_said_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so that what others may not do is asked of the system in its place."""
+    write(tmp_path, corpus__a_txt="text " * 50)
+    link, pipe, folder = (tmp_path / "corpus" / name for name in ("link.txt", "pipe", "folder"))
+    link.symlink_to("gone.txt")
+
+    def said(*files: str) -> str:
+        with pytest.raises(DslparError) as error:
+            load_corpus(job(tmp_path, files=files))
+        (finding,) = error.value.findings
+        assert (finding.code, finding.key) == ("BAT201", "data.files")
+        return finding.message
+
+    assert said("corpus") == f"{str(link)!r} is a link to 'gone.txt', which does not exist"
+    assert said("corpus/link.txt") == f"{str(link)!r} is a link to 'gone.txt', which does not exist"
+    link.unlink()
+    os.mkfifo(pipe)
+    assert said("corpus") == f"{str(pipe)!r} is no file, but a device, a pipe or a socket"
+    pipe.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert said("corpus/a.txt") == f"{str(tmp_path / 'corpus/a.txt')!r} may not be read by this user"
+    monkeypatch.undo()
+
+    folder.mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if path == str(folder):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert said("corpus") == f"cannot list {str(folder)!r}: Permission denied"
 
 
 def test_evaluation_needs_held_out_text(tmp_path: Path) -> None:
