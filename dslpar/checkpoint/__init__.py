@@ -41,7 +41,7 @@ _MODULES = {
     "full_state": "full_state_dict", "load": "save_load", "load_full_state": "full_state_dict", "save": "save_load",
     "text_identity": "manifest",
 }  # fmt: skip
-"""The module of each public name, imported at its first use: `dslpar checkpoint verify` needs no torch."""
+"""The module of each public name, imported at its first use: `dslpar checkpoint list` needs no torch."""
 
 
 def __getattr__(name: str) -> object:

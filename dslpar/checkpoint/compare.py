@@ -117,7 +117,10 @@ def _refused_changes(checkpoint: Checkpoint, job: Job, data: str) -> list[Change
 
 def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
     """Return the class of a change: its key's, except where it depends on the values."""
-    of_key = resume_class(change.key)
+    try:
+        of_key = resume_class(change.key)
+    except KeyError:  # a section, or a form of one, that no config of this dslpar has
+        return REFUSED
     if change.section in ("optimizer", "lr_scheduler"):
         # A torch or DeepSpeed scheduler sets the optimizer's values, which are then restored with its state.
         before = checkpoint.manifest["config"]["lr_scheduler"]["type"]

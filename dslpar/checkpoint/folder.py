@@ -16,15 +16,20 @@ DeepSpeed's have no digests.)
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
+from dslpar.checkpoint import json_values, manifest_format
+from dslpar.checkpoint.manifest_format import FORMAT as FORMAT
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
+
 MANIFEST, RANKS, TENSORS, STATE, PART = "checkpoint.json", "ranks", "tensors", "state.pt", ".part"
-FORMAT = 2
-"""Format of the manifest and of the files beside it; this dslpar reads no other one."""
+_MAX_MANIFEST_BYTES = 1 << 28
 
 _NO_DIGEST = "0" * 32
 _READ_BYTES = 1 << 22
@@ -41,7 +46,8 @@ class Checkpoint(NamedTuple):
     @property
     def step(self) -> int:
         """Optimizer steps that were done when it was saved."""
-        return int(self.manifest["step"])
+        step: int = self.manifest["step"]
+        return step
 
 
 class FileDigest(NamedTuple):
@@ -55,6 +61,16 @@ class ManifestError(ValueError):
     """A manifest that cannot be read; the text says why: "missing", "altered", "no JSON", ..."""
 
 
+_UNREADABLE = " is no file of a checkpoint, or is corrupted: "
+
+
+def unreadable(path: Path, why: str) -> DslparError:
+    """Make the error of a checkpoint's file that cannot be read as what it should be."""
+    message = f"{path}{_UNREADABLE}{why}"
+    hint = "`dslpar checkpoint verify` names every corrupted file; resume from another one: checkpoint.resume_from=NAME"
+    return DslparError([finding("CKP216", message, hint, str(path))])
+
+
 class Corruption(NamedTuple):
     """What is wrong with one file of a checkpoint."""
 
@@ -65,6 +81,13 @@ class Corruption(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+
+def corruption_of(error: DslparError, folder: Path) -> Corruption:
+    """Return what `unreadable` says of a file of that folder."""
+    (found,) = error.findings
+    why = found.message.removeprefix(f"{found.location.path}{_UNREADABLE}")
+    return Corruption(os.path.relpath(found.location.path, folder), why)
 
 
 def final_path(root: Path, step: int) -> Path:
@@ -133,18 +156,26 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         ManifestError: there is no manifest, it was altered, or is of another step than the folder's name says.
     """
+    path = folder / MANIFEST
     try:
-        text = (folder / MANIFEST).read_bytes()
-        manifest = json.loads(text)
+        if path.exists() and not path.is_file():  # to read a pipe would wait for ever
+            raise ManifestError("no file")
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise ManifestError(f"more than {_MAX_MANIFEST_BYTES} bytes")
+        text = path.read_bytes()
+        manifest = json_values.parse(text)
+        if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
+            raise ManifestError("no manifest")
+        # Format 1 had no digest: the caller refuses it by its number, which says more than "altered".
+        if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
+            raise ManifestError("altered")
+        manifest_format.check(manifest)  # who writes nonsense can sign it too
     except OSError as error:
         raise ManifestError("missing" if isinstance(error, FileNotFoundError) else str(error)) from error
+    except ManifestError:
+        raise
     except ValueError as error:
-        raise ManifestError("no JSON") from error
-    if not isinstance(manifest, dict) or not {"format", "step", "fixed", "files"} <= manifest.keys():
-        raise ManifestError("no manifest")
-    # Format 1 had no digest: the caller refuses it by its number, which says more than "altered".
-    if (manifest["format"] != 1 or "digest" in manifest) and not _digest_matches(text, manifest.get("digest")):
-        raise ManifestError("altered")
+        raise ManifestError(str(error)) from error
     if step_of(folder) not in (None, manifest["step"]):
         raise ManifestError(f"of step {manifest['step']}, in {folder.name}")
     return Checkpoint(str(folder), manifest)

@@ -6,20 +6,31 @@ to read it. Each rank makes an index of what it writes; `merge` makes them one. 
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from dslpar.checkpoint.folder import TENSORS
-from dslpar.checkpoint.slices import Piece, Segment, Shape, covers
-from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError
+from dslpar.checkpoint.folder import TENSORS, unreadable
+from dslpar.checkpoint.json_values import MAX_COUNT, count, items, mapping, number, parse, plain, text
+from dslpar.checkpoint.slices import Box, Piece, Segment, Shape, covers, num_elements
 
 Value = TypeVar("Value")
 
 INDEX = "index.json"
+ITEM_BYTES: Mapping[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes of an element, by safetensors' names of dtypes."""
+MAX_DIMS = 32
+MAX_SEGMENTS = 256
+"""Combinations of a box's segments: only one dim has more than one of them."""
+SET_BY_OPTIMIZER = ("step",)
+"""Keys of its groups that an optimizer changes."""
+SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")
+"""Keys of them that LR schedulers change."""
 
 
 class IrregularState(NamedTuple):
@@ -27,6 +38,11 @@ class IrregularState(NamedTuple):
 
     dtype: str
     shape: Shape
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of it, which is stored whole."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +99,19 @@ class Index:
         }
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Index:
-        """Read `to_json`'s values. Raises: KeyError, TypeError, ValueError or IndexError: these are no such values."""
+    def from_json(cls, plain: object, num_bytes: int = MAX_COUNT) -> Index:
+        """Read `to_json`'s values, of tensors in files of so many bytes. Raises: ValueError: these are none."""
+        values = mapping(plain, "the index", "parameters", "copies", "groups")
+        groups = [
+            _group_from_json(group, f"groups[{number}]")
+            for number, group in enumerate(items(values["groups"], "groups"))
+        ]
+        bounds = _Bounds(num_bytes, len(groups))
         parameters, copies = (
-            {name: _entry_from_json(entry) for name, entry in plain[key].items()} for key in ("parameters", "copies")
+            {name: _entry_from_json(entry, name, bounds) for name, entry in mapping(values[key], key).items()}
+            for key in ("parameters", "copies")
         )
-        return cls(parameters, copies, list(plain["groups"]))
+        return cls(parameters, copies, groups)
 
 
 def file_key(name: str, state: str = "") -> str:
@@ -150,23 +173,19 @@ def _merge_dicts(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
 
 
 def load_index(folder: Path) -> Index:
-    """Load the index of a checkpoint.
+    """Load the index of a checkpoint, whose tensor files are there.
 
     Raises:
-        DslparError: CKP216: it is missing, or no index.
+        DslparError: CKP216: it is missing, or no index of these files.
     """
     path = folder / INDEX
     try:
-        return Index.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise unreadable(path, f"{type(error).__name__}: {error}") from error
-
-
-def unreadable(path: Path, why: str) -> DslparError:
-    """Make the error of a checkpoint's file that cannot be read as what it should be."""
-    message = f"{path} is no file of a checkpoint, or is corrupted: {why}"
-    hint = "`dslpar checkpoint verify` names every corrupted file; resume from another one: checkpoint.resume_from=NAME"
-    return DslparError([finding("CKP216", message, hint, str(path))])
+        num_bytes = sum(file.stat().st_size for file in (folder / TENSORS).glob("*"))
+        return Index.from_json(parse(path.read_bytes()), num_bytes)
+    except (OSError, ValueError) as error:
+        raise unreadable(
+            path, f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
+        ) from error
 
 
 # ---- as JSON ----
@@ -193,28 +212,92 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
     return plain
 
 
-def _entry_from_json(plain: Mapping[str, Any]) -> Entry:
-    boxes = [
-        tuple(tuple(Segment(_count(start), _count(length)) for start, length in dim) for dim in box)
-        for box in plain["boxes"]
+class _Bounds(NamedTuple):
+    """What the values of an entry may not exceed."""
+
+    num_bytes: int
+    """Of all tensor files: so many elements there can be."""
+    num_groups: int
+
+
+def _entry_from_json(plain: object, name: str, bounds: _Bounds) -> Entry:
+    at = f"the entry of {name!r}"
+    values = mapping(plain, at, "shape", "dtype", "trained", "states", "numbers", "group", "boxes", "pieces")
+    shape, dtype = _shape(values["shape"], f"{at}.shape"), text(values["dtype"], f"{at}.dtype", ITEM_BYTES)
+    _check_size(shape, dtype, bounds.num_bytes, at)
+    irregular = {
+        key: _irregular(state, f"{at}.odd.{key}", bounds.num_bytes)
+        for key, state in mapping(values.get("odd", {}), f"{at}.odd").items()
+    }
+    boxes = [_box(box, len(shape), f"{at}.boxes[{number}]") for number, box in enumerate(items(values["boxes"], at))]
+    pieces = [
+        _piece(piece, boxes, f"{at}.pieces[{number}]") for number, piece in enumerate(items(values["pieces"], at))
     ]
+    if len({piece.file for piece in pieces}) != len(pieces):
+        raise ValueError(f"{at} has two pieces in one file, which holds one tensor of a name")
     return Entry(
-        shape=tuple(map(_count, plain["shape"])),
-        dtype=str(plain["dtype"]),
-        trained=bool(plain["trained"]),
-        states=dict(plain["states"]),
-        scalars=dict(plain["numbers"]),
-        irregular={
-            key: IrregularState(str(state["dtype"]), tuple(map(_count, state["shape"])))
-            for key, state in plain.get("odd", {}).items()
+        shape=shape,
+        dtype=dtype,
+        trained=values["trained"] is True,
+        states={
+            key: text(each, f"{at}.states.{key}", ITEM_BYTES) for key, each in mapping(values["states"], at).items()
         },
-        irregular_file=plain.get("odd_file"),
-        group=plain["group"],
-        pieces=[Piece(_count(file), boxes[box], _count(a), _count(b)) for file, box, a, b in plain["pieces"]],
+        scalars={key: _scalar(each, f"{at}.numbers.{key}") for key, each in mapping(values["numbers"], at).items()},
+        irregular=irregular,
+        irregular_file=count(values.get("odd_file"), f"{at}.odd_file") if irregular else None,
+        group=None if values["group"] is None else count(values["group"], f"{at}.group", most=bounds.num_groups - 1),
+        pieces=pieces,
     )
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
+def _shape(value: object, at: str) -> Shape:
+    shape = tuple(count(length, at) for length in items(value, at))
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{at} has {len(shape)} dims")
+    return shape
+
+
+def _check_size(shape: Shape, dtype: str, num_bytes: int, at: str) -> None:
+    if math.prod(shape) * ITEM_BYTES[dtype] > num_bytes:
+        raise ValueError(f"{at} has shape {list(shape)} of {dtype}, and all tensor files have {num_bytes} bytes")
+
+
+def _irregular(value: object, at: str, num_bytes: int) -> IrregularState:
+    values = mapping(value, at, "dtype", "shape")
+    state = IrregularState(text(values["dtype"], f"{at}.dtype", ITEM_BYTES), _shape(values["shape"], f"{at}.shape"))
+    _check_size(state.shape, state.dtype, num_bytes, at)
+    return state
+
+
+def _scalar(value: object, at: str) -> Any:
+    """A number, or [dtype, number] for a tensor."""
+    if not isinstance(value, list):
+        return number(value, at)
+    dtype, plain = items(value, at, length=2)
+    return [text(dtype, at, ITEM_BYTES), number(plain, at)]
+
+
+def _box(value: object, num_dims: int, at: str) -> Box:
+    box = tuple(
+        tuple(Segment(*(count(each, at) for each in items(segment, at, length=2))) for segment in items(dim, at))
+        for dim in items(value, at, length=num_dims)
+    )
+    # What two boxes share is found for each combination of their segments.
+    if math.prod(map(len, box)) > MAX_SEGMENTS or num_elements(box) > MAX_COUNT:
+        raise ValueError(f"{at} has too many segments or elements")
+    return box
+
+
+def _piece(value: object, boxes: Sequence[Box], at: str) -> Piece:
+    file, box, start, stop = items(value, at, length=4)
+    box = boxes[count(box, f"{at}: the box", most=len(boxes) - 1)]
+    stop = count(stop, f"{at}: the end", most=num_elements(box))
+    return Piece(count(file, f"{at}: the file"), box, count(start, f"{at}: the start", most=stop), stop)
+
+
+def _group_from_json(value: object, at: str) -> dict[str, Any]:
+    group = mapping(plain(value, at), at)
+    for key in {*SET_BY_OPTIMIZER, *SET_BY_SCHEDULER} & group.keys():
+        for each in items(group[key], f"{at}.{key}") if key == "betas" else [group[key]]:
+            number(each, f"{at}.{key}")
+    return group

@@ -30,6 +30,7 @@ from dslpar.checkpoint import compare, folder, manifest, rank_state, writer
 from dslpar.checkpoint.folder import Checkpoint, FileDigest
 from dslpar.checkpoint.index import INDEX, Index, file_key, load_index, tensor_path
 from dslpar.checkpoint.slices import Box, Piece, box_of, full_box, num_elements
+from dslpar.checkpoint.state_files import read_rank_state
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, torch_bytes, write_lazy_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import finding, raise_finding
@@ -156,7 +157,7 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
     for rank in range(job.mesh.world_size):
         found: dict[str, Tensor] = {}
         for other in reversed(list(rank_state.source_ranks(checkpoint.manifest["layout"], job.mesh.coord(rank)))):
-            found |= rank_state.load(Path(checkpoint.path), other).get("buffers", {})
+            found |= read_rank_state(checkpoint, other).get("buffers", {})
         if found:
             yield rank, found
 

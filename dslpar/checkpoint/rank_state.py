@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
-from dslpar.checkpoint import folder, train_state
+from dslpar.checkpoint import train_state
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.state_files import numpy_state, read_rank_state
 from dslpar.core import mesh
 from dslpar.engine.engine import Engine
 from dslpar.engine.pipeline_module import Pipeline, global_name
@@ -34,25 +35,18 @@ def collect(engine: Engine) -> dict[str, Any]:
     }
 
 
-def load(path: Path, rank: int) -> dict[str, Any]:
-    """Load the state of a rank; {} where it has no file, as in a checkpoint that `reshard` made."""
-    file = folder.rank_path(path, rank)
-    state: dict[str, Any] = torch.load(file, weights_only=True) if file.exists() else {}
-    return state
-
-
 def restore(engine: Engine, state: Mapping[str, Any]) -> None:
     """Restore this rank's buffers and random states, in the layout that saved them."""
     _set_buffers(engine.module, state["buffers"])
     _set_random_states(state["random"], engine.deepspeed.device)
 
 
-def restore_buffers(engine: Engine, path: Path, layout: Mapping[str, Any]) -> list[str]:
+def restore_buffers(engine: Engine, checkpoint: Checkpoint) -> list[str]:
     """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
     missing = set(persistent_buffers(engine.module))
     # One file for each saved stage: which of them has a layer depends on the cut then.
-    for rank in source_ranks(layout, engine.groups.coord) if missing else ():
-        missing -= _set_buffers(engine.module, load(path, rank).get("buffers", {}))
+    for rank in source_ranks(checkpoint.manifest["layout"], engine.groups.coord) if missing else ():
+        missing -= _set_buffers(engine.module, read_rank_state(checkpoint, rank).get("buffers", {}))
         if not missing:
             break
     return sorted(missing)
@@ -101,8 +95,7 @@ def _random_states(device: torch.device) -> dict[str, Any]:
 
 def _set_random_states(states: Mapping[str, Any], device: torch.device) -> None:
     random.setstate(states["python"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    np.random.set_state(numpy_state(states["numpy"]))
     torch.set_rng_state(states["torch"])
     if device.type != "cpu" and "device" in states:  # else it was saved on CPUs
         get_accelerator().set_rng_state(states["device"])

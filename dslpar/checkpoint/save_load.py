@@ -49,6 +49,7 @@ from dslpar.checkpoint.index import (
 )
 from dslpar.checkpoint.shards import Master, ParameterGroup, ParameterShard
 from dslpar.checkpoint.slices import Piece
+from dslpar.checkpoint.state_files import read_rank_state, read_train_state
 from dslpar.checkpoint.tensor_file import DTYPES, dtype_name, torch_bytes, write_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import raise_finding
@@ -104,7 +105,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
         index = _fill_or_refuse(engine, path, parameters, same_layout)
         shards.after_load(engine)
     # Random states have a meaning on these very ranks only: in another layout they begin as in a new run.
-    own_state = rank_state.load(path, engine.groups.rank) if same_layout else None
+    own_state = read_rank_state(checkpoint, engine.groups.rank) if same_layout else None
     _restore_train_state(engine, checkpoint, index, parameters, own_state)
     assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
 
@@ -233,7 +234,7 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
         if not problems:
             _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
-        problems = [finding.message for finding in error.findings]
+        problems = [finding.line() for finding in error.findings]
     # Each name is sent once, by one rank of its stage: every rank receives all that is gathered.
     is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
     names_of_stage = [shard.name for shard in parameters] if is_first else []
@@ -311,13 +312,12 @@ def _restore_train_state(
         if shard.master is not None and id(shard.master.group) not in restored and entry and entry.group is not None:
             train_state.restore_group(engine, shard.master.group, index.groups[entry.group])
             restored.add(id(shard.master.group))
-    # weights_only: a checkpoint is data, and must not run code, wherever it comes from.
-    values = torch.load(path / folder.STATE, weights_only=True)
+    values = read_train_state(checkpoint)
     if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
         values["scale"] = {}  # a loss scale of another precision means nothing: start where the config says
     train_state.restore(engine, values, own_state["schedule"] if own_state else None)
     # Last: what was drawn while the engine was built and filled must not count.
     if own_state:
         rank_state.restore(engine, own_state)
-    elif missing := rank_state.restore_buffers(engine, path, checkpoint.manifest["layout"]):
+    elif missing := rank_state.restore_buffers(engine, checkpoint):
         log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dslpar.checkpoint import folder
+from dslpar.checkpoint import contents, folder
 from dslpar.checkpoint.collective import MAX_LISTED, READ, check_seen_by_all, run_on_rank_0
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.core.catalog import raise_finding
@@ -83,12 +83,16 @@ def _verify_together(checkpoint: Checkpoint, world: Axis, job: Job) -> list[str]
     if checkpoint.manifest["format"] != folder.FORMAT:
         return []
     sees = Path(checkpoint.path).is_dir()
-    local = [str(problem) for problem in folder.verify(checkpoint, world.index, world.size)] if sees else []
-    reports = collectives.gather_objects((socket.gethostname(), sees, local), world)
-    check_seen_by_all([(host, sees) for host, sees, _ in reports], checkpoint.path, job)
+    hosts = collectives.gather_objects((socket.gethostname(), sees), world)
+    check_seen_by_all(hosts, checkpoint.path, job)
     # Of several hosts each is named: it may be that host's memory or mount, and not the file.
-    host_named = len({host for host, _, _ in reports}) > 1
-    return [f"{each} (as {host} sees it)" if host_named else each for host, _, found in reports for each in found]
+    host_named = len({host for host, _ in hosts}) > 1
+
+    def gather(found: list[str]) -> list[str]:
+        reports = zip(hosts, collectives.gather_objects(found, world), strict=True)
+        return [f"{each} (as {host} sees it)" if host_named else each for (host, _), found in reports for each in found]
+
+    return contents.corruptions(checkpoint, world.index, world.size, gather)
 
 
 def _check_passed_over(checkpoint: Checkpoint, corrupted: list[str], requested: str, world: Axis, job: Job) -> None:

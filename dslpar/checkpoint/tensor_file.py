@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from dslpar.checkpoint import writer
-from dslpar.checkpoint.folder import FileDigest
-from dslpar.checkpoint.index import unreadable
+from dslpar.checkpoint.folder import FileDigest, unreadable
+from dslpar.checkpoint.json_values import count, items, mapping, parse, text
 
 DTYPES = {
     "F64": torch.float64,
@@ -149,11 +149,19 @@ class TensorFile(NamedTuple):
     """By the tensors' keys, in the order of the file."""
     metadata: Mapping[str, str]
 
-    def span(self, key: str) -> TensorSpan:
-        """Return where a tensor lies. Raises: DslparError: CKP216: there is none of that key."""
+    def span(self, key: str, dtype: str = "", numel: int = 0) -> TensorSpan:
+        """Return where a tensor lies, of that dtype and number of elements if they are given.
+
+        Raises:
+            DslparError: CKP216: there is none of that key, or it is another one.
+        """
         if key not in self.spans:
             raise unreadable(self.path, f"it holds no {key!r}")
-        return self.spans[key]
+        span = self.spans[key]
+        if dtype and (span.dtype, span.numel) != (DTYPES[dtype], numel):
+            found = f"{span.numel} of {dtype_name(span.dtype)}"
+            raise unreadable(self.path, f"{key!r} is {found}, by the index {numel} of {dtype}")
+        return span
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Return elements [start, stop) of a tensor, a view of the map. Raises: DslparError: CKP216: out of range."""
@@ -180,19 +188,21 @@ def open_file(path: Path) -> TensorFile:
         begin = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
         if begin > len(memory):
             raise ValueError(f"a header of {begin - _LENGTH_BYTES} bytes in a file of {len(memory)}")
-        header = json.loads(memory[_LENGTH_BYTES:begin])
-        metadata = header.pop("__metadata__", {})
-        spans = {key: _span(recorded, begin) for key, recorded in header.items()}
+        header = mapping(parse(memory[_LENGTH_BYTES:begin]), "its header")
+        metadata = mapping(header.pop("__metadata__", {}), "its metadata")
+        spans = {key: _span(recorded, begin, key) for key, recorded in header.items()}
         # The safetensors library refuses gaps and overlaps as well: nothing may hide between tensors.
         _check_gapless(spans, begin, len(memory))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise unreadable(path, f"{type(error).__name__}: {error}") from error
     return TensorFile(path, memory, spans, metadata)
 
 
-def _span(recorded: Mapping[str, Any], begin: int) -> TensorSpan:
-    dtype, (start, end) = DTYPES[recorded["dtype"]], recorded["data_offsets"]
-    numel = math.prod(recorded["shape"])
+def _span(value: object, begin: int, key: str) -> TensorSpan:
+    recorded = mapping(value, key, "dtype", "shape", "data_offsets")
+    dtype = DTYPES[text(recorded["dtype"], f"{key}.dtype", DTYPES)]
+    start, end = (count(offset, f"{key}.data_offsets") for offset in items(recorded["data_offsets"], key, length=2))
+    numel = math.prod(count(length, f"{key}.shape") for length in items(recorded["shape"], key))
     if end - start != numel * dtype.itemsize:
         raise ValueError(f"{numel} elements of {recorded['dtype']} in {end - start} bytes")
     return TensorSpan(dtype, begin + start, numel)

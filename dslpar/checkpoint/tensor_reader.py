@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dslpar.checkpoint.index import Index, file_key, tensor_path, unreadable
+from dslpar.checkpoint.index import Index, file_key, tensor_path
 from dslpar.checkpoint.slices import (
     Box,
     Copy,
@@ -85,7 +85,9 @@ class TensorReader:
         """Return an optimizer's tensor of another shape than the parameter's."""
         entry = self.index.entry(name)
         assert entry.irregular_file is not None, f"no file holds {name}::{key}"
-        return self._file(entry.irregular_file).get(file_key(name, key)).view(entry.irregular[key].shape)
+        opened, state = self._file(entry.irregular_file), entry.irregular[key]
+        opened.span(file_key(name, key), state.dtype, state.num_elements)
+        return opened.get(file_key(name, key)).view(state.shape)
 
     def _assemble(self, out: Tensor, name: str, key: str, box: Box, start: int, stop: int) -> None:
         """Cut both fragments into cuboids, and copy what any two of them share."""
@@ -123,11 +125,7 @@ class TensorReader:
     def _read(self, name: str, key: str, piece: Piece, start: int, stop: int) -> Tensor:
         """Read the range [start, stop) of a piece from the stored fragment `piece`."""
         opened, at = self._file(piece.file), file_key(name, key)
-        recorded = DTYPES[self.index.entry(name).dtype_of(key)]
-        span, numel = opened.span(at), piece.stop - piece.start
-        if span.dtype != recorded or span.numel != numel:
-            problem = f"{at!r} is {span.numel} of {span.dtype}, by the index {numel} of {recorded}"
-            raise unreadable(opened.path, problem)
+        opened.span(at, self.index.entry(name).dtype_of(key), piece.stop - piece.start)
         return opened.get(at, start - piece.start, stop - piece.start)
 
     def _file(self, file: int) -> TensorFile:

@@ -16,25 +16,19 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from dslpar.checkpoint.index import SET_BY_OPTIMIZER, SET_BY_SCHEDULER
+from dslpar.checkpoint.state_files import COUNTS, LOSS_SCALE
 from dslpar.engine.engine import Engine
 from dslpar.schema import sections
 
 Values = dict[str, Any]
-
-_COUNTS = ("global_steps", "global_samples", "skipped_steps")
-_LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""Attributes that a loss scaler changes by itself."""
-_SET_BY_OPTIMIZER = ("step",)
-"""Keys of its groups that an optimizer changes."""
-_SET_BY_SCHEDULER = ("lr", "initial_lr", "momentum", "betas")
-"""Keys of them that LR schedulers change."""
 
 
 def collect(engine: Engine) -> Values:
     """Collect all of it as plain values; the same on every rank."""
     ds_engine = engine.deepspeed
     values: Values = {
-        "counts": {name: int(getattr(ds_engine, name)) for name in _COUNTS},
+        "counts": {name: int(getattr(ds_engine, name)) for name in COUNTS},
         "schedule": lr_scheduler_state(engine),
         "scale": _loss_scale(ds_engine),
     }
@@ -46,8 +40,8 @@ def collect(engine: Engine) -> Values:
 def restore(engine: Engine, values: Mapping[str, Any], schedule: Mapping[str, Any] | None) -> None:
     """Restore all of it; `schedule` is this rank's own state, where its groups are those that were saved."""
     ds_engine = engine.deepspeed
-    for name, count in values["counts"].items():
-        setattr(ds_engine, name, count)
+    for name in COUNTS:
+        setattr(ds_engine, name, values["counts"][name])
     if engine.job.mesh.pipe == 1:  # without a pipeline DeepSpeed counts micro-batches: a step must begin at a multiple
         ds_engine.micro_steps = ds_engine.global_steps * engine.job.batch.accumulation
     scaler = _scaler(ds_engine)
@@ -104,9 +98,9 @@ def group_values(group: Mapping[str, Any]) -> Values:
 
 def restore_group(engine: Engine, group: Any, saved: Mapping[str, Any]) -> None:
     """Restore what the optimizer, or an LR scheduler that is not dslpar's own, has changed in one of its groups."""
-    keys = [key for key in _SET_BY_OPTIMIZER if key in saved]  # FusedAdam's group has no "step" before its first step
+    keys = [key for key in SET_BY_OPTIMIZER if key in saved]  # FusedAdam's group has no "step" before its first step
     if not uses_dslpar_schedule(engine):
-        keys += [key for key in _SET_BY_SCHEDULER if key in saved and key in group]
+        keys += [key for key in SET_BY_SCHEDULER if key in saved and key in group]
     for key in keys:
         present = group.get(key)
         if isinstance(present, Tensor):  # a kernel reads this very tensor: it is filled, not replaced
@@ -131,7 +125,7 @@ def _loss_scale(ds_engine: Any) -> Values:
     scaler = _scaler(ds_engine)
     if scaler is None or not _is_dynamic(scaler):
         return {}
-    return {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
+    return {name: getattr(scaler, name) for name in LOSS_SCALE if hasattr(scaler, name)}
 
 
 def _uses_random_ltd(ds_engine: Any) -> bool:

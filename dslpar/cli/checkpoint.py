@@ -1,6 +1,6 @@
 """`dslpar checkpoint list | show | verify | reshard | export`: checkpoints, without the ranks that wrote them.
 
-One process, no GPU, no cluster; list, show and verify need no torch either. Output is written under a temporary name
+One process, no GPU, no cluster; list and show need no torch either. Output is written under a temporary name
 until all of it is on disk, and nothing is ever overwritten.
 """
 
@@ -92,8 +92,8 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
 
 def _require_intact(stored: Checkpoint) -> None:
     """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
-    if damages := folder.verify(stored):
-        raise DslparError([_corrupted(Path(stored.path), list(map(str, damages)))])
+    if damages := _import_with_torch("contents").corruptions(stored):
+        raise DslparError([_corrupted(Path(stored.path), damages)])
 
 
 def _corrupted(path: Path, damages: Sequence[str]) -> Finding:
@@ -191,8 +191,8 @@ def _description(stored: Checkpoint) -> str:
 
 def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Reads every byte of every file and compares it with what was written; then checks that each element
-of each tensor is there exactly once.
+Reads every byte of every file and compares it with what was written; then reads every file as a
+resume does: what is intact here can be loaded.
 
 exit status: 0 all are intact, 1 one is corrupted, 2 wrong usage"""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, or an output_dir for all in it")
@@ -224,19 +224,16 @@ def _damages(path: Path) -> Iterator[str]:
     if problem := _other_format(stored):
         yield f"{folder.MANIFEST}: {problem}"
         return
-    damages = folder.verify(stored)
-    yield from map(str, damages)
-    if not damages:
-        yield from (f"{index.INDEX}: {name} is not there exactly once" for name in index.load_index(path).incomplete())
+    yield from _import_with_torch("contents").corruptions(stored)
 
 
 # ---- reshard ----
 
 
-def _import_offline() -> ModuleType:
+def _import_with_torch(name: str) -> ModuleType:
     """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
     with contextlib.redirect_stdout(sys.stderr):
-        return importlib.import_module("dslpar.checkpoint.offline")
+        return importlib.import_module(f"dslpar.checkpoint.{name}")
 
 
 def _add_reshard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -269,7 +266,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     _require_intact(stored)
-    written = _import_offline().reshard(stored, job, Path(args.output))
+    written = _import_with_torch("offline").reshard(stored, job, Path(args.output))
     before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
     print(visible(f"{stored.path} ({before})"), visible(f"  -> {written} ({after})"), sep="\n")
     return 0
@@ -307,7 +304,9 @@ def _num_bytes(text: str) -> int:
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
     _require_intact(stored)
-    for path in _import_offline().export(stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size):
+    for path in _import_with_torch("offline").export(
+        stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
+    ):
         print(visible(f"{path}  {path.stat().st_size:,} bytes"))
     return 0
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dslpar.checkpoint import folder
+from dslpar.checkpoint import writer
 from dslpar.cli.main import main
 from dslpar.cluster.launcher import Command
 from dslpar.core.argument_parser import ArgumentParser
@@ -269,7 +269,7 @@ def stored(*argv: str) -> Callable[[Path, str], Argv]:
 
     def command(root: Path, text: str) -> Argv:
         checkpoints = root / file_name(text) / "checkpoints"
-        part = folder.begin_save(checkpoints, 3)
+        part = writer.begin_save(checkpoints, 3)
         tensor = {"mode": text, "d": 1, "q": 1, "y": 1, "z": 1}
         layout = {"world_size": 1, "pipe": 1, "data": 1, "tensor": tensor, "order": [text], "counts": None}
         manifest = {
@@ -283,8 +283,8 @@ def stored(*argv: str) -> Callable[[Path, str], Argv]:
         }
         name = file_name(text)
         index = json.dumps({"parameters": {text: {"shape": [text]}}, "copies": {}, "groups": []}).encode()
-        files = {key: folder.write_file(part / key, [index]) for key in ("index.json", name)}
-        folder.publish(checkpoints, manifest, files)
+        files = {key: writer.write_file(part / key, [index]) for key in ("index.json", name)}
+        writer.publish(checkpoints, manifest, files)
         return [word.replace("RUN", str(checkpoints.parent)) for word in argv]
 
     return command

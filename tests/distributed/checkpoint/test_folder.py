@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import re
 import resource
 import tempfile
@@ -13,13 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xxhash
 
 from dslpar.checkpoint import check, find_checkpoint, folder, manifest, writer
 from dslpar.checkpoint.folder import Checkpoint
-from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.index import INDEX, Index, load_index
+from dslpar.checkpoint.tensor_file import torch_bytes
 from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import Axis
 from dslpar.layout.resolve import Job, resolve
@@ -36,9 +39,20 @@ def job_of(output_dir: Path | str = "out", world: int = 1, **sections: Any) -> J
 
 
 def put(root: Path, step: int) -> Path:
-    """A checkpoint of one file."""
-    written = writer.write_file(writer.begin_save(root, step) / "weights", [b"1234"])
-    return writer.publish(root, manifest.manifest_of(job_of(), "text", step), {"weights": written})
+    """A checkpoint without tensors, of one rank; and a file more, to be corrupted."""
+    part = writer.begin_save(root, step)
+    counts = {"global_steps": step, "global_samples": step, "skipped_steps": 0}
+    numpy: Any = np.random.RandomState(1).get_state(legacy=True)
+    numpy = [numpy[0], numpy[1].tolist(), *numpy[2:]]
+    states = {"python": random.Random(1).getstate(), "numpy": numpy, "torch": torch.Generator().get_state()}
+    files = {
+        "weights": b"1234",
+        INDEX: json.dumps(Index().to_json()).encode(),
+        folder.STATE: torch_bytes({"counts": counts, "schedule": {}, "scale": {}}),
+        "ranks/00000.pt": torch_bytes({"buffers": {}, "schedule": {}, "random": states}),
+    }
+    written = {name: writer.write_file(part / name, [data]) for name, data in files.items()}
+    return writer.publish(root, manifest.manifest_of(job_of(), "text", step), written)
 
 
 def steps(root: Path) -> list[int]:
@@ -56,12 +70,8 @@ def test_it_is_visible_with_its_manifest_and_not_before(tmp_path: Path) -> None:
     assert final.name == "step_000005"
     (stored,) = folder.scan(tmp_path).checkpoints
     assert folder.is_complete(stored)
-    assert {key: stored.manifest[key] for key in ("format", "step", "consumed_samples", "files")} == {
-        "format": 2,
-        "step": 5,
-        "consumed_samples": 5,
-        "files": {"weights": {"bytes": 4, "xxh3_128": xxhash.xxh3_128_hexdigest(b"1234")}},
-    }
+    assert [stored.manifest[key] for key in ("format", "step", "consumed_samples")] == [2, 5, 5]
+    assert stored.manifest["files"]["weights"] == {"bytes": 4, "xxh3_128": xxhash.xxh3_128_hexdigest(b"1234")}
     assert set(stored.manifest["versions"]) == {"dslpar", "torch", "deepspeed", "python"}
 
 
@@ -384,7 +394,7 @@ def test_of_several_hosts_the_one_that_sees_the_corruption_is_named(tmp_path: Pa
     """It may be a bad mount there, or its memory, and no damage of the file."""
     (put(tmp_path / "checkpoints", 5) / "weights").write_bytes(b"1235")
     for message in on_ranks(2, _on_a_host_of_its_own, job_of(tmp_path, 2)):
-        assert "step_000005 is corrupted: weights: altered (as host0 sees it)" in message
+        assert "step_000005 is corrupted: weights: altered (as host1 sees it)" in message
 
 
 def _blind(job: Job) -> str:

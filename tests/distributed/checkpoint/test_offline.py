@@ -123,7 +123,7 @@ def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path)
         kept = {"norm.mean": torch.tensor([10.0 + at["data"]])} if at["pipe"] else {}
         (tmp_path / "ranks").mkdir(exist_ok=True)
         torch.save({"buffers": kept}, folder.rank_path(tmp_path, rank))
-    stored = folder.Checkpoint(str(tmp_path), {"layout": manifest.layout_of(before)})
+    stored = folder.Checkpoint(str(tmp_path), {"layout": manifest.layout_of(before) | {manifest.OFFLINE: True}})
     after = job_of(tmp_path, 4, batch=schema_sections.Batch(global_size=8))
     found = {rank: buffers["norm.mean"].item() for rank, buffers in offline._buffers(stored, after)}
     assert found == {0: 10.0, 1: 11.0, 2: 10.0, 3: 10.0}
@@ -285,12 +285,14 @@ def test_list(copy: Path, say: Say) -> None:
     assert states["step_000003"].startswith("corrupted: ")
 
 
-def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(copy: Path, say: Say) -> None:
+def test_the_newest_is_by_its_number_among_what_a_resume_would_choose_from(
+    copy: Path, tmp_path: Path, say: Say
+) -> None:
     """As a run's folder that is named by its job's number; with a copy of somebody's, and one that was set aside."""
     run = copy.rename(copy.with_name("123456"))
     root = run / "checkpoints"
     for step, name in ((999_999, "step_999999"), (1_000_000, "step_1000000")):
-        data = {"format": folder.FORMAT, "step": step, "fixed": {}}
+        data = manifest.manifest_of(job_of(tmp_path, 1), "text", step)
         (root / name).mkdir()
         writer.write_file(root / name / folder.MANIFEST, [folder.serialize({**data, "files": {}})])
     for name in ("step_best", "step_1000002.aside", "step_1000003.part"):

@@ -20,7 +20,10 @@ import torch
 
 from dslpar.checkpoint import folder, tensor_file, writer
 from dslpar.checkpoint.folder import FileDigest
+from dslpar.checkpoint.manifest import manifest_of
+from tests.distributed.checkpoint.test_folder import job_of
 
+JOB = job_of()
 EVENTS = {"os.mkdir": "mkdir", "os.rename": "rename", "os.remove": "remove", "os.rmdir": "rmdir", "open": "open"}
 """Python's audit events, by what is done."""
 
@@ -33,7 +36,7 @@ def save(root: Path, step: int, keep: int | None = 2) -> Path:
     for name in ("ranks/00000.pt", "ranks/00001.pt", "index.json", folder.STATE):
         written[name] = writer.write_file(part / name, [f"{name} at {step}".encode()])
     writer.set_aside(root, step)
-    final = writer.publish(root, {"format": folder.FORMAT, "step": step, "fixed": {}}, written)
+    final = writer.publish(root, manifest_of(JOB, "text", step), written)
     writer.prune(root, keep, step)
     return final
 
@@ -198,7 +201,7 @@ def test_a_file_that_is_gone_or_short_before_it_is_published_is_an_error(tmp_pat
     """As on a full disk, or a host whose files nobody else sees: nothing becomes visible."""
     save(tmp_path, 5)
     written = writer.write_file(writer.begin_save(tmp_path, 6) / "a", [b"1234"])
-    manifest = {"format": folder.FORMAT, "step": 6, "fixed": {}}
+    manifest = manifest_of(JOB, "text", 6)
     for files, message in (
         ({"a": FileDigest(5, written.xxh3_128)}, "4 bytes are there, and 5 were"),
         ({"a": written, "b": written}, "no bytes are there, and 4 were"),

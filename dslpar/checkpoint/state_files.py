@@ -1,0 +1,118 @@
+"""`state.pt` and `ranks/00003.pt` as they are read back: nothing in them runs, and each value is what a load needs.
+
+torch, but not DeepSpeed: `dslpar checkpoint verify` reads them by the same functions as a resume.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import folder
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.json_values import count, items, mapping, number, text
+from dslpar.checkpoint.manifest import OFFLINE
+from dslpar.schema.sections import LR_SCHEDULERS
+
+COUNTS = ("global_steps", "global_samples", "skipped_steps")
+"""Counters of DeepSpeed's engine."""
+LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes that a loss scaler changes by itself."""
+POSITION = ("last_epoch", "_step_count")
+"""Where torch's LR schedulers are."""
+
+_MALFORMED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+"""What torch.load and the generators of random numbers raise, of a file that is not theirs."""
+
+
+def read_train_state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Read the training state of a checkpoint.
+
+    Raises:
+        DslparError: CKP216: it is missing, or something else.
+    """
+    file = Path(checkpoint.path, folder.STATE)
+    try:
+        values = mapping(_load(file), "the state", "counts", "schedule", "scale")
+        counts = mapping(values["counts"], "counts", *COUNTS)
+        for name in COUNTS:
+            count(counts[name], f"counts.{name}")
+        if counts["global_steps"] != checkpoint.step:
+            raise ValueError(f"it is of step {counts['global_steps']}, and the manifest of step {checkpoint.step}")
+        for name, value in mapping(values["scale"], "scale").items():
+            number(value, f"scale.{text(name, 'scale', LOSS_SCALE)}")
+        _check_schedule(values["schedule"], checkpoint)
+        mapping(values.get("random_ltd", {}), "random_ltd")
+    except (OSError, pickle.UnpicklingError, *_MALFORMED) as error:
+        raise folder.unreadable(file, _describe(error)) from error
+    return values
+
+
+def read_rank_state(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
+    """Read the state of a rank; {} where it has no file.
+
+    A checkpoint that `reshard` made has files of those ranks alone that have buffers, and nothing else in them.
+
+    Raises:
+        DslparError: CKP216: it is something else.
+    """
+    file = folder.rank_path(Path(checkpoint.path), rank)
+    if not file.exists():
+        return {}
+    keys = () if checkpoint.manifest["layout"].get(OFFLINE) else ("random", "schedule")
+    try:
+        values = mapping(_load(file), "the state", "buffers", *keys)
+        for name, buffer in mapping(values["buffers"], "buffers").items():
+            _check_tensor(buffer, f"buffers[{name!r}]")
+        if keys:
+            _check_random(mapping(values["random"], "random", "python", "numpy", "torch"))
+            _check_schedule(values["schedule"], checkpoint)
+    except (OSError, pickle.UnpicklingError, *_MALFORMED) as error:
+        raise folder.unreadable(file, _describe(error)) from error
+    return values
+
+
+def _load(file: Path) -> object:
+    # weights_only: a checkpoint is data, and must not run code, wherever it comes from.
+    return torch.load(file, weights_only=True, map_location="cpu")
+
+
+def _describe(error: Exception) -> str:
+    """Say what is wrong in a line: torch explains on several how to load a file that one trusts."""
+    line = str(error).partition("\n")[0]
+    return line if type(error) in (ValueError, OSError) else f"{type(error).__name__}: {line}"
+
+
+def _check_tensor(value: object, at: str) -> None:
+    if not (isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"):
+        raise ValueError(f"{at} is no dense tensor")
+
+
+def _check_schedule(value: object, checkpoint: Checkpoint) -> None:
+    """Check the plain values of an LR scheduler; of dslpar's own, a load needs its position."""
+    own = checkpoint.manifest["config"]["lr_scheduler"]["type"] in LR_SCHEDULERS
+    for key in POSITION if mapping(value, "schedule") and own else ():
+        count(mapping(value, "schedule", key)[key], f"schedule.{key}")
+
+
+def _check_random(states: Mapping[str, Any]) -> None:
+    """Set the states of generators that nobody draws from: they alone know what a state is."""
+    random.Random().setstate(states["python"])
+    np.random.RandomState().set_state(numpy_state(states["numpy"]))
+    _check_tensor(states["torch"], "random.torch")
+    torch.Generator().set_state(states["torch"])
+    if "device" in states:
+        _check_tensor(states["device"], "random.device")
+
+
+def numpy_state(plain: object) -> Any:
+    """Return numpy's state of the list that a file has of it."""
+    kind, keys, *rest = items(plain, "random.numpy", length=5)
+    return kind, np.array(keys, dtype=np.uint32), *rest
