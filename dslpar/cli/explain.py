@@ -28,9 +28,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             [{"code": page.code, "name": page.name, "severity": page.severity, "page": page.text()} for page in pages]
         )
     elif args.codes:
-        print("\n\n".join(f"{page.code} {page.name} ({page.severity})\n\n{page.text().rstrip()}" for page in pages))
+        texts = [f"{page.code} {page.name} ({page.severity})\n\n{page.text().rstrip()}" for page in pages]
+        print("\n\n".join(texts))
     else:
-        print("\n".join(f"{page.code:8} {page.severity:8} {page.name:36} {headline(page)}" for page in pages))
+        lines = [f"{page.code:8} {page.severity:8} {page.name:36} {headline(page)}" for page in pages]
+        print("\n".join(lines))
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dslpar.cli import arguments
 from dslpar.core.errors import has_errors
+from dslpar.core.visible import visible
 from dslpar.language.errors import ConfigError
 from dslpar.language.finder import OURS
 from dslpar.language.source import read_source
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     made = convert(source, model)
     if args.num_samples:
         if convert(source, model, Epoch(args.num_samples, 1)).entries == made.entries:
-            sys.stderr.write(f"note: --num-samples has no effect: {args.file} counts no epochs\n")
+            sys.stderr.write(visible(f"note: --num-samples has no effect: {args.file} counts no epochs") + "\n")
         else:
             made = convert(source, model, _epoch(made, args, parser))
     text = writer.file_of(made)

@@ -186,7 +186,7 @@ class _Settings:
 def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs: list[Config]) -> int:
     """Print which files would be linted, or what a run of them would import and call."""
     if args.show_files:
-        _write("".join(f"{config.path}\n" for config in configs), args, parser, sys.stdout)
+        _write("".join(visible(config.path) + "\n" for config in configs), args, parser, sys.stdout)
         return 0
     if args.format not in ("text", "json"):
         parser.error(f"--targets has the formats text and json, not {args.format}")

@@ -91,7 +91,7 @@ def _no_command(
     if parser.parse_args(argv).version:
         from dslpar import __version__
 
-        print(f"dslpar {__version__}")
+        print("dslpar", __version__)
         return 0
     parser.print_help()
     return 2

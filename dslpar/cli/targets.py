@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dslpar.core.project import trusted_packages
+from dslpar.core.visible import json_text, visible
 from dslpar.language.load import Config
 from dslpar.linter.targets import targets_of
 
@@ -14,17 +15,16 @@ def listing(configs: Iterable[Config], form: str) -> tuple[str, bool]:
     targets = [target for config in configs for target in targets_of(config.root, trusted_packages(config.trusted))]
     refused = any(not target.allowed_by for target in targets)
     if form == "json":
-        import json
-
         records = [
             {"target": target.name, "key": target.key, "purpose": target.purpose}
             | {"allowed_by": target.allowed_by or None, "message": target.message, "help": target.hint}
             | target.location._asdict()
             for target in targets
         ]
-        return json.dumps(records, indent=2) + "\n", refused
+        return json_text(records), refused
     lines = [
-        f"{target.location}: {target.name} for {target.key}: {target.allowed_by or f'refused: {target.message}'}\n"
+        f"{target.location}: {target.name} for {target.key}: {target.allowed_by or f'refused: {target.message}'}"
         for target in dict.fromkeys(targets)
     ]
-    return "".join(lines) or "no targets: nothing of other packages is imported\n", refused
+    text = "".join(visible(line) + "\n" for line in lines)
+    return text or "no targets: nothing of other packages is imported\n", refused

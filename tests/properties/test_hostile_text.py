@@ -251,6 +251,18 @@ def has_source(text: str) -> str:
     return f"# {text}\n{MODEL}idle = dict(a='{text}')  # {text}\nparallel = dict(pipline=1, tensor={text})\n"
 
 
+def calls(text: str) -> str:
+    return f"from dslpar import L\nmodel = L({text!r})(a={text!r})\noptimizer = dict(type={text!r})\n"
+
+
+def has_settings(root: Path, text: str) -> Argv:
+    path = write_config(root, text, has_keys(text))
+    safe = json.dumps(text.encode("utf-8", "ignore").decode())
+    content = f"[tool.dslpar]\n{safe} = 1\nselect = [{safe}]\nper-file-ignores = {{{safe} = [{safe}]}}\n"
+    Path(os.path.dirname(path), "pyproject.toml").write_text(content, encoding="utf-8")
+    return ["lint", path]
+
+
 def imported(root: Path, text: str) -> Argv:
     path = root / f"{file_name(text)}.json"
     text = text.encode("utf-8", "ignore").decode()
@@ -299,6 +311,10 @@ COMMANDS: dict[str, Callable[[Path, str], Argv]] = {
     "lint, sarif": written(asserts, "lint", "CFG", "--format", "sarif"),
     "lint, overrides": written(has_values, "lint", "CFG", "model.TEXT=1", "train.TEXT=TEXT", "~TEXT"),
     "lint, verbose": lambda root, text: ["lint", os.path.dirname(write_config(root, text, "x = 1")), "--verbose"],
+    "lint, files": lambda root, text: ["lint", "--show-files", os.path.dirname(write_config(root, text, MODEL))],
+    "lint, targets": written(calls, "lint", "CFG", "--targets"),
+    "lint, targets as json": written(calls, "lint", "CFG", "--targets", "--format", "json"),
+    "lint, settings": has_settings,
     "lint, diff": written(has_source, "lint", "CFG", "--diff"),
     "lint, unknown flag": written(has_values, "lint", "CFG", "--TEXT"),
     "lint, no such file": lambda root, text: ["lint", str(root / file_name("no" + text))],

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -277,3 +277,35 @@ def test_an_unknown_part_of_prove_is_refused() -> None:
 def test_make_has(target: str) -> None:
     planned = run("make", "-n", target)
     assert planned.returncode == 0, planned.stderr
+
+
+# ---- text that leaves ----
+
+_VISIBLE = {"visible", "visible_lines", "json_text"}
+
+
+def bare_texts(tree: ast.AST) -> list[int]:
+    """Lines where something is printed, or written to a standard stream, that is put together and not made visible."""
+    found = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        written = ast.unparse(call.func)
+        if written == "print" or written.endswith(("stdout.write", "stderr.write")):
+            found += [text.lineno for argument in call.args for text in _put_together(argument)]
+    return found
+
+
+def _put_together(node: ast.AST) -> Iterator[ast.JoinedStr]:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in _VISIBLE:
+        return
+    if isinstance(node, ast.JoinedStr):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _put_together(child)
+
+
+def test_text_is_made_visible_where_it_leaves() -> None:
+    """A file's name that is printed as it is may command the terminal (dslpar/core/visible.py)."""
+    found = {path: bare_texts(ast.parse(path.read_text())) for path in sorted((ROOT / "dslpar").rglob("*.py"))}
+    assert {str(path.relative_to(ROOT)): lines for path, lines in found.items() if lines} == {}
+    assert bare_texts(ast.parse("print(f'{path} is written')")) == [1]
+    assert bare_texts(ast.parse("sys.stderr.write(visible(f'{path} is written') + '\\n')")) == []
