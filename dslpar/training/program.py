@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dslpar.checkpoint import Checkpoint
 from dslpar.core.catalog import raise_finding
+from dslpar.core.visible import visible
 from dslpar.distributed.groups import Groups
 from dslpar.engine.engine import Engine, MicroBatch, Output
 from dslpar.engine.executor import LossFn
@@ -111,7 +112,7 @@ class ProgramEngine(Engine):
             self.stopped = True
             if self.groups.rank == 0:  # not to a log: a program may have none
                 how = f"saved in {saved}" if saved else "not saved"
-                print(f"told to stop: step {self.steps_done} is {how}", file=sys.stderr, flush=True)
+                print(visible(f"told to stop: step {self.steps_done} is {how}"), file=sys.stderr, flush=True)
 
     def _leave_if_stopped(self) -> None:
         if self.stopped:
