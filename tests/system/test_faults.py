@@ -62,9 +62,9 @@ def last_lines(one: Outcome) -> None:
     last = one.lines[begins:]
     if one.fault == "exception":
         assert last[0] == f"dslpar launch: rank 1 of 3 on {host}, {AT}, failed first:"
-        assert last[1] == "Traceback (most recent call last):"
-        assert last[-1] == "RuntimeError: this rank broke"
-        assert all(line.startswith("  ") for line in last[2:-1])
+        assert last[1] == "  Traceback (most recent call last):"
+        assert last[-1] == "  RuntimeError: this rank broke"
+        assert all(line.startswith("    ") for line in last[2:-1])
         assert one.status == 1
     elif one.fault == "SIGKILL":
         # Under torchrun the status of the rank is torchrun's to take; on a busy machine it is gone before we look.
