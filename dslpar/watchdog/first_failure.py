@@ -179,4 +179,4 @@ def _silent_failure(failure: Failure, status: int | None, launcher_signal: int |
 
 
 def _write(text: str) -> None:
-    sys.stderr.write(f"dslpar launch: {text}\n")
+    sys.stderr.write(visible(f"dslpar launch: {text}") + "\n")

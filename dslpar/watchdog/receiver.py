@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, unquote
 
+from dslpar.core.visible import visible
 from dslpar.watchdog import authentication, marks, messages, protocol
 from dslpar.watchdog.authentication import Key
 from dslpar.watchdog.peers import LAUNCH
@@ -141,4 +142,4 @@ def _refuse(address: str) -> None:
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(f"dslpar launch: {text}\n")
+    sys.stderr.write(visible(f"dslpar launch: {text}") + "\n")
