@@ -26,6 +26,7 @@ from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import add_trust
+from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.layout.resolve import Job
@@ -103,7 +104,7 @@ def _end_before_start(dist_env: DistributedEnv, rank_monitor: RankMonitor, findi
     if dist_env.rank:
         if not met:  # rank 0 most often says the same, and the launcher ends this one
             time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))
-        sys.stderr.write(f"{rank_monitor.location} cannot run:\n{findings}")
+        sys.stderr.write(visible_lines(f"{rank_monitor.location} cannot run:\n{findings}"))
     if met:
         rank_monitor.mark_failed("cannot run", findings or "what it has said above\n")
         time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on, and ends this rank as well
