@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dslpar.api import Run, initialize, start
-    from dslpar.compat.colossalai import NonPipelineSchedule, PipelineSchedule
+    from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
     from dslpar.core.errors import DslparError, Finding, Location
     from dslpar.engine.gradient_handlers import BaseGradientHandler
     from dslpar.language.lazy import L, LazyCall, get_config, instantiate
@@ -43,8 +43,8 @@ _HOMES = {
     "LAYERS": ("dslpar.schema.registry", "LAYERS"),
     "GRADIENT_HANDLER": ("dslpar.schema.registry", "GRADIENT_HANDLER"),
     "BaseGradientHandler": ("dslpar.engine.gradient_handlers", "BaseGradientHandler"),
-    "PipelineSchedule": ("dslpar.compat.colossalai", "PipelineSchedule"),
-    "NonPipelineSchedule": ("dslpar.compat.colossalai", "NonPipelineSchedule"),
+    "PipelineSchedule": ("dslpar.compat.schedules", "PipelineSchedule"),
+    "NonPipelineSchedule": ("dslpar.compat.schedules", "NonPipelineSchedule"),
 }
 
 __all__ = [

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-NO_MODEL = "CFG107"
+NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]
 """Micro-batches, or a map-style data set, of the program's own."""
 Data = TextSamples | PairSamples | Batches | None
@@ -168,7 +168,7 @@ class Initialized(NamedTuple):
     lr_scheduler: Any
 
 
-def start(config: Config | check.Path, overrides: Sequence[str] = ()) -> Run:
+def start(config: Config | check.Source, overrides: Sequence[str] = ()) -> Run:
     """Lint the config for this world, set up torch.distributed, and check that all ranks run the same job.
 
     All ranks must call it together. A config without a model is one whose model the program will pass to `initialize`.
@@ -180,7 +180,7 @@ def start(config: Config | check.Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def initialize(
-    config: Config | check.Path | Run,
+    config: Config | check.Source | Run,
     *,
     model: nn.Module | LayeredModel | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
@@ -213,7 +213,7 @@ def initialize(
         DslparError: train.py would refuse the config; or the model, optimizer or data passed here cannot be used.
     """
     run = config if isinstance(config, Run) else _start(config, overrides, by_program=model is not None)
-    if model is None and run.config.root.child("model") is None:
+    if model is None and not run.config.has("model"):
         hint = "write a model in the config, or give model=..."
         raise DslparError([rule_finding(NO_MODEL, "there is no model", hint, Location(run.job.path))])
     if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
@@ -223,7 +223,7 @@ def initialize(
     layered = as_layered_model(model, job.path) if model is not None else None
     if layered is not None:
         _check_equal_weights(job, layered, groups)
-        job = _with_program_model(job, model)
+        job = with_program_model(job, model)
         layered = layered if criterion is None else CustomModel(layered, criterion)
     elif criterion is not None:
         layered = CustomModel(model_from_job(job), criterion)
@@ -258,12 +258,12 @@ def initialize(
 # ---- start ----
 
 
-def _start(config: Config | check.Path, overrides: Sequence[str], by_program: bool) -> Run:
+def _start(config: Config | check.Source, overrides: Sequence[str], by_program: bool) -> Run:
     """Do what `start` does; `by_program`: the program passes the model, whatever the config says."""
     loaded = config if isinstance(config, Config) else check.load(config, overrides)
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
-    by_program = by_program or loaded.root.child("model") is None
+    by_program = by_program or not loaded.has("model")
     if dist.is_initialized():  # by the program itself, which then decides who this rank is
         rank, world_size = dist.get_rank(), dist.get_world_size()
     else:
@@ -288,12 +288,12 @@ def _load_job(config: Config, world_size: int, rank: int, by_program: bool) -> J
         sections = {name: node for name, node in config.root.value.items() if name != "model"}
         config = config._replace(root=config.root._replace(value=sections))
     config = config._replace(trusted=(*config.trusted, *registered_classes()))
-    checked = check.check(config, world_size, registered=registered())
-    if by_program:
-        checked = checked.without(NO_MODEL)
+    checked = check.check(config, world_size, registered=registered(), by_program=by_program)
     job = checked.job  # raises errors, which are then not printed here as well
     if rank == 0:
-        logging.print_findings(checked.findings, config.sources)
+        # What a linter cannot know of a program's model is found when that is built.
+        shown = [item for item in checked.findings if not (by_program and item.code == UNKNOWN_MODEL)]
+        logging.print_findings(shown, config.sources)
     return job
 
 
@@ -309,7 +309,7 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
     check_equal({"set of initial weights": repr(weights)}, groups.axis("pipe", "data", "tensor"), "HST221", hint)
 
 
-def _with_program_model(job: Job, model: object) -> Job:
+def with_program_model(job: Job, model: object) -> Job:
     """Return the job of a model of which only the class is known, until it is partitioned."""
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
@@ -328,7 +328,7 @@ def _resolve_data(
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
     train, held_out = readable
     text = ""
-    if train_data is None and (model_from_config or run.config.root.child("data") is not None):
+    if train_data is None and (model_from_config or run.config.has("data")):
         corpus = load_corpus(job)
         train, text = TextSamples.from_files(corpus.train, job.seq_len), text_identity(corpus.train)
         if held_out is None and job.spec.train.eval_interval:

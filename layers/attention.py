@@ -53,8 +53,9 @@ class Attention(Layer):
         dropout: float = 0.0,
         init: Init = GPT2,
         init_out: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, layer_idx)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.heads = local_heads(groups, hidden_size, num_heads, num_kv_heads, rotary=rotary is not None)
         self.head_dim = hidden_size // num_heads

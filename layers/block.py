@@ -46,8 +46,9 @@ class MLP(Layer):
         bias: bool = True,
         init: Init = GPT2,
         init_out: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, layer_idx)
         blocks, self.activation = one_of(_ACTIVATIONS, activation, "activation")
         inner = ffn_hidden_size if blocks == 1 else [ffn_hidden_size] * blocks
         self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
@@ -98,8 +99,9 @@ class Block(Layer):
         eps: float = 1e-5,
         init: Init = GPT2,
         init_out: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, layer_idx)
         self.norm1 = form.make_norm(groups, hidden_size, eps)
         self.attention = Attention(
             groups,

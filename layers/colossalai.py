@@ -15,12 +15,21 @@ from dslpar.layers.linear import Linear
 
 
 class _OfMode(Linear):
-    """`Linear` with its arguments. Raises: DslparError in any other mode than its own."""
+    """`Linear` with its arguments.
+
+    Raises:
+        DslparError: the run has another tensor mode.
+        TypeError: the groups are missing, which ColossalAI's layers find in a global context.
+    """
 
     mode: ClassVar[str]
     __signature__: ClassVar[inspect.Signature] = inspect.signature(Linear)
 
-    def __init__(self, groups: Groups, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, groups: Groups | Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(groups, Groups):
+            name, run = type(self).__name__, "groups = dslpar.start(config).groups"
+            wanted = f"{name}(groups, in_features, out_features, role='inward' or 'outward'), with {run}"
+            raise TypeError(f"{name} takes the process groups first, not {groups!r}: write {wanted}")
         if groups.tensor.mode != self.mode:
             message = f"{type(self).__name__} in a run with tensor mode {groups.tensor.mode!r}"
             hint = f"use Linear, which is right in every mode, or tensor=dict(mode={self.mode!r}, ...)"

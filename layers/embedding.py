@@ -44,9 +44,10 @@ class Embedding(PlacedModule):
         *,
         padding_idx: int | None = None,
         init: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
         super().__init__()
-        self.groups, self.vocab_size = groups, vocab_size
+        self.groups, self.vocab_size, self.layer_idx = groups, vocab_size, layer_idx
         self.padding_idx = None if padding_idx is None else row_index(padding_idx, vocab_size)
         at = placement.table(groups.tensor, vocab_size, hidden_size)
         self.weight = parameter(at, init._replace(zero_row=self.padding_idx))
@@ -82,9 +83,16 @@ class Head(Layer):
     """An untied head (V, H), with or without bias; also the classifier of any other model, of however few classes."""
 
     def __init__(
-        self, groups: Groups, hidden_size: int, vocab_size: int, *, bias: bool = False, init: Init = GPT2
+        self,
+        groups: Groups,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        bias: bool = False,
+        init: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, layer_idx)
         self.weight = parameter(placement.table(groups.tensor, vocab_size, hidden_size), init)
         self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS) if bias else None
         self.sharding = matmul_sharding(groups, "inward")
@@ -102,8 +110,10 @@ class PositionEmbedding(Layer):
         DslparError: the residual has other dims, or its sequences are longer than the table.
     """
 
-    def __init__(self, groups: Groups, num_positions: int, hidden_size: int, *, init: Init = GPT2) -> None:
-        super().__init__(groups)
+    def __init__(
+        self, groups: Groups, num_positions: int, hidden_size: int, *, init: Init = GPT2, layer_idx: int | None = None
+    ) -> None:
+        super().__init__(groups, layer_idx)
         self.weight = parameter(placement.position_table(groups.tensor, num_positions, hidden_size), init)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:

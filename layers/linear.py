@@ -148,8 +148,9 @@ class Linear(Layer):
         bias: bool = True,
         gather_output: bool = False,
         init: Init = GPT2,
+        layer_idx: int | None = None,
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, layer_idx)
         one_of(_ROLES, role, "role")
         tensor = groups.tensor
         if role == "inward":

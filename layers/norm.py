@@ -38,8 +38,8 @@ class _Norm(Layer):
     centred: ClassVar[bool]
     """Whether the mean is subtracted."""
 
-    def __init__(self, groups: Groups, hidden_size: int, *, eps: float, bias: bool) -> None:
-        super().__init__(groups)
+    def __init__(self, groups: Groups, hidden_size: int, *, eps: float, bias: bool, layer_idx: int | None) -> None:
+        super().__init__(groups, layer_idx)
         vector = placement.residual_vector(groups.tensor, hidden_size)
         self.eps = eps
         self.weight = parameter(vector, ONES)
@@ -63,8 +63,10 @@ class LayerNorm(_Norm):
 
     centred = True
 
-    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(groups, hidden_size, eps=eps, bias=bias)
+    def __init__(
+        self, groups: Groups, hidden_size: int, *, eps: float = 1e-5, bias: bool = True, layer_idx: int | None = None
+    ) -> None:
+        super().__init__(groups, hidden_size, eps=eps, bias=bias, layer_idx=layer_idx)
 
 
 class RMSNorm(_Norm):
@@ -72,8 +74,8 @@ class RMSNorm(_Norm):
 
     centred = False
 
-    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5) -> None:
-        super().__init__(groups, hidden_size, eps=eps, bias=False)
+    def __init__(self, groups: Groups, hidden_size: int, *, eps: float = 1e-5, layer_idx: int | None = None) -> None:
+        super().__init__(groups, hidden_size, eps=eps, bias=False, layer_idx=layer_idx)
 
 
 class _ShardedNorm(torch.autograd.Function):

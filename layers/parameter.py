@@ -149,11 +149,13 @@ class Layer(PlacedModule):
     A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all vectors
     of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all that
     need the same axes. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
+
+    `layer_idx` (LiBai's name) is its place in a pipeline's cut where it stands in an nn.Sequential; -1 is the last.
     """
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, layer_idx: int | None = None) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.layer_idx = groups, layer_idx
         self._vectors: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def share(self) -> Shared:

@@ -53,6 +53,12 @@ def add_world(parser: argparse.ArgumentParser, exclude: str = "") -> None:
     selection.add_argument("--exclude", metavar=metavar, help=f"use all but these hosts and slots{exclude}")
 
 
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add `program`: configs may leave the model to a program."""
+    help = "a config without a model is one that a program completes, with dslpar.initialize(model=...)"
+    parser.add_argument("--program", action="store_true", help=help)
+
+
 def add_format(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add `format`; the first name is the default."""
     names = names or ("text", "json")
@@ -184,8 +190,10 @@ def print_json(value: object) -> None:
     sys.stdout.write(json_text(value))
 
 
-def resolve_or_print(config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str]) -> Job | None:
+def resolve_or_print(
+    config: Config, world_size: int, cluster: Cluster | None, sources: dict[str, str], by_program: bool = False
+) -> Job | None:
     """Lint a config and print its findings to stderr; return the job, or None if one of them is an error."""
-    checked = check.check(config, world_size, cluster)
+    checked = check.check(config, world_size, cluster, by_program=by_program)
     print_findings(checked.findings, sources | dict(config.sources))
     return None if checked.has_errors else checked.job

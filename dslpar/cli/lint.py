@@ -32,6 +32,10 @@ A folder stands for the configs below it: the *.py, *.yaml and *.yml files that 
 part of it. Hidden folders, virtual environments and `outputs` are skipped. `-` is a config from
 stdin. Without a config, those below this folder are linted.
 
+A config needs a model, unless a program of yours passes it: dslpar.initialize(config, model=...).
+With --program such a config has no error for that: one note says that rules which need the model
+are skipped. Names in capitals are then the program's. Configs with a model are linted as ever.
+
 CODES are codes, names or beginnings of codes (PERF, TEN2), separated by commas. The most specific
 one decides, and --ignore wins a tie. Findings about what could not be checked (CFG001, CFG005,
 CFG009, CFG111, CFG112) are reported whatever --select names. --ignore affects this report only:
@@ -65,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "config files, folders of them, or `-` for stdin (default: this folder); and overrides of their keys"
     arguments.add_operands(parser, help=help, nargs="*")
     arguments.add_world(parser, exclude="; without --hostfile: leave out files and folders (old,tmp_*.py)")
+    arguments.add_program(parser)
     add_trust(parser)
     arguments.add_format(parser, "text", "concise", "json", "github", "sarif")
     add = parser.add_argument
@@ -95,8 +100,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
 
     def findings_of(config: Config) -> list[Finding]:
-        includes = settings.selection_of(config.path)
-        found = check.lint(config, settings.world_size_of(config.path), cluster=cluster)
+        includes, world_size = settings.selection_of(config.path), settings.world_size_of(config.path)
+        found = check.lint(config, world_size, cluster=cluster, by_program=args.program)
         return [item for item in found if includes(item)]
 
     if args.statistics and args.format in ("github", "sarif"):

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     arguments.add_operands(parser)
     arguments.add_world(parser)
+    arguments.add_program(parser)
     add_trust(parser)
     arguments.add_format(parser)
 
@@ -24,7 +25,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     cluster = arguments.load_cluster(args, parser, sources)
     (config,) = arguments.load_configs(args, parser)
     args.world_size = arguments.default_world_size(args, config.path)
-    job = arguments.resolve_or_print(config, arguments.world_size(args, cluster, parser), cluster, sources)
+    world_size = arguments.world_size(args, cluster, parser)
+    job = arguments.resolve_or_print(config, world_size, cluster, sources, args.program)
     if job is None:
         return 1
     sys.stdout.write(show.FORMATS[args.format](job))

@@ -1,101 +1,168 @@
-"""ColossalAI's schedules: they run the micro-batches of a step, and return their output, label and loss.
+"""ColossalAI's surface as its documentation has it: programs run with their import lines changed, and nothing else.
 
-    schedule = PipelineSchedule(num_microbatches=4)
-    engine.zero_grad()
-    output, label, loss = schedule.forward_backward_step(engine, data_iter)
-    engine.step()
+    from dslpar.compat import colossalai                        # for: import colossalai
+    from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode, PipelineSchedule, global_context as gpc
 
-Output, label and loss are returned on the last stage, and None elsewhere; without a pipeline, on every rank. The loss
-is the mean over micro-batches and replicas.
+    colossalai.launch_from_torch(config="config.py")            # or a dict; under any launcher
+    model = colossalai.build_pipeline_model_from_cfg(dict(type="MyModel"), num_chunks=1)
+    optimizer = torch.optim.Adam(model.parameters())
+    engine, train_dataloader, _, _ = colossalai.initialize(model, optimizer, criterion, train_dataloader)
+
+As there, `launch` leaves the run in a global context, where the other functions find it. `dslpar.start` and
+`dslpar.initialize`, which this stands on, know nothing global: they pass a Run on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
+from dslpar import api
+from dslpar import layers as nn  # colossalai.nn.Linear2D; torch's is torch.nn here
+from dslpar.api import Batches, Initialized, Run
+from dslpar.compat.context import ParallelMode, global_context
+from dslpar.compat.pipeline_part import PipelinePart
+from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
 from dslpar.core.catalog import raise_finding
-from dslpar.engine.engine import Engine
-from dslpar.engine.executor import first_tensor
+from dslpar.engine.gradient_handlers import BaseGradientHandler
+from dslpar.engine.user_optimizer import OptimizerOrFactory
+from dslpar.linter.check import Source
+from dslpar.models import LayeredModel, build
+from dslpar.models.sequential import ModelFromConfig, Stage
+from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
 
-OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
-"""Output, label, loss."""
-
-
-class PipelineSchedule:
-    """Runs a whole step's micro-batches, with a pipeline (1F1B) or without."""
-
-    def __init__(self, num_microbatches: int) -> None:
-        self.num_microbatches = num_microbatches
-
-    def forward_backward_step(
-        self,
-        engine: Engine,
-        data_iter: Iterator[Any] | None,
-        forward_only: bool = False,
-        return_loss: bool = True,
-        return_output_label: bool = True,
-    ) -> OutputLabelLoss:
-        """Run a step forward and backward; `engine.step()` must follow, unless `forward_only`.
-
-        `data_iter` yields micro-batches, or batches of num_microbatches * micro_size samples, which are split; it may
-        be None on stages between the first and the last. `forward_only` runs in evaluation mode.
-
-        Raises:
-            DslparError: num_microbatches is not the job's accumulation, or the data end in the middle of a step.
-            StopIteration: there are no more data.
-        """
-        wanted = engine.job.batch.accumulation
-        if self.num_microbatches != wanted:
-            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
-            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
-            raise_finding("PIP207", message, hint, engine.job.path, "schedule")
-        micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
-        run = engine.forward if forward_only else engine.forward_backward
-        result = run(micro_batches, keep_outputs=return_output_label)
-        loss = None
-        if return_loss and engine.is_last_stage:
-            loss = torch.tensor(result.loss, device=engine.deepspeed.device)
-        return result.output, result.label, loss
-
-    def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
-        first = tuple(next(data_iter))
-        if len(first_tensor(first[0])) == self.num_microbatches * engine.job.batch.micro_size:
-            parts = zip(*(_split(value, self.num_microbatches) for value in first), strict=True)
-            return [(inputs, labels) for inputs, labels in parts]
-        rest = [tuple(item) for _, item in zip(range(self.num_microbatches - 1), data_iter, strict=False)]
-        if len(rest) < self.num_microbatches - 1:
-            message = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
-            raise_finding("BAT208", message, "drop the last, incomplete step of your data", engine.job.path, "schedule")
-        return [first, *rest]
+__all__ = [
+    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "InterleavedPipelineSchedule", "ModelFromConfig",
+    "NonPipelineSchedule", "ParallelMode", "PipelineSchedule", "build_pipeline_model", "build_pipeline_model_from_cfg",
+    "get_default_parser", "global_context", "initialize", "launch", "launch_from_openmpi", "launch_from_slurm",
+    "launch_from_torch", "nn",
+]  # fmt: skip
 
 
-class NonPipelineSchedule:
-    """Runs one micro-batch at a time, without a pipeline; `engine.step()` follows each, and steps at a step's last."""
-
-    def forward_backward_step(
-        self,
-        engine: Engine,
-        data_iter: Iterator[Any],
-        forward_only: bool = False,
-        return_loss: bool = True,
-        return_output_label: bool = True,
-    ) -> OutputLabelLoss:
-        """Run one micro-batch; the loss is averaged over replicas."""
-        inputs, label = next(data_iter)
-        with torch.set_grad_enabled(not forward_only):
-            output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)
-            loss = engine.criterion(output, label)
-        if not forward_only:
-            engine.backward(loss)
-        outputs = (output, label) if return_output_label else (None, None)
-        return *outputs, engine.mean_over_replicas(loss) if return_loss else None
+# ---- launch ----
 
 
-def _split(value: Any, num: int) -> list[Any]:
-    """Split a tensor, or each of a tuple, in `num` equal parts along the first dim."""
-    if isinstance(value, tuple | list):
-        return list(zip(*(_split(item, num) for item in value), strict=True))
-    return list(value.chunk(num))
+def launch(
+    config: Source,
+    rank: int,
+    world_size: int,
+    host: str,
+    port: int,
+    backend: str | None = None,
+    local_rank: int | None = None,
+    seed: int | None = None,
+) -> Run:
+    """Start the run at this place of the job; see `launch_from_torch`. `local_rank` left out: all ranks on one host."""
+    place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank if local_rank is None else local_rank}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    return _launch_at(host, port, config, backend, seed)
+
+
+def launch_from_torch(config: Source, backend: str | None = None, seed: int | None = None) -> Run:
+    """Start the run, at the place that the launcher's environment gives: torchrun's, or any other's.
+
+    config: a file's path, or a dict of its sections; the model may be missing.
+    backend: the device has its own, which alone may stand here.
+    seed: in place of the config's `train.seed`; torch is seeded with it, as ColossalAI's `launch` does.
+
+    Raises:
+        DslparError: the config has errors for this world, or is not the same on all ranks.
+        ValueError: the device has another backend.
+    """
+    run = api.start(config, [] if seed is None else [f"train.seed={seed}"])
+    if backend not in (None, dist.get_backend()):
+        raise ValueError(f"backend={backend!r}, and this device's is {dist.get_backend()!r}: leave backend out")
+    torch.manual_seed(run.job.spec.train.seed)
+    global_context.set_run(run)
+    return run
+
+
+def launch_from_slurm(config: Source, host: str, port: int, backend: str | None = None, seed: int | None = None) -> Run:
+    """Start the run under srun; see `launch_from_torch`."""
+    return _launch_at(host, port, config, backend, seed)
+
+
+def launch_from_openmpi(
+    config: Source, host: str, port: int, backend: str | None = None, seed: int | None = None
+) -> Run:
+    """Start the run under mpirun; see `launch_from_torch`."""
+    return _launch_at(host, port, config, backend, seed)
+
+
+def _launch_at(host: str, port: int, config: Source, backend: str | None, seed: int | None) -> Run:
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+    return launch_from_torch(config, backend, seed)
+
+
+def get_default_parser() -> argparse.ArgumentParser:
+    """Return a parser of the arguments that `launch` takes, for a program's command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", help="the config file")
+    for name in ("rank", "local_rank", "world_size", "port"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--host", help="the host of rank 0")
+    parser.add_argument("--backend", help="the device's own; default: that")
+    return parser
+
+
+# ---- models ----
+
+
+def build_pipeline_model_from_cfg(
+    config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
+) -> PipelinePart:
+    """Return this rank's part of the model of dict(type=..., ...); see `dslpar.build_pipeline_model_from_cfg`."""
+    model = build.build_pipeline_model_from_cfg(config, num_chunks, partition_method, verbose)
+    return PipelinePart(model, global_context.run)
+
+
+def build_pipeline_model(
+    layers: torch.nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
+) -> PipelinePart:
+    """Return this rank's part of modules that are built already; see `dslpar.build_pipeline_model`."""
+    model = build.build_pipeline_model(layers, num_chunks, partition_method, verbose)
+    return PipelinePart(model, global_context.run)
+
+
+# ---- training ----
+
+
+def initialize(
+    model: torch.nn.Module | LayeredModel,
+    optimizer: OptimizerOrFactory | None = None,
+    criterion: Callable[[Any, Any], torch.Tensor] | None = None,
+    train_dataloader: Batches | None = None,
+    test_dataloader: Batches | None = None,
+    lr_scheduler: Any = None,
+) -> Initialized:
+    """Return the engine, both loaders and the LR scheduler, of the run that was launched; see `dslpar.initialize`.
+
+    As in ColossalAI, a module is this rank's stage in a pipeline, and the whole model without one.
+    """
+    run = global_context.run
+    if isinstance(model, PipelinePart):
+        model = model.model
+    elif isinstance(model, torch.nn.Module) and run.num_stages > 1:
+        model = Stage(model)
+    return api.initialize(
+        run,
+        model=model,
+        optimizer=optimizer,
+        criterion=criterion,
+        train_data=train_dataloader,
+        eval_data=test_dataloader,
+        lr_scheduler=lr_scheduler,
+    )
+
+
+class InterleavedPipelineSchedule:
+    """ColossalAI's schedule of several chunks a stage, which is not part of this version. Raises: DslparError."""
+
+    def __init__(self, num_microbatches: int, num_model_chunks: int) -> NoReturn:
+        message = "InterleavedPipelineSchedule is not part of this version of dslpar"
+        raise_finding("PIP209", message, f"PipelineSchedule(num_microbatches={num_microbatches})")

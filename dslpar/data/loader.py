@@ -2,6 +2,7 @@
 
     loader = Loader(PairSamples(dataset), job, data_rank, consumed_samples=lambda: engine.consumed_samples)
     for x, y in loader: ...                          # one epoch, from the run's position; then the next
+    for step in range(len(loader)): ...              # its steps, each of `accumulation` micro-batches
 
 A pass yields whole steps, `accumulation` micro-batches each. Where a step does not end with the epoch, it takes its
 last samples from the next one, and the next pass begins after them.
@@ -60,8 +61,11 @@ class Loader:
         return -(-left // self.job.batch.global_size)
 
     def __len__(self) -> int:
-        """The number of micro-batches of a pass that begins now."""
-        return self.num_steps * self.job.batch.accumulation
+        """The number of *steps* of a pass that begins now, as a loop over steps and an LR scheduler count them.
+
+        ColossalAI's programs take them from here; an iteration yields `accumulation` times as many micro-batches.
+        """
+        return self.num_steps
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed

@@ -51,6 +51,11 @@ class Config(NamedTuple):
     trusted: tuple[str, ...] = ()
     """Packages that whoever runs it trusts, besides those of the working folder's pyproject.toml (core.trust)."""
 
+    def has(self, name: str) -> bool:
+        """Whether a top-level name has a value: None is as absent."""
+        node = self.root.child(name)
+        return node is not None and node.value is not None
+
     def at(self, path: str) -> Location:
         """Where the value at a dotted path was written, or the nearest ancestor's that was."""
         return self._nearest(path).location

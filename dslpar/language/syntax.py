@@ -63,6 +63,8 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
             hint = "assign the inner parts to names first"
             findings.append(finding("CFG005", source.location(node), "syntax is nested too deeply", hint))
             continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring, or `...` for what a text about configs leaves out
         reason = _why_unsupported(node)
         if reason is not None:
             node.unsupported = True

@@ -165,4 +165,4 @@ def run_name(path: str) -> str:
 def default_output_dir(path: str) -> str:
     """Return outputs/<config name>, below where the run starts; of a run's config.yaml, that run's own folder."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
-    return folder if folder and name == "config.yaml" else "outputs/" + name.rpartition(".")[0]
+    return folder if folder and name == "config.yaml" else "outputs/" + name.rpartition(".")[0].strip("<>")

@@ -31,7 +31,8 @@ from dslpar.schema.sections_reader import Reading
 if TYPE_CHECKING:
     from dslpar.cluster.hostfile import Cluster
 
-Path = str | os.PathLike[str]
+Source = str | os.PathLike[str] | Mapping[str, object]
+"""A config file's path; or its sections, as a program has them."""
 
 
 @frozen
@@ -68,10 +69,6 @@ class Checked:
         """
         return self.job_of(self.context.world)
 
-    def without(self, code: str) -> Checked:
-        """Leave the findings of one code out, of a part of the config that is given otherwise."""
-        return Checked(context=self.context, findings=[item for item in self.findings if item.code != code])
-
     def job_of(self, world_size: int) -> Job:
         """Resolve the job of another world, for what does not depend on it; raises as `job` does."""
         if self.has_errors:
@@ -84,27 +81,35 @@ def check(
     world_size: int | None = None,
     cluster: Cluster | None = None,
     registered: Registered | None = None,
+    by_program: bool = False,
 ) -> Checked:
     """Read and lint a config for a world, once.
 
-    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`).
+    `registered` are the names that this process has registered (`dslpar.schema.registry.registered`). `by_program`: a
+    config without a model is one that a program completes, with `dslpar.initialize(model=...)`.
     """
-    cx = Context(config, sections_reader.read(config, registered), world_size, cluster)
+    cx = Context(config, sections_reader.read(config, registered, by_program), world_size, cluster, by_program)
     return Checked(context=cx, findings=engine.run_rules(cx))
 
 
 def load(
-    path: Path,
+    source: Source,
     overrides: Sequence[str] = (),
     texts: Mapping[str, str] = NO_TEXTS,
     trusted: Sequence[str] = (),
 ) -> Config:
-    """Evaluate a config file, and apply `key=value` overrides to it; mistakes are findings of the result.
+    """Evaluate a config, and apply `key=value` overrides to it; mistakes are findings of the result.
 
-    `texts` stand for the files at their real paths, as in an editor that has not saved yet. `trusted` are packages that
-    the config may have called, besides those that the working folder's pyproject.toml trusts.
+    Of a dict the findings point into its text, as a file would have it. `texts` stand for the files at their real
+    paths, as in an editor that has not saved yet. `trusted` are packages that the config may have called, besides those
+    that the working folder's pyproject.toml trusts.
     """
-    config = evaluate_file(os.fspath(path), overrides, _shorthands(overrides), texts)
+    if isinstance(source, Mapping):
+        from dslpar.language.source_text import config_text  # of programs alone
+
+        config = load_text(config_text(source), "<program>.py", overrides)
+    else:
+        config = evaluate_file(os.fspath(source), overrides, _shorthands(overrides), texts)
     return config._replace(trusted=tuple(trusted)) if trusted else config
 
 
@@ -119,22 +124,23 @@ def _shorthands(overrides: Sequence[str]) -> Mapping[str, str]:
 
 
 def lint(
-    config: Config | Path,
+    config: Config | Source,
     world_size: int | None = None,
     overrides: Sequence[str] = (),
     cluster: Cluster | None = None,
     registered: Registered | None = None,
+    by_program: bool = False,
 ) -> list[Finding]:
-    """Return all findings of a config (or of the file at a path) for a world, in file order; see `check`.
+    """Return all findings of a config (or of its file, or of a dict) for a world, in file order; see `check`.
 
     Raises:
         TypeError: overrides for a Config, which is loaded already.
     """
-    return check(_loaded(config, overrides), world_size, cluster, registered).findings
+    return check(_loaded(config, overrides), world_size, cluster, registered, by_program).findings
 
 
 def resolve(
-    config: Config | Path,
+    config: Config | Source,
     world_size: int,
     overrides: Sequence[str] = (),
     cluster: Cluster | None = None,
@@ -149,7 +155,7 @@ def resolve(
     return check(_loaded(config, overrides), world_size, cluster, registered).job
 
 
-def _loaded(config: Config | Path, overrides: Sequence[str]) -> Config:
+def _loaded(config: Config | Source, overrides: Sequence[str]) -> Config:
     if not isinstance(config, Config):
         return load(config, overrides)
     if overrides:

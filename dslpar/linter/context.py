@@ -75,6 +75,7 @@ class Context:
         reading: Reading,
         world_size: int | None = None,
         cluster: Cluster | None = None,
+        by_program: bool = False,
         of_any_world: bool = False,
     ) -> None:
         self.config = config
@@ -82,6 +83,8 @@ class Context:
         self.spec = guarded(reading.spec, "", reading.invalid)
         self._world_size = world_size
         self._cluster = cluster
+        self.by_program = by_program and not config.has("model") and "model" not in config.unknown
+        """Whether a program passes the model, which the config leaves out."""
         self._of_any_world = of_any_world
         self.comment_problems: Callable[[str], Iterable[Problem]] = lambda code: ()
         """Problems of the comments that silence findings, by code; set by the engine where there are comments."""
@@ -91,7 +94,7 @@ class Context:
 
         What a rule finds there, it finds in every world and on all hosts.
         """
-        return Context(self.config, self.reading, of_any_world=True)
+        return Context(self.config, self.reading, by_program=self.by_program, of_any_world=True)
 
     @property
     def trusted(self) -> tuple[str, ...]:
@@ -190,11 +193,11 @@ class Context:
         """The framework whose config this is; None for a config of dslpar's, mistakes in it or not.
 
         A config is foreign if it has mistakes, its model is none of dslpar's families, and it imports a framework's
-        packages or sets keys of it: two in Python, where one may be a name of the author's own.
+        packages or sets keys of it: two in Python, where one may be a name of the author's own. A program's is its own.
         """
         model = self.reading.spec.model
         ours = isinstance(model, sections.Model) or model.target == "Sequential"
-        if ours or not (self.reading.misreads or self.config.findings):
+        if ours or self.by_program or not (self.reading.misreads or self.config.findings):
             return None
         from dslpar.schema import frameworks  # most configs are dslpar's own
 
@@ -237,6 +240,8 @@ class Context:
     @property
     def unlisted(self) -> str:
         """The class of a model whose layers the config does not list; empty if it lists them."""
+        if self.by_program:
+            return "the program's model"
         if "model.layers_cfg" in self.reading.invalid:
             raise UnknownValueError("model.layers_cfg")
         model = self.spec.model

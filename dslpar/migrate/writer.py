@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import keyword
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from dslpar.core.visible import visible, visible_lines
+from dslpar.language.source_text import has_plain_names, source_text
 from dslpar.language.tree import Reference
 from dslpar.migrate.convert import IMPLIED, Entry, Import
 from dslpar.migrate.registry import TABLES
@@ -80,7 +79,7 @@ def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
         if entry.fate in ("changed", "added") and entry.to:
             notes.setdefault(entry.to, []).append(source + entry.why)
         elif entry.fate == "needed" and entry.to:
-            value = f"{entry.key} = {show(entry.value)}: " if isinstance(entry.value, SHORT) else source
+            value = f"{entry.key} = {source_text(entry.value)}: " if isinstance(entry.value, SHORT) else source
             notes.setdefault(entry.to, []).append(f"{MARK}: {value}{entry.why}")
     return notes
 
@@ -99,7 +98,7 @@ def _with_name(key: str, texts: Sequence[str]) -> list[str]:
 
 
 def _assigned(name: str, value: object, notes: Notes) -> str:
-    shown = f"{name} = {show(value)}"
+    shown = f"{name} = {source_text(value)}"
     if not notes and len(shown) <= WIDTH:
         return shown + "\n"
     if not _spreads(value):
@@ -121,9 +120,9 @@ def _line(path: str, item: object, notes: Notes, indent: str) -> str:
     """Write one key and its value, with its comment behind them where it fits."""
     name, texts = path.rpartition(".")[2], notes.get(path, [])
     inside = any(note.startswith(f"{path}.") for note in notes)
-    if _spreads(item) and (inside or len(show(item)) > WIDTH - 40):
+    if _spreads(item) and (inside or len(source_text(item)) > WIDTH - 40):
         return _comments(indent, texts) + f"{indent}{name}={_display(item, path, notes, indent)},\n"
-    line = f"{indent}{name}={show(item)},"
+    line = f"{indent}{name}={source_text(item)},"
     if len(texts) == 1 and len(line) + 4 + len(texts[0]) <= WIDTH:
         return f"{line}  # {visible(texts[0])}\n"
     return _comments(indent, texts) + line + "\n"
@@ -131,7 +130,7 @@ def _line(path: str, item: object, notes: Notes, indent: str) -> str:
 
 def _spreads(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value can be written as dict(...) over several lines."""
-    return isinstance(value, dict) and bool(value) and _plain_names(value)
+    return isinstance(value, dict) and bool(value) and has_plain_names(value)
 
 
 def _has_no_line(key: str, path: str, value: Mapping[str, object]) -> bool:
@@ -146,26 +145,3 @@ def _comments(indent: str, texts: Sequence[str]) -> str:
     width = WIDTH - len(indent) - 2
     wrapped = (textwrap.wrap(visible(text), width, break_long_words=False, break_on_hyphens=False) for text in texts)
     return "".join(f"{indent}# {line}\n" for lines in wrapped for line in lines)
-
-
-def show(value: object) -> str:
-    """Write a value as a config has it."""
-    if isinstance(value, Reference):
-        return repr(value.name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    if isinstance(value, dict):
-        if _plain_names(value):
-            return "dict(" + ", ".join(f"{key}={show(item)}" for key, item in value.items()) + ")"
-        return "{" + ", ".join(f"{show(key)}: {show(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(map(show, value))
-        ends = "[]" if isinstance(value, list) else "()"
-        return ends[0] + items + ("," if isinstance(value, tuple) and len(value) == 1 else "") + ends[1]
-    return repr(value)
-
-
-def _plain_names(value: Mapping[object, object]) -> bool:
-    """Whether all keys can be written as keywords of dict(...)."""
-    names = (key for key in value if isinstance(key, str) and key.isidentifier() and visible(key) == key)
-    return len(value) == sum(not keyword.iskeyword(name) for name in names)

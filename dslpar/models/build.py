@@ -128,7 +128,7 @@ PARTITION_METHODS: Mapping[str, str] = {"parameter": "parameters", "uniform": "u
 
 def build_pipeline_model_from_cfg(
     config: Mapping[str, object], num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
-) -> LayeredModel:
+) -> CustomModel:
     """Return the model of dict(type=..., ...); `dslpar.initialize` cuts it, and builds each layer on its stage alone.
 
     `partition_method` is 'parameter' or 'uniform'; left out: as the config's parallel.pipeline says. The cut is logged;
@@ -142,12 +142,12 @@ def build_pipeline_model_from_cfg(
 
 def build_pipeline_model(
     layers: nn.Sequential, num_chunks: int = 1, partition_method: str | None = None, verbose: bool = False
-) -> LayeredModel:
+) -> CustomModel:
     """Return the same of modules that are built already, with equal weights on every rank: seed before building."""
     return _custom_model(as_layered_model(layers, "<program>"), num_chunks, partition_method, verbose)
 
 
-def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | None, verbose: bool) -> LayeredModel:
+def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | None, verbose: bool) -> CustomModel:
     location = Location("<program>")
     if verbose:
         logging.getLogger("dslpar").setLevel(logging.INFO)

@@ -39,15 +39,19 @@ class Reading(NamedTuple):
     """Canonical dotted key -> the dotted key as the author wrote it; keys that nobody wrote are absent."""
 
 
-def read(config: Config, registered: Registered | None = None) -> Reading:
-    """Read every section of `config`; never raises for a user's mistake."""
+def read(config: Config, registered: Registered | None = None, by_program: bool = False) -> Reading:
+    """Read every section of `config`; never raises for a user's mistake.
+
+    `by_program`: a program passes the model, so that the config may lack one.
+    """
     reader = Reader(config)
     top = {entry.name: entry.node for entry in entries_of(config.root, "") if entry.node.value is not None}
     values = {name: _section(reader, name, top[name], registered or {}) for name in SECTIONS if name in top}
-    _report_other_names(reader)
+    _report_other_names(reader, by_program and not config.has("model"))
     reader.invalid |= config.unknown
-    if "model" not in values and not {"model", "*"} & reader.invalid and config.complete:
-        reader.report("CFG107", Location(config.path), "there is no model", classes.MODEL_HELP, "model")
+    if not ("model" in values or {"model", "*"} & reader.invalid or by_program) and config.complete:
+        hint = f"{classes.MODEL_HELP}; or --program, where a program passes the model to dslpar.initialize"
+        reader.report("CFG107", Location(config.path), "there is no model", hint, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)
 
@@ -111,8 +115,11 @@ _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
 # Other names ------------------------------------------------------------------------------------------------------
 
 
-def _report_other_names(reader: Reader) -> None:
-    """Report top-level names that are no sections; an author's own variables may stand, unused dicts may not."""
+def _report_other_names(reader: Reader, by_program: bool) -> None:
+    """Report top-level names that are no sections; an author's own variables may stand, unused dicts may not.
+
+    Capitals in the config of a program are the program's: ColossalAI's trainer is none that would read them.
+    """
     config = reader.config
     for name in (name for name in config.modules if name in SECTIONS):
         message = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
@@ -124,7 +131,7 @@ def _report_other_names(reader: Reader) -> None:
         location = config.key_at(name)
         if location.path == COMMAND_LINE or not location.path.endswith(".py"):
             reader.unknown_key(name, name, SECTIONS)
-        elif not (name.startswith("_") or name in config.names_read):
+        elif not (name.startswith("_") or name in config.names_read or (by_program and name.isupper())):
             _report_unused(reader, name, node, location)
 
 

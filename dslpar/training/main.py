@@ -226,7 +226,7 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, R
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="train.py", description="Train what a config describes, on this rank.")
-    parser.add_argument("--config", required=True, metavar="FILE", help="the config")
+    parser.add_argument("--config", "--config-file", dest="config", required=True, metavar="FILE", help="the config")
     for flag, help in _FLAGS.items():
         parser.add_argument(flag, action="store_true", help=help)
     add_trust(parser)

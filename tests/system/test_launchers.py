@@ -140,10 +140,10 @@ SCRIPT = ROOT / "tools" / "train.sh"
 
 
 def test_train_sh(tmp_path: Path) -> None:
-    """As LiBai documents its script; FILE is found in the repository, CONFIG from where it is called."""
+    """As LiBai documents its scripts; FILE is found in the repository, CONFIG from where it is called."""
     write_config(tmp_path, PIPED + CONFIG)
-    command = f"cd {shlex.quote(str(tmp_path))} && exec bash {shlex.quote(str(SCRIPT))} train.py cfg.py 2 train.steps=3"
-    check(start(["bash", "-c", command + " train.output_dir=out"]), tmp_path)
+    command = f"cd {shlex.quote(str(tmp_path))} && exec bash {shlex.quote(str(SCRIPT))} tools/train_net.py cfg.py 2"
+    check(start(["bash", "-c", command + " train.steps=3 train.output_dir=out"]), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
 @rule("PIP110", "layers-not-known", "info")
 def layers_not_known(cx: Context) -> Iterator[Problem]:
     """A pipeline over a model whose layers are known only when it is built."""
-    if cx.unlisted and cx.stages > 1:
+    if cx.unlisted and cx.stages > 1 and not cx.by_program:  # of that, CFG111 says it all
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
         yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, so that its layers are known")
 

@@ -329,6 +329,7 @@ def test_the_program_of_the_porting_page_runs(tmp_path: Path) -> None:
     config = re.search(r"# (parallel = .*)", code)
     assert config
     (tmp_path / "config.py").write_text(config[1].replace("; ", "\n"))
+    assert dslpar.lint(tmp_path / "config.py", 2, by_program=True)[0].code == "CFG111"
     (nothing, steps), (loss, _) = on_ranks(2, _readme, str(tmp_path), code, init="deepspeed")
     assert nothing is None, "the first stage has no loss"
     assert loss is not None

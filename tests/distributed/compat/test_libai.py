@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 import dslpar
+from dslpar import layers as library
 from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.distributed.groups import Groups
+from dslpar.models.sequential import Sequential
 from tests.distributed.models.test_sequential import points, sgd, shares, written
 from tests.support.forked_runs import start_job, train_alone
 from tests.support.ranks import on_ranks
@@ -111,6 +115,30 @@ def test_the_cut_follows_stage_ids_over_layer_idx(tmp_path: Path) -> None:
     ids = "train = dict(dist=dict(pipeline_parallel_size=2, custom_pipeline_stage_id=[0, 1, 1, 1]))\n"
     ranks = on_ranks(2, _cut, written(tmp_path, ids + BATCH), init="deepspeed")
     assert ranks == [((0, 1, 1, 1), ["1"]), ((0, 1, 1, 1), ["2", "3", "4", "5"])]
+
+
+def test_layers_of_the_library_take_a_layer_idx() -> None:
+    """As LiBai's do: where they stand in an nn.Sequential, it is their place in the cut."""
+    groups = Groups.without_processes(Mesh(pipe=2))
+    model = nn.Sequential(
+        library.Embedding(groups, 8, 4, layer_idx=0),
+        library.PositionEmbedding(groups, 8, 4, layer_idx=0),
+        library.Linear(groups, 4, 8, role="inward", layer_idx=0),
+        library.Linear1D(one_d(), 8, 4, role="outward", layer_idx=0),
+        library.Block(groups, 4, 2, layer_idx=1),
+        library.Attention(groups, 4, 2, layer_idx=2),
+        library.MLP(groups, 4, 8, layer_idx=2),
+        library.RMSNorm(groups, 4, layer_idx=2),
+        library.LayerNorm(groups, 4, layer_idx=-1),
+        library.Head(groups, 4, 8, layer_idx=-1),
+    )
+    specs = Sequential.of(model).layers(groups)
+    assert [spec.layer_idx for spec in specs] == [0, 0, 0, 0, 1, 2, 2, 2, -1, -1]
+    assert library.Linear(groups, 4, 8, role="inward").layer_idx is None
+
+
+def one_d() -> Groups:
+    return Groups.without_processes(Mesh(tensor=Tensor(mode="1d")))
 
 
 LAYERS = """\

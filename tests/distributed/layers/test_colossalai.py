@@ -45,3 +45,10 @@ def test_a_name_takes_what_linear_takes() -> None:
     assert on_ranks(2, use_all_arguments) == [(torch.Size([2, 3, 24]), True)] * 2
     for kind in (Linear1D, Linear2D, Linear2p5D, Linear3D):
         assert inspect.signature(kind) == inspect.signature(Linear)
+
+
+def test_layers_without_groups_are_told_what_comes_first() -> None:
+    """ColossalAI's layers find their groups in a global context."""
+    for kind in (Linear1D, Linear2D, Linear2p5D, Linear3D):
+        with pytest.raises(TypeError, match=f"{kind.__name__} takes the process groups first, not 64: write .*role="):
+            kind(64, 128)  # type: ignore[arg-type, call-arg]

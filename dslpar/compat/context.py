@@ -1,0 +1,92 @@
+"""ColossalAI's global context: the run that was launched, this rank's groups by ParallelMode, the config.
+
+It is the only global state of dslpar, for programs that expect one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch.distributed as dist
+
+from dslpar.api import Run
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed.collectives import Axis
+from dslpar.language.lazy import Settings, settings
+
+
+class ParallelMode(Enum):
+    """ColossalAI's names of groups of ranks, and the mesh's axes that each goes over."""
+
+    GLOBAL = ("pipe", "data", "tensor")
+    DATA = ("data",)
+    MODEL = ("model",)
+    PIPELINE = ("pipe",)
+    TENSOR = ("tensor",)
+
+
+class GlobalContext:
+    """ColossalAI's `global_context`: the run that `launch` has started, and this rank's place in it.
+
+    Raises:
+        DslparError: nothing was launched.
+    """
+
+    _run: Run | None = None
+
+    def set_run(self, run: Run) -> None:
+        """Make this the run of the process."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run, for what dslpar does without a global context."""
+        if self._run is None:
+            message, hint = "no run was launched", "call colossalai.launch_from_torch(config=...) before"
+            raise_finding("HST231", message, hint)
+        return self._run
+
+    @property
+    def config(self) -> Settings:
+        """What the config says, with attribute access: `gpc.config.NUM_EPOCHS`."""
+        values: Settings = settings(self.run.config.root.plain())
+        return values
+
+    def is_initialized(self, mode: ParallelMode = ParallelMode.GLOBAL) -> bool:
+        """Whether a run was launched, which makes all of its groups."""
+        return self._run is not None
+
+    def get_global_rank(self) -> int:
+        """Return this rank's number in the job."""
+        return self.run.groups.rank
+
+    def get_local_rank(self, mode: ParallelMode) -> int:
+        """Return this rank's index in its group: with PIPELINE its stage."""
+        return self._axis(mode).index
+
+    def get_world_size(self, mode: ParallelMode) -> int:
+        """Return how many ranks are in the group."""
+        return self._axis(mode).size
+
+    def get_ranks_in_group(self, mode: ParallelMode) -> list[int]:
+        """Return the numbers of the group's ranks."""
+        return list(self._axis(mode).peers)
+
+    def get_group(self, mode: ParallelMode) -> dist.ProcessGroup | None:
+        """Return the process group."""
+        return self._axis(mode).group
+
+    def is_first_rank(self, mode: ParallelMode) -> bool:
+        """Whether this rank is the first of its group."""
+        return self._axis(mode).index == 0
+
+    def is_last_rank(self, mode: ParallelMode) -> bool:
+        """Whether this rank is the last of its group."""
+        return self._axis(mode).index == self._axis(mode).size - 1
+
+    def _axis(self, mode: ParallelMode) -> Axis:
+        return self.run.groups.axis(*mode.value)
+
+
+global_context = GlobalContext()
+"""The one that `dslpar.compat.colossalai` uses."""

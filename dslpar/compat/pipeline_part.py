@@ -1,0 +1,64 @@
+"""A pipeline's model of which this rank's layers exist before the engine does, as ColossalAI's builders return it.
+
+    part = PipelinePart(dslpar.build_pipeline_model_from_cfg(config), run)
+    optimizer = torch.optim.Adam(part.parameters())
+    engine, *_ = dslpar.initialize(run, model=part.model, optimizer=optimizer)
+
+The layers are built as the engine builds them: the same weights in every layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+from torch import nn
+
+from dslpar import api
+from dslpar.api import Run
+from dslpar.distributed.groups import Groups
+from dslpar.engine.partition import partition_layers
+from dslpar.engine.pipeline_module import stage_parts
+from dslpar.models import LayeredModel, LayerSpec
+from dslpar.models.build import CustomModel
+from dslpar.models.layered import Loss, build_layer
+
+
+class PipelinePart(nn.ModuleList):
+    """This rank's layers of a model that a pipeline cuts, built: an optimizer is made over its parameters."""
+
+    def __init__(self, model: CustomModel, run: Run) -> None:
+        job, layers = partition_layers(api.with_program_model(run.job, model), model, run.groups)
+        begin, end = 0, len(layers)
+        if job.stages.counts is not None and job.mesh.pipe > 1:
+            begin, end = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)[run.stage :][:2]
+        shared = {layer.owner for layer in layers if layer.tied}  # two stages build these, when all is initialized
+        built = {
+            index: build_layer(layer, run.groups, job.spec.train.seed)
+            for index, layer in enumerate(layers)
+            if begin <= index < end and layer.owner not in shared
+        }
+        super().__init__(built.values())
+        self.model = CustomModel(_PartlyBuilt(model, built), method=model.method)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartlyBuilt(LayeredModel):
+    """A model of which some layers are built already, by their index."""
+
+    model: LayeredModel
+    built: Mapping[int, nn.Module]
+
+    def layers(self, groups: Groups) -> list[LayerSpec]:
+        specs = self.model.layers(groups)
+        for index, module in self.built.items():
+            specs[index] = dataclasses.replace(specs[index], build=partial(_itself, module))
+        return specs
+
+    def loss(self, groups: Groups) -> Loss:
+        return self.model.loss(groups)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module

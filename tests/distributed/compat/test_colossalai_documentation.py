@@ -1,0 +1,173 @@
+"""The code of ColossalAI's page on parallelization, as it stands but for its import lines and what it leaves out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dslpar.compat import colossalai
+from dslpar.core.errors import DslparError
+from tests.distributed.models.test_sequential import GLOBAL, STEPS, images, plain_torch, resnet, sgd
+from tests.support.ranks import on_ranks
+
+CONFIG = {"batch": {"global_size": GLOBAL, "accumulation": 4}, "train": {"steps": STEPS, "clip_grad_norm": 0.5}}
+PIPELINE = {"parallel": {"pipeline": {"size": 2}}}
+
+IMPORTS = """\
+from dslpar.compat import colossalai
+from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode, PipelineSchedule
+from dslpar.compat.colossalai import build_pipeline_model_from_cfg, global_context as gpc
+"""
+SPLIT = """\
+model = resnet18(num_classes=10)
+
+if gpc.get_local_rank(ParallelMode.PIPELINE) == 0:
+    model = nn.Sequential(
+        model.conv1,
+        model.bn1,
+        model.relu,
+        model.maxpool,
+        model.layer1,
+        model.layer2
+    )
+elif gpc.get_local_rank(ParallelMode.PIPELINE) == 1:
+    from functools import partial
+
+    class Flatten(nn.Module):
+        def forward(self, x):
+            return torch.flatten(x, 1)
+
+    model = nn.Sequential(
+        model.layer3,
+        model.layer4,
+        model.avgpool,
+        Flatten(),
+        model.fc
+    )
+"""
+FROM_CONFIG = """\
+@MODELS.register_module
+class MyModel(ModelFromConfig):
+
+    def __init__(self, arg1, arg2):
+        ...
+        self.layers_cfg = [
+            dict(type='Linear', in_features=3, out_features=512),
+            dict(type='Linear', in_features=512, out_features=512),
+        ]
+
+model_cfg = dict(
+    type='MyModel',
+    arg1=1,
+    arg2=2
+)
+
+# from config
+model = build_pipeline_model_from_cfg(model_cfg, num_chunks=1)
+"""
+LOOP = """\
+engine, train_dataloader, _, _ = colossalai.initialize(model, optimizer, criterion, train_dataloader)
+
+schedule = PipelineSchedule(num_microbatches=4)
+
+# execute a training epoch
+data_iter = iter(train_dataloader)
+
+for i in range(len(train_dataloader)):
+    output, label, loss = schedule.forward_backward_step(engine,
+                                                        data_iter,
+                                                        forward_only=False,
+                                                        )
+    losses.append(None if loss is None else loss.item())
+"""
+
+
+def run_snippets(config: dict[str, Any], model: str, data: Any) -> Any:
+    """The loop's losses, what was warned of, and what is said at the end of the data."""
+    colossalai.launch_from_torch(config=config)
+    losses: list[float | None] = []
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "losses": losses, "resnet18": lambda num_classes: resnet()}
+    exec(IMPORTS + model, names)
+    names |= {"optimizer": sgd(names["model"].parameters()), "criterion": nn.CrossEntropyLoss()}
+    names["train_dataloader"] = data()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        exec(LOOP, names)
+        with pytest.raises(StopIteration) as end:
+            names["schedule"].forward_backward_step(names["engine"], names["data_iter"])
+    return losses, {str(each.message) for each in warned}, str(end.value)
+
+
+def batches_of_images() -> Any:
+    """A loader of whole batches, as ColossalAI's programs have it."""
+    pairs = [images(step) for step in range(STEPS)]
+    every = torch.utils.data.TensorDataset(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]))
+    return torch.utils.data.DataLoader(every, batch_size=GLOBAL)
+
+
+def points_of_three() -> Any:
+    """A data set, which dslpar orders and splits by itself."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3 * GLOBAL, 3, generator=generator)
+    return torch.utils.data.TensorDataset(x, torch.randint(512, (3 * GLOBAL,), generator=generator))
+
+
+def test_the_resnet_that_is_split_by_hand_trains() -> None:
+    """The page's loop leaves engine.step() out: each step is taken as the next one begins, and a warning says so.
+
+    Convolutions sum in fp32, over five steps: 1e-4.
+    """
+    first, last = on_ranks(2, run_snippets, PIPELINE | CONFIG, SPLIT, batches_of_images, init="deepspeed")
+    rows, _ = plain_torch(resnet(), micro_size=4, draw=images)
+    assert last[0] == pytest.approx([loss for loss, _ in rows], rel=1e-4)
+    assert first[0] == [None] * STEPS
+    assert [len(first[1]), len(last[1])] == [1, 0], "rank 0 alone warns"
+    assert "engine.step() is missing after forward_backward_step()" in first[1].pop()
+    assert "the data ended after step 5: a pass has len(train_dataloader) steps, each of 4 micro-batches" in last[2]
+
+
+def test_a_model_from_config_trains_the_same_with_and_without_a_pipeline() -> None:
+    """Its part on each rank has parameters for an optimizer, and len(train_dataloader) counts steps."""
+    _, (losses, *_) = on_ranks(2, run_snippets, PIPELINE | CONFIG, FROM_CONFIG, points_of_three, init="deepspeed")
+    ((alone, *_),) = on_ranks(1, run_snippets, CONFIG, FROM_CONFIG, points_of_three, init="deepspeed")
+    assert len(losses) == 3
+    assert losses == pytest.approx(alone, rel=1e-6)
+
+
+# ---- launch ----
+
+
+def _launched(folder: str) -> Any:
+    place = [int(os.environ.pop(name)) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")]
+    os.environ.pop("LOCAL_RANK"), os.environ.pop("MASTER_ADDR")
+    config = Path(folder, "config.py")
+    args = colossalai.get_default_parser().parse_args(["--config", str(config), "--host", "127.0.0.1"])
+    run = colossalai.launch(args.config, *place[:2], args.host, place[2], backend="gloo", seed=7)
+    gpc, mode = colossalai.global_context, colossalai.ParallelMode
+    groups = {each.name: gpc.get_ranks_in_group(each) for each in mode}
+    with pytest.raises(ValueError, match="backend='nccl', and this device's is 'gloo': leave backend out"):
+        colossalai.launch_from_torch(config, backend="nccl")
+    ends = gpc.is_first_rank(mode.PIPELINE), gpc.is_last_rank(mode.PIPELINE), gpc.get_world_size(mode.MODEL)
+    return groups, ends, gpc.config.NUM_EPOCHS, run.job.spec.train.seed, torch.initial_seed()
+
+
+def test_launch_takes_a_place_and_gpc_says_who_is_where(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text("NUM_EPOCHS = 3\nparallel = dict(pipeline=2)\nbatch = dict(accumulation=4)\n")
+    ranks = on_ranks(2, _launched, str(tmp_path), init=None)
+    for rank, (groups, ends, epochs, *seeds) in enumerate(ranks):
+        assert groups == {"GLOBAL": [0, 1], "DATA": [rank], "MODEL": [0, 1], "PIPELINE": [0, 1], "TENSOR": [rank]}
+        assert ends == (rank == 0, rank == 1, 2)
+        assert (epochs, seeds) == (3, [7, 7])
+
+
+def test_what_needs_a_launch_says_so() -> None:
+    with pytest.raises(DslparError, match="HST231 not-launched: no run was launched"):
+        colossalai.initialize(nn.Linear(1, 1))
+    with pytest.raises(DslparError, match="PIP209 no-chunks: InterleavedPipelineSchedule is not part"):
+        colossalai.InterleavedPipelineSchedule(num_microbatches=4, num_model_chunks=2)

@@ -1,0 +1,15 @@
+"""train.py under the name that LiBai's documentation gives it.
+
+bash tools/train.sh tools/train_net.py configs/bert_large_pretrain.py 8 train.dist.tensor_parallel_size=2
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as Python does for train.py, which stands there
+
+from dslpar.distributed.bootstrap import exit_process
+from dslpar.training.main import main
+
+if __name__ == "__main__":
+    exit_process(main())
