@@ -11,7 +11,7 @@ from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 def choice(value: object, view: View, row: Row) -> Outcome:
     """Convert one of a few values by the row's dict; any other needs the author."""
     known = ast.literal_eval(row.argument)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         return needed(f"dslpar has {', '.join(map(repr, dict.fromkeys(known.values())))}, and not {value!r}", row.to)
     to = known[value]
     if to == value:

@@ -168,3 +168,10 @@ def test_a_silent_drop_would_be_seen(name: str) -> None:
             assert wrong(made._replace(values={**made.values, entry.to: 3}), tree)
     lost = made._replace(entries=(*made.entries, made.entries[0]._replace(key="", fate="changed", to="x", why="a b")))
     assert wrong(lost, tree) == [": no comment says a b"]
+
+
+def test_a_value_of_another_type_needs_the_author() -> None:
+    tree = {"normalization": []}
+    made = convert(read_text(*text_of("megatron", tree), "megatron"))
+    assert wrong(made, tree) == []
+    assert [entry.fate for entry in made.entries if entry.key == "normalization"] == ["needed"]

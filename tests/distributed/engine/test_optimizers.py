@@ -194,7 +194,7 @@ def test_an_optimizer_that_cannot_be(target: str, args: dict[str, Any], decay: f
     [
         ("torch.optim.lr_scheduler.ReduceLROnPlateau", {}, "CFG212", "not an LR scheduler that steps by itself"),
         ("torch.optim.SGD", {}, "CFG212", "not an LR scheduler that steps by itself"),
-        ("math.sqrt", {}, "CFG212", "not an LR scheduler that steps by itself"),
+        ("torch.relu", {}, "CFG212", "not an LR scheduler that steps by itself"),
         ("torch.optim.lr_scheduler.Nothing", {}, "CFG006", "has no 'Nothing'"),
         ("StepLR", {"step": 3}, "CFG223", "unexpected keyword argument 'step'"),
         ("WarmupLR", {"warmup_num_steps": 0}, "CFG223", "must be a positive integer"),

@@ -36,6 +36,7 @@ from dslpar.migrate import writer
 from dslpar.migrate.convert import convert
 from dslpar.migrate.registry import TABLES
 from dslpar.migrate.sources import read_text
+from dslpar.schema.frameworks import frameworks
 from tests.properties.fuzz.inputs import ROOT, Input, sample
 
 MAX_CPU_S = 1.0
@@ -97,6 +98,7 @@ def load_everything() -> None:
     """What the linter imports where it needs it; from then on, an import would be somebody else's."""
     for name in (*_LATE, *_modules_of_lint()):
         import_module(name)
+    frameworks()  # read once, from dslpar's own tables
 
 
 def _modules_of_lint() -> Iterator[str]:
