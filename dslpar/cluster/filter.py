@@ -43,7 +43,14 @@ def filter_hosts(cluster: Cluster, text: str, flag: Flag) -> Cluster:
     hosts = tuple(_apply(cluster.hosts, named, flag))
     if not hosts and not errors:
         message = f"{flag} {text} leaves no host"
-        errors.append(FilterError("syntax", _location(flag, 0, len(text)), message, "leave a host, or a slot of one"))
+        errors.append(
+            FilterError(
+                "syntax",
+                _location(flag, 0, len(text)),
+                message,
+                "choose less: one host, or a slot of one, must be left",
+            )
+        )
     return cluster._replace(filter_errors=tuple(errors)) if errors else cluster._replace(hosts=hosts, filtered=True)
 
 
@@ -70,18 +77,19 @@ def _errors(part: str, location: Location, known: Mapping[str, Host]) -> Iterato
     if match is None:
         yield FilterError("syntax", location, f"{part[:40]!r} selects nothing", _GRAMMAR)
     elif match[1] not in known:
-        near = only_near(match[1], known) or ", ".join(list(known)[:4])
-        yield FilterError("host", location, f"unknown host {match[1]}", near or _GRAMMAR)
+        near = only_near(match[1], known)
+        hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(list(known)[:4])}" if known else _GRAMMAR
+        yield FilterError("host", location, f"unknown host {match[1]}", hint)
     elif match[2]:
         slots = known[match[1]].slots
         beyond = [number for number in match[2].split(",") if int(number) >= slots]
         if slots > MAX_SLOTS:
             yield FilterError(
-                "slot", location, f"{match[1]} has {slots} slots", f"at most {MAX_SLOTS} can be selected from"
+                "slot", location, f"{match[1]} has {slots} slots", f"choose hosts of at most {MAX_SLOTS} slots"
             )
         elif beyond:
             message = f"{match[1]} has no slot {', '.join(beyond)}: it has {slots}, from 0"
-            yield FilterError("slot", location, message, f"0 to {slots - 1}" if slots else _GRAMMAR)
+            yield FilterError("slot", location, message, f"choose slots from 0 to {slots - 1}" if slots else _GRAMMAR)
 
 
 def _apply(hosts: Sequence[Host], named: Mapping[str, set[int]], flag: Flag) -> Iterator[Host]:

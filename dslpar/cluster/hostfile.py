@@ -127,7 +127,9 @@ def _hosts(line: str, place: Location) -> Iterator[Host | BadLine]:
 
 def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | BadLine]:
     if most is not None and int(most) < host.slots:
-        yield BadLine(host.location, line.strip(), "has more slots than max_slots", f"max_slots={host.slots}, or none")
+        yield BadLine(
+            host.location, line.strip(), "has more slots than max_slots", f"choose max_slots={host.slots}, or none"
+        )
     elif "[" not in host.name:
         yield host
     else:
@@ -136,7 +138,7 @@ def _with_max_slots(host: Host, most: str | None, line: str) -> Iterator[Host | 
         try:
             names = nodelist.expand(host.name)
         except ValueError:
-            hint = "as Slurm writes it: gpu[07-12,31] slots=8"
+            hint = "NAME slots=N, or as Slurm writes it: gpu[07-12,31] slots=8"
             yield BadLine(host.location, line.strip(), "holds no valid node list", hint)
             return
         yield from (host._replace(name=name, syntax="list") for name in names)

@@ -63,7 +63,7 @@ def refusal(name: str, trusted: Iterable[str]) -> tuple[str, str] | None:
         return None
     is_known = any(kind.partition(".")[0] == name.partition(".")[0] for kind in _KNOWN)
     if is_standard_library(name) or (is_known and _passes_through_another_package(name)):
-        hint = "write the value here; or make it in a module of your own, and trust that: trusted = ['my_pkg']"
+        hint = "write the value itself; or choose a module of your own to make it, and trust that: trusted = ['my_pkg']"
         of_whom = ", of Python's standard library" if is_standard_library(name) else ": it is of another package"
         return f"a config may not call {name!r}{of_whom}", hint
     # All of a known package would be too much: torch.hub.load runs code from the network.

@@ -1,4 +1,4 @@
-"""What a layout sends, beside what 1d on as many ranks would: for `dslpar show` and the linter.
+"""What a layout sends and holds, beside what 1d on as many ranks would: for `dslpar show` and the linter.
 
 >>> from dslpar.models.gpt.section import GPT
 >>> gpt2 = GPT(num_layers=12, hidden_size=768, num_heads=12, vocab_size=50257, max_seq_len=1024)
@@ -29,14 +29,21 @@ class BreakEven(NamedTuple):
     sent_in_1d: Fraction
     needed: int | None
     """Tokens of the smallest micro-batch for which this mode sends less; None: it never does."""
+    held: int
+    """Elements a rank holds in this mode: the layer's weights, and what the micro-batch saves for the backward."""
+    held_in_1d: int
 
 
 def break_even(model: Model, tensor: Tensor, tokens: int) -> BreakEven:
     """Compare with 1d. What is sent is affine in the tokens: activations, and the weights that 1d never sends."""
-    line, reference = (_Line.of(model, each) for each in (tensor, Tensor(y=tensor.size, mode="1d")))
+    both = tensor, Tensor(y=tensor.size, mode="1d")
+    line, reference = (_Line.of(model, each) for each in both)
     slope, fixed = reference.slope - line.slope, line.fixed - reference.fixed
     needed = math.floor(fixed / slope) + 1 if slope > 0 else None
-    return BreakEven(tokens, line.at(tokens), reference.at(tokens), None if needed is None else max(needed, 1))
+    memories = (costs_of(model).layer_memory(model, each, tokens) for each in both)
+    held, held_in_1d = (round(memory.weights + memory.saved.elements + memory.saved.wide) for memory in memories)
+    needed = None if needed is None else max(needed, 1)
+    return BreakEven(tokens, line.at(tokens), reference.at(tokens), needed, held, held_in_1d)
 
 
 class _Line(NamedTuple):

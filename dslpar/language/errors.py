@@ -22,24 +22,26 @@ class Code(NamedTuple):
     severity: Severity = "error"
 
 
+WRITE_VALUE = "write the value itself, or give it on the command line as key=value"
+"""The hint of what a config cannot compute: only its author knows what it is."""
 CODES = {
-    "CFG001": Code("syntax-error", "write Python syntax (or YAML in a .yaml file)"),
+    "CFG001": Code("syntax-error", "correct the syntax: Python's, or YAML's in a .yaml file"),
     "CFG002": Code("unsupported-syntax", "write assignments of literals, dict(...), arithmetic, `if` and `for`"),
-    "CFG003": Code("unsupported-call", "write the value itself, or L(Class)(...) for what is built later"),
-    "CFG004": Code("evaluation-error", "correct the expression; Python itself would refuse it too"),
-    "CFG005": Code("limit-exceeded", "write the value shorter; a config is evaluated within fixed bounds"),
-    "CFG006": Code("import-not-found", "name a config file beside this one, as in `from .common import train`"),
-    "CFG007": Code("import-cycle", "move what both files need into a third file, and import it from both"),
-    "CFG008": Code("star-import", "name what you need: `from .common import train, optim`"),
-    "CFG009": Code("unreadable-file", "give the path of a UTF-8 text file that may be read"),
-    "CFG010": Code("undefined-name", "assign the name before it is used, or import it"),
-    "CFG011": Code("bad-override", "write `key.subkey=value`, `key[0]=value`, or `~key.subkey` to delete"),
-    "CFG012": Code("duplicate-key", "keep one of the two entries: the later one wins", "warning"),
-    "CFG120": Code(
-        "section-replaced", "change the keys one by one, as in `train.dist.tensor_parallel_size = 2`", "warning"
+    "CFG003": Code("unsupported-call", WRITE_VALUE),
+    "CFG004": Code("evaluation-error", "correct the expression: Python itself would refuse it too"),
+    "CFG005": Code("limit-exceeded", "choose a smaller value: a config is evaluated within fixed bounds"),
+    "CFG006": Code(
+        "import-not-found", "correct the name: `from .common import train` reads common.py beside this file"
     ),
-    "CFG122": Code("untrusted-target", "name a class of torch.nn, or a package that you trust"),
-    "CFG013": Code("not-a-value", "assign None, a bool, a number, a string, a list, a tuple, a dict or L(Class)(...)"),
+    "CFG007": Code("import-cycle", "choose what both files need, move it into a third file, and import it from both"),
+    "CFG008": Code("star-import", "write `from ... import ...` with the names that are needed"),
+    "CFG009": Code("unreadable-file", "correct the path: of a text file in UTF-8 that may be read"),
+    "CFG010": Code("undefined-name", "choose a value: assign it to the name before this line, or import it"),
+    "CFG011": Code("bad-override", "correct it: `key.subkey=value`, `key[0]=value`, or `~key.subkey` to delete"),
+    "CFG012": Code("duplicate-key", "leave one of the two out: the later one wins", "warning"),
+    "CFG120": Code("section-replaced", "choose the keys to change, and change them one by one", "warning"),
+    "CFG122": Code("untrusted-target", "choose a class of torch.nn, or a package that you trust"),
+    "CFG013": Code("not-a-value", "choose None, a bool, a number, a string, a list, a tuple, a dict or L(Class)(...)"),
 }
 
 

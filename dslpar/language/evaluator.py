@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from dslpar.core.errors import Location
-from dslpar.language.errors import CODES, PYTHON_ERRORS, ConfigError, UnknownError
+from dslpar.language.errors import CODES, PYTHON_ERRORS, WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.session import Session
-from dslpar.language.source import Source
+from dslpar.language.source import Source, import_by_position
 from dslpar.language.syntax import changed_targets
+from dslpar.language.tree import Reference
 from dslpar.language.values import UNKNOWN, Binding, Dict, List, Located, Value, origins_of, require_readable
 
 Handlers: TypeAlias = "Mapping[type[ast.AST], Callable[[Evaluator, Value], Located]]"
@@ -64,7 +65,7 @@ class Evaluator:
         try:
             handler = self.expressions.get(type(node))
             if handler is None:  # a starred expression or a slice where neither belongs
-                raise ConfigError("CFG002", "this expression has no value", "write a value")
+                raise ConfigError("CFG002", "this expression has no value", WRITE_VALUE)
             return handler(self, node)
         except UnknownError:
             pass  # what it depends on has a finding already
@@ -74,7 +75,14 @@ class Evaluator:
 
     def report(self, error: Exception, node: ast.AST) -> None:
         """Record a failure at its own location, or else at the node's."""
-        self.session.report(as_config_error(error), self.location(node))
+        told = as_config_error(error)
+        if told.hint == WRITE_VALUE:
+            names = (self.peek(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute)))
+            hints = (
+                import_by_position(value.name, self.source.path) for value in names if isinstance(value, Reference)
+            )
+            told.hint = next(filter(None, hints), WRITE_VALUE)
+        self.session.report(told, self.location(node))
 
     def bind(self, name: str, value: Value, location: Location, name_location: Location, imported_as: str = "") -> None:
         """Let a name of the current scope stand for a value."""
@@ -123,8 +131,13 @@ def as_config_error(error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, RecursionError):
-        return ConfigError("CFG005", "evaluation is nested too deeply", "assign the inner parts to names first")
+        return ConfigError(
+            "CFG005", "evaluation is nested too deeply", "choose inner parts, and assign them to names first"
+        )
     message = str(error) if not isinstance(error, KeyError) else f"there is no key {error}"
+    if any(name in message for name in ("'Reference'", "not Reference", "LazyTarget")):
+        # What the name stands for is imported at build: Python would have its value here.
+        return ConfigError("CFG003", "what another package holds is not known in a config", WRITE_VALUE)
     for ours in ("List", "Dict", "Tuple"):
         message = message.replace(f"'{ours}'", f"'{ours.lower()}'").replace(f'"{ours}"', f'"{ours.lower()}"')
     return ConfigError("CFG004", f"{type(error).__name__}: {message[:300]}", CODES["CFG004"].hint)

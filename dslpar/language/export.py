@@ -76,7 +76,7 @@ class _Exporter:
                 continue
             if not isinstance(key, (str, int, float, type(None))):
                 message = "a key that is neither a string nor a number"
-                self.session.report(ConfigError("CFG013", message, "write a string as key"), key_origin or location)
+                self.session.report(ConfigError("CFG013", message, "choose a string as key"), key_origin or location)
             node = self.node(f"{path}.{key}", item, origin or location, key_origin or origin or location)
             if node is not None:
                 children[key] = node
@@ -95,7 +95,7 @@ def _sorted_list(value: set[Value]) -> List:
     try:
         return List(sorted(value))
     except TypeError:
-        raise ConfigError("CFG013", "a set whose items have no order", "write a list") from None
+        raise ConfigError("CFG013", "a set whose items have no order", "write `[...]`") from None
 
 
 def _not_a_value(value: object) -> ConfigError:
@@ -103,4 +103,4 @@ def _not_a_value(value: object) -> ConfigError:
     if isinstance(value, LazyTarget):
         name = value.target.name.rpartition(".")[2]
         return ConfigError("CFG013", f"LazyCall({name}) is not called", f"write LazyCall({name})(...)")
-    return ConfigError("CFG013", f"a {type(value).__name__} is not a value of a config", "write list(...) around it")
+    return ConfigError("CFG013", f"a {type(value).__name__} is not a value of a config", "write `list(...)` around it")

@@ -11,7 +11,7 @@ from itertools import islice
 from dslpar.core.errors import Location
 from dslpar.core.suggest import did_you_mean
 from dslpar.language import operators
-from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.errors import WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator, Handlers, type_name
 from dslpar.language.formatting import CONVERSIONS, formatted, to_text
 from dslpar.language.functions import BUILTINS, VALUES
@@ -51,8 +51,8 @@ def undefined(ev: Evaluator, name: str) -> ConfigError:
 
     if hasattr(builtins, name):
         return ConfigError("CFG003", f"{name!r} is not part of the config language", BUILTIN_HINTS.get(name, ""))
-    close = did_you_mean(name, islice([*ev.globals.names, *BUILTINS], MAX_SUGGESTED), "; ")
-    return ConfigError("CFG010", f"name {name!r} is not defined{close}", NAME_HINTS.get(name, ""))
+    close = did_you_mean(name, islice([*ev.globals.names, *BUILTINS], MAX_SUGGESTED))
+    return ConfigError("CFG010", f"name {name!r} is not defined", NAME_HINTS.get(name, close))
 
 
 def attribute(ev: Evaluator, node: ast.Attribute) -> Located:
@@ -69,7 +69,7 @@ def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attr
     if isinstance(owner, Dict) and owner.tainted:
         raise UnknownError
     if name.startswith("__") and not isinstance(owner, Dict):
-        raise ConfigError("CFG004", f"attribute {name!r} is not part of the config language", "name a value")
+        raise ConfigError("CFG004", f"attribute {name!r} is not part of the config language", WRITE_VALUE)
     if isinstance(owner, Reference):
         full = f"{owner.name}.{name}"
         # `x = x.a` in a loop makes ever longer names, whose sum grows with the square of the steps.
@@ -79,7 +79,9 @@ def attribute_of(ev: Evaluator, owner: Value, location: Location, node: ast.Attr
         raise ConfigError("CFG003", f"the method {name!r} is not called", f"write {name}(...)")
     if isinstance(owner, Dict):
         raise missing_key(name, owner, attribute_location(ev, node))
-    raise ConfigError("CFG004", f"a {type_name(owner)} has no attribute {name!r}", "attributes are keys of dicts only")
+    raise ConfigError(
+        "CFG004", f"a {type_name(owner)} has no attribute {name!r}", f"{WRITE_VALUE}; attributes are keys of dicts only"
+    )
 
 
 def attribute_location(ev: Evaluator, node: ast.Attribute) -> Location:
@@ -95,7 +97,7 @@ def subscript(ev: Evaluator, node: ast.Subscript) -> Located:
     key, _ = ev.eval(node.slice)
     require_known(owner, key)
     if isinstance(owner, Reference):
-        raise ConfigError("CFG003", f"cannot index {owner.name} in a config", "write the value itself")
+        raise ConfigError("CFG003", f"cannot index {owner.name} in a config", WRITE_VALUE)
     if isinstance(owner, dict):
         ev.budget.weigh(key)
         if key not in owner:
@@ -189,29 +191,31 @@ def missing_key(key: Value, owner: dict[Value, Value], location: Location) -> Co
     """Make the error of a missing key, with the keys that the mapping has."""
     keys = ", ".join(str(name)[:40] for name in list(owner)[:12] if isinstance(name, (str, int)))
     shown = repr(key) if isinstance(key, (str, int, float)) and len(str(key)) < 80 else "of this value"
-    hint = f"its keys are: {keys}" if keys else "the mapping is empty: assign the key first"
-    close = did_you_mean(key, islice(owner, MAX_SUGGESTED), "; ")
-    return ConfigError("CFG004", f"there is no key {shown} in this mapping{close}", hint, location)
+    hint = f"choose from its keys: {keys}" if keys else "choose a value, and assign it to the key first"
+    close = did_you_mean(key, islice(owner, MAX_SUGGESTED))
+    return ConfigError("CFG004", f"there is no key {shown} in this mapping", close or hint, location)
 
 
 BUILTIN_HINTS = {
-    "open": "write the values that the file holds into the config, or import them from a config",
-    "print": "leave it out; `dslpar config FILE` shows the values",
-    "map": "write a comprehension: [f(x) for x in xs]",
-    "filter": "write a comprehension: [x for x in xs if ...]",
-    "pow": "write base ** exponent",
-    "eval": "write the expression itself",
-    "exec": "write the statements themselves",
-    "__import__": "write an import statement",
-    "getattr": "write mapping.key or mapping.get('key', default)",
-    "setattr": "write mapping.key = value",
-    "hasattr": "write 'key' in mapping",
-    "frozenset": "write set(...)",
-    "type": "write isinstance(value, type)",
+    "open": "write the value itself that the file holds, or import it from a config",
+    "print": "leave it out (dslpar config shows the values)",
+    "map": "write `[... for ... in ...]`",
+    "filter": "write `[... for ... in ... if ...]`",
+    "pow": "write `... ** ...`",
+    "eval": "write the value itself",
+    "exec": "choose its statements, and write them alone",
+    "__name__": "leave it out: a config is never a program",
+    "__import__": "write `import ...`",
+    "getattr": "write `NAME.get(...)`",
+    "setattr": "write `NAME[...] = ...`",
+    "hasattr": "write `... in NAME`",
+    "frozenset": "write set",
+    "type": "write `isinstance(...)`",
 }
 NAME_HINTS = {
-    "__file__": "write paths relative to the working directory",
-    "__name__": "leave it out: a config is never a program",
+    "__file__": "write the value itself: a path from the working directory on",
+    "math": "write `import math` above",
+    "os": "write `import os` above",
 }
 HANDLERS: Handlers = {
     ast.Constant: constant,

@@ -30,10 +30,10 @@ def find_config(name: str, importer: str, home: str = OURS) -> str:
     """
     parts = name.split("/")
     if os.path.isabs(name) or ".." in parts or "\\" in name or "\0" in name:
-        hint = "write a path below this folder, one of its parents or the shipped configs: 'common/train.py'"
+        hint = "correct the path: below this folder, one of its parents or the shipped configs, as 'common/train.py' is"
         raise ConfigError("CFG009", f"{name!r} is not a path that a config may read", hint)
     if not name.endswith(".py"):
-        raise ConfigError("CFG009", f"{name!r} is not a Python config", "name a .py file")
+        raise ConfigError("CFG009", f"{name!r} is not a Python config", "choose a .py file")
     checkout = libai_checkout(importer) if home == LIBAI else None
     folders = [os.path.join(checkout, "configs")] if checkout else search_path(importer, home)
     for folder in folders:

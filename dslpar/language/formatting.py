@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from dslpar.language.errors import ConfigError
+from dslpar.language.errors import WRITE_VALUE, ConfigError
 from dslpar.language.limits import MAX_TEXT, Budget, check_length, in_fixed_order, limit_error
 from dslpar.language.tree import Reference
 from dslpar.language.values import Value, require_known
 
 MAX_WIDTH = 1_000
-SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range, Reference)
+SHOWN = (type(None), bool, int, float, str, list, tuple, dict, set, range)
 CONVERSIONS = {-1: None, 115: str, 114: repr, 97: ascii}
 """What `ast.FormattedValue.conversion` stands for: nothing, `!s`, `!r`, `!a`."""
 
@@ -62,7 +62,7 @@ def _check_conversions(template: str) -> int:
         while end < len(template) and template[end] in "-+ #.0123456789":
             end += 1
         if template[end : end + 1] == "*":
-            raise ConfigError("CFG003", "`*` as a width is not part of the config language", "write an f-string")
+            raise ConfigError("CFG003", "`*` as a width is not part of the config language", "write `f'...'`")
         _check_widths(template[at:end])
         at = template.find("%", end + 1)
     return count
@@ -98,9 +98,7 @@ def _formatter(budget: Budget) -> Value:
         def get_field(self, field_name: str, args: Value, kwargs: Value) -> Value:
             budget.spend(10)
             if "." in re.sub(r"\[[^\]]*\]?", "", field_name):
-                raise ConfigError(
-                    "CFG003", f"the format field {{{field_name}}} takes an attribute", "write an f-string"
-                )
+                raise ConfigError("CFG003", f"the format field {{{field_name}}} takes an attribute", "write `f'...'`")
             return super().get_field(field_name, args, kwargs)
 
         def get_value(self, key: Value, args: Value, kwargs: Value) -> Value:
@@ -126,9 +124,11 @@ def _formatter(budget: Budget) -> Value:
 
 def _check_shown(value: Value, budget: Budget) -> None:
     require_known(value)
+    if isinstance(value, Reference):
+        raise ConfigError("CFG003", f"what {value.name} is, is not known in a config", WRITE_VALUE)
     if not isinstance(value, SHOWN):
         raise ConfigError(
-            "CFG004", f"cannot format a {type(value).__name__}, whose text is not fixed", "write list(...) around it"
+            "CFG004", f"cannot format a {type(value).__name__}, whose text is not fixed", "write `list(...)` around it"
         )
     budget.weigh(value)
     budget.spend(len(value) // 64 if isinstance(value, str) else 0)

@@ -10,9 +10,9 @@ import math
 import os.path
 from collections.abc import Callable
 
-from dslpar.core.suggest import did_you_mean
+from dslpar.core.suggest import nearest
 from dslpar.language.call import Call
-from dslpar.language.errors import ConfigError, UnknownError
+from dslpar.language.errors import WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.formatting import to_text
 from dslpar.language.lazy_calls import copying_dict, get_config, lazy_call
 from dslpar.language.limits import (
@@ -30,6 +30,7 @@ from dslpar.language.values import (
     List,
     Value,
     adopt,
+    deep_copy,
     make_tuple,
     origins_of,
     require_known,
@@ -43,7 +44,7 @@ def call_function(target: Reference, call: Call) -> Value:
     """Call a function of the language. Raises ConfigError for every other."""
     function = FUNCTIONS.get(target.name)
     if function is None:
-        raise _not_callable(target.name)
+        raise _not_callable(target.name, call)
     if target.name not in KEEP_UNKNOWN:
         call.require_known()
     return check_size(adopt(function(call)))
@@ -60,21 +61,39 @@ def key_function(call: Call) -> Callable[[Value], Value] | None:
     return lambda item: call_function(key, call.with_args([item]))
 
 
-def _not_callable(name: str) -> ConfigError:
+def _not_callable(name: str, call: Call) -> ConfigError:
+    hint = _equivalent(name, call) or WRITE_VALUE
+    return ConfigError("CFG003", f"cannot call {name.removeprefix('builtins.')}() in a config", hint)
+
+
+def _equivalent(name: str, call: Call) -> str:
+    """Return what the language has in place of a function of Python's or numpy's, or of a class; empty: nothing."""
     from dslpar.core.trust import is_standard_library, known_kind  # only a mistake needs it
 
     owner, _, last = name.rpartition(".")
-    if (owner == "os" and last in ("getenv", "environ")) or name.startswith("os.environ"):
-        hint = "write the value here, or give it on the command line as key=value"
-    elif owner in ("math", "os.path", "builtins"):
-        close = did_you_mean(name, FUNCTIONS, "; ")
-        hint = f"use a function of the language{close}"
-    elif is_standard_library(name):
-        hint = "write the value here, or give it on the command line as key=value"
-    else:
-        hint = f"write L({last})(...) with `from dslpar import LazyCall as L`: it is called at build"
-        hint += "" if known_kind(name) else f", if {name.partition('.')[0]} is trusted: dslpar explain CFG122"
-    return ConfigError("CFG003", f"cannot call {name.removeprefix('builtins.')}() in a config", hint)
+    package = name.partition(".")[0]
+    if owner in ("math", "os.path", "builtins"):
+        close = nearest(name, FUNCTIONS)
+        return f"write `{close.removeprefix('builtins.')}(...)`" if close else ""
+    if owner == "numpy" and last in ("array", "asarray"):
+        return "write `list(...)`"
+    if owner == "numpy" and f"math.{last}" in FUNCTIONS:
+        return f"write `math.{last}(...)`, and `import math` above"
+    if owner == "numpy" and last in BUILTINS:
+        return f"write `{last}(...)`"
+    if name == "functools.partial" and call.args and isinstance(call.args[0], Reference):
+        return _lazily(call.args[0].name, len(call.args) > 1)
+    # What a run builds is a class; a function's value is known to its author alone.
+    is_class = last[:1].isupper() and package != "numpy" and not is_standard_library(name)
+    trust = "" if known_kind(name) else f" (within a section, if {package} is trusted: dslpar explain CFG122)"
+    return _lazily(name, bool(call.args)) + trust if is_class else ""
+
+
+def _lazily(name: str, by_position: bool) -> str:
+    arguments = "NAME=..." if by_position else "..."
+    by_name = ", each argument by its name" if by_position else ""
+    built = f"write `L({name.rpartition('.')[2]})({arguments})`{by_name}"
+    return f"{built}, and `from dslpar import LazyCall as L` above: it is called at build"
 
 
 def _dict(call: Call) -> Dict:
@@ -202,9 +221,18 @@ def _types(kinds: Value) -> tuple[type, ...]:
         return tuple(kind for item in kinds for kind in _types(item))
     kind = TYPES.get(kinds.name) if isinstance(kinds, Reference) else None
     if kind is None:
-        hint = f"use one of: {', '.join(SHORT_TYPES)}"
+        hint = f"choose one of {', '.join(SHORT_TYPES)}"
         raise ConfigError("CFG004", "isinstance() needs one of the language's types", hint)
     return (kind,)
+
+
+def _copied(call: Call, deeply: bool) -> Value:
+    """Evaluate `copy.copy` and `copy.deepcopy`."""
+    (value,) = call.positional(1)
+    if isinstance(value, (list, dict)) and not deeply:
+        return (_list if isinstance(value, list) else _dict)(call)
+    call.budget.weigh(value)
+    return deep_copy(value) if deeply else value
 
 
 def _join_path(call: Call) -> str:
@@ -258,6 +286,8 @@ FUNCTIONS: dict[str, Function] = {
     "builtins.sum": _sum,
     "builtins.tuple": _tuple,
     **{f"math.{name}": _simple(getattr(math, name)) for name in FLOAT_MATH.split() if hasattr(math, name)},
+    "copy.copy": lambda call: _copied(call, deeply=False),
+    "copy.deepcopy": lambda call: _copied(call, deeply=True),
     "math.comb": _bounded(math.comb, lambda n, k: min(abs(n), abs(k) * n.bit_length())),
     "math.dist": _reader(math.dist),
     "math.factorial": _bounded(math.factorial, lambda n: n * n.bit_length() if n < MAX_BITS else MAX_BITS + 1),
@@ -270,7 +300,7 @@ FUNCTIONS: dict[str, Function] = {
     "omegaconf.ListConfig": copying_dict,
     "omegaconf.OmegaConf.create": copying_dict,
 }
-KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys")
+KEEP_UNKNOWN = ("builtins.dict", "builtins.dict.fromkeys", "copy.copy", "copy.deepcopy")
 """Functions whose result is known but for what is unknown in it; of any other, an unknown argument makes it unknown."""
 for _home in ("dslpar", "dslpar.config", "dslpar.config.lazy", "libai.config", "libai.config.lazy"):
     FUNCTIONS |= {f"{_home}.LazyCall": lazy_call, f"{_home}.L": lazy_call}

@@ -34,7 +34,8 @@ def import_modules(ev: Evaluator, node: ast.Import) -> None:
 def import_names(ev: Evaluator, node: ast.ImportFrom) -> None:
     """Evaluate `from a.b import c`, which binds references, or `from .a.b import c`, values of a config file."""
     if any(alias.name == "*" for alias in node.names):
-        raise ConfigError("CFG008", "`import *` is not part of the config language")
+        hint = f"write `from {'.' * node.level}{node.module or ''} import ...` with the names that are needed"
+        raise ConfigError("CFG008", "`import *` is not part of the config language", hint)
     base = find_module(node.module or "", node.level, ev.source.path) if node.level else None
     if not node.level and node.module:
         base = find_absolute(node.module, ev.source.path)
@@ -84,8 +85,9 @@ def _import_name(
         raise UnknownError
     if alias.name not in names:
         has = ", ".join(list(names)[:12])
-        close = did_you_mean(alias.name, islice(names, MAX_SUGGESTED), "; ")
-        raise ConfigError("CFG006", f"no name {alias.name!r} in that config{close}", f"it has: {has}" if has else "")
+        close = did_you_mean(alias.name, islice(names, MAX_SUGGESTED))
+        hint = close or (f"choose from its names: {has}" if has else "")
+        raise ConfigError("CFG006", f"no name {alias.name!r} in that config", hint)
     binding = names[alias.name]
     imported_as = "module" if binding.imported_as == "module" else "config"
     value = binding.value

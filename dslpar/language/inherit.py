@@ -32,7 +32,7 @@ def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
     """Evaluate what `_base_` names, to one mapping of all their names."""
     files = [value] if isinstance(value, str) else value
     if not isinstance(files, (list, tuple)) or not files or not all(isinstance(file, str) for file in files):
-        hint = "write a path relative to this file, or a list of them: _base_ = ['../common/train.py']"
+        hint = "correct it: a path relative to this file, or a list of them: _base_ = ['../common/train.py']"
         raise ConfigError("CFG004", f"{BASE} names no configs to inherit from", hint)
     inherited, home = Dict(), dict[Value, str]()
     for file, place in zip(files, origins_of(files), strict=True):
@@ -44,7 +44,7 @@ def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
         twice = [str(name) for name in names if name in inherited]
         if twice:
             message = f"{file!r} and {home[twice[0]]!r} both set {', '.join(twice)}"
-            raise ConfigError("CFG004", message, "set a name in one of the bases only", place or location)
+            raise ConfigError("CFG004", message, "choose the one base that sets it", place or location)
         home |= dict.fromkeys(names, file)
         inherited.take(names)
     return inherited, location
@@ -52,7 +52,7 @@ def inherit(ev: Evaluator, value: Value, location: Location) -> Located:
 
 def _path(name: str, importer: str) -> str:
     if os.path.isabs(name) or "\\" in name or "\0" in name or not name.endswith(".py"):
-        hint = "write a path relative to this file: '../common/train.py'"
+        hint = "correct the path: relative to this file, as '../common/train.py' is"
         raise ConfigError("CFG009", f"{name!r} is not a path of a Python config", hint)
     return os.path.normpath(os.path.join(os.path.dirname(importer) or ".", name))
 
@@ -89,7 +89,9 @@ def _merged(old: Value, new: Dict, path: str) -> Value:
     replaces = new.get(DELETE, False) is True
     if not (replaces or isinstance(old, Dict)):
         message = f"{path} is a dict here, and {type_name(old)} in the config that this one inherits from"
-        raise ConfigError("CFG004", f"{message}: they cannot be merged", f"add {DELETE}=True to replace it")
+        raise ConfigError(
+            "CFG004", f"{message}: they cannot be merged", f"add {DELETE}=True to {path}: then it is replaced"
+        )
     made = Dict() if replaces else deep_copy(old)
     made.tainted = made.tainted or new.tainted
     for key, value in new.items():

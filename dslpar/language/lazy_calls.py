@@ -20,14 +20,16 @@ def lazy_call(call: Call) -> LazyTarget:
         target = Reference(target)
     if not isinstance(target, Reference):
         what = "a class or function, imported, or its full name as a string"
-        raise ConfigError("CFG004", f"LazyCall needs {what}", "write L(Class)(...) with `from module import Class`")
+        raise ConfigError(
+            "CFG004", f"LazyCall needs {what}", "write `L(...)(...)` of a class, and `from ... import ...` above it"
+        )
     return LazyTarget(target)
 
 
 def call_lazy(target: LazyTarget, call: Call) -> Dict:
     """Evaluate the second call of `LazyCall(target)(...)`."""
     if call.args:
-        hint = f"name each: {target.target.name}(name=...)"
+        hint = f"write `L({target.target.name.rpartition('.')[2]})(NAME=...)`, each argument by its name"
         raise ConfigError("CFG003", "LazyCall takes keyword arguments only", hint)
     made = Dict()
     made.put(TARGET, target.target, call.location)

@@ -113,7 +113,7 @@ def _weight(value: object, known: dict[int, int], depth: int) -> int:
     if isinstance(value, dict):
         weight += sum(_weight(item, known, depth + 1) for item in value.values())
     if weight > MAX_WEIGHT:
-        raise limit_error("a value too big to read through", "share less: written out in full, it is too big")
+        raise limit_error("a value too big to read through", "choose less to share: written out in full, it is too big")
     known[id(value)] = weight
     return weight
 
@@ -138,7 +138,7 @@ def check_text(value: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         message = f"a string that is not text: {error.reason}"
-        raise ConfigError("CFG004", message, "write the character itself") from None
+        raise ConfigError("CFG004", message, "write the value itself: the character") from None
 
 
 def check_bits(bits: int) -> None:
@@ -159,6 +159,6 @@ def check_length(count: int) -> None:
 def in_fixed_order(value: Item) -> Item:
     """Return the value, unless it is a set whose order differs from process to process: ranks must not differ."""
     if isinstance(value, set) and not all(isinstance(item, (int, float)) for item in value):
-        hint = "write sorted(...) around it"
+        hint = "write `sorted(...)` around it"
         raise ConfigError("CFG004", "the order of this set differs from process to process", hint)
     return value

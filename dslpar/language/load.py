@@ -42,7 +42,7 @@ class Config(NamedTuple):
     """Top-level names that some expression of the file reads."""
     imported: frozenset[str] = frozenset()
     """Top-level names whose value came from another config."""
-    modules: Mapping[str, Location] = MappingProxyType({})
+    modules: Mapping[str, Binding] = MappingProxyType({})
     """Top-level names bound by an absolute import, and where: references, not in `root`."""
     unknown: frozenset[str] = frozenset()
     """Dotted paths that could not be evaluated (a finding says why): not missing, only not known."""
@@ -130,7 +130,7 @@ def _load(
         session.sources,
         frozenset(parsed.names_read) if parsed else frozenset(),
         frozenset(name for name, binding in bindings if binding.imported_as == "config"),
-        {name: binding.location for name, binding in bindings if binding.imported_as == "module"},
+        {name: binding for name, binding in bindings if binding.imported_as == "module"},
         unknown,
         complete,
     )
@@ -151,7 +151,7 @@ def _budget_finding(session: Session, start: Location, error: BudgetError) -> Fi
     if session.statement is not None:
         source, node = session.statement
         location = source.location(node)
-    return finding("CFG005", location, str(error), "shorten the loops, or write the result itself")
+    return finding("CFG005", location, str(error), "write the value itself that the loops make")
 
 
 def _in_order(session: Session) -> tuple[Finding, ...]:

@@ -26,7 +26,7 @@ def call_method(owner: Value, name: str, call: Call) -> Value:
         kind = type(owner).__name__.lower()
         known = METHODS.get(_kind(owner), {})
         message = f"{kind}.{name}() is not part of the config language{did_you_mean(name, known, '; ')}"
-        raise ConfigError("CFG003", message, f"use one of: {', '.join(sorted(known))}" if known else "")
+        raise ConfigError("CFG003", message, f"choose one of {', '.join(sorted(known))}" if known else "")
     if isinstance(owner, (str, tuple)):  # lists and dicts may hold what is unknown
         call.require_known()
     return check_size(adopt(method(owner, call)))

@@ -63,7 +63,9 @@ def binary(op: ast.operator, left: Value, right: Value, budget: Budget) -> Value
     _check_growth(op, left, right)
     made = check_size(BINARY[type(op)](left, right))
     if isinstance(made, complex):
-        raise ConfigError("CFG004", "the result is a complex number", "take the root of a number that is not negative")
+        raise ConfigError(
+            "CFG004", "the result is a complex number", "correct the number: one that is not negative has a root"
+        )
     if isinstance(made, (str, *CONTAINERS)):
         budget.spend(len(made) // 4)
         return _with_origins(op, left, right, made)

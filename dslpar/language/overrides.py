@@ -1,8 +1,9 @@
 """Command-line overrides: `a.b=value`, `a.0=value`, `a[0]=value`, `~a.b`.
 
 The form is Hydra's, smaller: no `+` (any key may be set), no sweeps, no quoting of its own. The value is a Python
-literal, or else the text as it stands. Overrides act as if written at the end of the file, and change values in place,
-so what the file shares stays shared. Their locations are columns of the command line, joined by spaces.
+literal, `dict(size=2)` among them, or else the text as it stands. Overrides act as if written at the end of the file,
+and change values in place, so what the file shares stays shared. Their locations are columns of the command line,
+joined by spaces.
 """
 
 from __future__ import annotations
@@ -74,14 +75,18 @@ def parse_override(text: str, column: int = 1) -> Override:
     key, equals, value = text[delete:].partition("=")
     key_location = line_part(column + delete, len(key))
     if len(text) > MAX_TEXT:
-        raise ConfigError("CFG011", "an override of more than 100,000 characters", "write the value into the file")
+        raise ConfigError(
+            "CFG011", "an override of more than 100,000 characters", "choose the file for it: write the value there"
+        )
     if delete == bool(equals):
         raise ConfigError("CFG011", f"{shown(text)} is neither `key=value` nor `~key`")
     keys = parse_key(key)
     if not keys or not isinstance(keys[0], str) or not keys[0].isidentifier():
-        raise ConfigError("CFG011", f"{shown(key)} is not a key", "write `section.key=value`", key_location)
+        raise ConfigError("CFG011", f"{shown(key)} is not a key", "correct it: `section.key=value`", key_location)
     if len(keys) > MAX_DEPTH:
-        raise ConfigError("CFG011", f"a key of more than {MAX_DEPTH} levels", "write `section.key=value`", key_location)
+        raise ConfigError(
+            "CFG011", f"a key of more than {MAX_DEPTH} levels", "correct it: `section.key=value`", key_location
+        )
     start = column + delete + len(key) + 1
     location = line_part(start, len(value)) if value else line_part(column, len(text))
     return Override(keys, key_location, parse_value(value, start)[0], location, delete)
@@ -108,7 +113,7 @@ def parse_key(key: str) -> tuple[str | int, ...]:
 
 
 def parse_value(text: str, column: int) -> Located:
-    """Parse a Python literal, with the locations of its parts; what is none is the text as it stands."""
+    """Parse a literal or a `dict(...)` of such, with the locations of its parts; what is neither stays the text."""
     location = line_part(column, len(text))
     stripped = text.strip()
     try:
@@ -139,6 +144,14 @@ def literal(node: Value, at: Sequence[int], column: int, depth: int) -> Located:
         return (List(values, locations) if isinstance(node, ast.List) else make_tuple(values, locations)), location  # type: ignore[arg-type]
     if isinstance(node, ast.Dict):
         return literal_dict(node, at, column, depth), location
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
+        made = Dict()
+        for keyword in node.keywords:  # `dict(size=2)`, as in a file
+            if keyword.arg is None:
+                raise ValueError("`**` in a literal")
+            start = column + at[keyword.col_offset]
+            made.put(keyword.arg, *literal(keyword.value, at, column, depth + 1), line_part(start, len(keyword.arg)))
+        return made, location
     raise ValueError("not a literal")
 
 
@@ -187,7 +200,7 @@ def _changed(owner: Value, override: Override, depth: int) -> Value:
     elif not isinstance(owner, Unknown):
         path, text = override.path(depth), repr(owner)
         shown = text if len(text) < 40 else text[:37] + "..."
-        message, hint = f"{path} is {shown}, not a mapping", f"set {path} itself: {path}=value"
+        message, hint = f"{path} is {shown}, not a mapping", f"{path}=VALUE sets it"
         raise ConfigError("CFG011", message, hint, override.key_location)
     return owner
 
@@ -231,7 +244,7 @@ def _changed_sequence(owner: Value, override: Override, depth: int) -> Value:
     index = int(key) if isinstance(key, int) or (key.removeprefix("-").isdecimal() and len(key) < 9) else None
     if index is None or not -len(owner) <= index < len(owner):
         message = f"{override.path(depth + 1)} is not in a list of {len(owner)} items"
-        hint = f"write an index from 0 to {len(owner) - 1}" if owner else "set the whole list"
+        hint = f"choose an index from 0 to {len(owner) - 1}" if owner else "choose the whole list, and set that"
         raise ConfigError("CFG011", message, hint, override.key_location)
     made = owner if isinstance(owner, List) else List(owner, origins_of(owner))
     if depth < len(override.keys) - 1:

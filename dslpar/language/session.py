@@ -111,7 +111,7 @@ class Session:
             raise ConfigError("CFG007", f"circular import: {chain}")
         self._imports += 1
         if len(self._open) >= MAX_IMPORT_DEPTH or self._imports > MAX_IMPORTS:
-            raise limit_error("imports nested too deeply, or too many of them", "import fewer files")
+            raise limit_error("imports nested too deeply, or too many of them", "choose fewer files to import")
         parsed = self.parse_file(path, location)
         names = None if parsed is None else self.run(parsed, key, as_module)
         if as_module:

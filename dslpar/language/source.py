@@ -66,8 +66,19 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("CFG009", f"cannot read {path!r}: {reason}") from None
     if len(data) > MAX_SOURCE_BYTES:
-        raise limit_error(f"{path!r} has more than {MAX_SOURCE_BYTES // 1024} KiB", "split it, and import the parts")
+        raise limit_error(
+            f"{path!r} has more than {MAX_SOURCE_BYTES // 1024} KiB", "choose parts of it, and import them"
+        )
     return Source(path, decode(data, path))
+
+
+def import_by_position(name: str, importer: str) -> str:
+    """Return the hint to import a full name by its position, if a config beside `importer` has it; or nothing."""
+    module, _, last = name.rpartition(".")
+    path = os.path.join(os.path.dirname(importer), *module.split("."))
+    if not module or not os.path.isfile(f"{path}.py"):
+        return ""
+    return f"write `from .{module} import {last}`, which reads a config by its position"
 
 
 def _read_regular(path: str) -> bytes:
@@ -95,18 +106,21 @@ def decode(data: bytes, path: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         location = Location(path, line, 1, line, 1)
         raise ConfigError(
-            "CFG009", f"cannot decode byte {error.start} as UTF-8", "save the file as UTF-8", location
+            "CFG009",
+            f"cannot decode byte {error.start} as UTF-8",
+            "correct the encoding: save the file as UTF-8",
+            location,
         ) from None
 
 
 def check_tokens(source: Source) -> None:
     """Refuse what would take too much memory to parse."""
     if len(source.text) > MAX_SOURCE_BYTES:
-        raise limit_error(f"more than {MAX_SOURCE_BYTES // 1024} KiB of text", "split it, and import the parts")
+        raise limit_error(f"more than {MAX_SOURCE_BYTES // 1024} KiB of text", "choose parts of it, and import them")
     if len(source.text) > MAX_TOKENS:
         count = sum(1 for _ in re.finditer(TOKEN, source.text))
         if count > MAX_TOKENS:
-            raise limit_error(f"more than {MAX_TOKENS:,} tokens", "split the file, and import the parts")
+            raise limit_error(f"more than {MAX_TOKENS:,} tokens", "choose parts of the file, and import them")
 
 
 def parse(source: Source) -> ast.Module:
@@ -119,9 +133,13 @@ def parse(source: Source) -> ast.Module:
         location = _location_of_error(error, source)
         raise ConfigError("CFG001", f"cannot parse this as Python: {error.msg}", location=location) from None
     except ValueError as error:  # NUL characters, lone surrogates
-        raise ConfigError("CFG001", f"cannot parse this as text: {error}", "save the file as UTF-8 text") from None
+        raise ConfigError(
+            "CFG001", f"cannot parse this as text: {error}", "correct the encoding: save the file as UTF-8 text"
+        ) from None
     except (RecursionError, MemoryError):  # what CPython's parser raises where its own stack is full
-        raise limit_error("expressions are nested too deeply", "assign the inner parts to names first") from None
+        raise limit_error(
+            "expressions are nested too deeply", "choose inner parts, and assign them to names first"
+        ) from None
 
 
 def parse_quietly(text: str, path: str, mode: str = "exec") -> Any:

@@ -118,7 +118,7 @@ def assertion(ev: Evaluator, node: ast.Assert) -> None:
     message = "" if node.msg is None else ev.eval(node.msg)[0]
     require_known(message)
     reason = f": {message[:300]}" if isinstance(message, str) and message else ""
-    hint = "change the values so that the condition holds"
+    hint = "correct the values, so that the condition holds"
     raise ConfigError("CFG004", f"AssertionError{reason}", hint, ev.location(node.test))
 
 

@@ -18,30 +18,33 @@ from dslpar.language.source import Source
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 UNSUPPORTED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.While: ("`while`", "write `for step in range(n):`"),
-    ast.FunctionDef: ("`def`", "write the values themselves, or a `for` loop or comprehension that makes them"),
-    ast.AsyncFunctionDef: ("`async def`", "write the values themselves"),
-    ast.ClassDef: ("`class`", "put the class into a module, and write `from module import Class` and L(Class)(...)"),
-    ast.Try: ("`try`", "write an `if` that asks for the case, such as `if 'key' in mapping:`"),
-    getattr(ast, "TryStar", ast.Try): ("`try`", "write an `if` that asks for the case, such as `if 'key' in mapping:`"),
-    ast.With: ("`with`", "write the values that the file holds into the config, or import them from a config"),
-    ast.AsyncWith: ("`async with`", "write the values into the config"),
-    ast.AsyncFor: ("`async for`", "write `for`"),
-    ast.Raise: ("`raise`", "write `assert condition, message`"),
-    ast.Match: ("`match`", "write `if` and `elif`"),
+    ast.While: ("`while`", "write `for step in range(...):`, with `break` where it ends"),
+    ast.FunctionDef: (
+        "`def`",
+        "write the value itself where the function is called",
+    ),
+    ast.AsyncFunctionDef: ("`async def`", "write the value itself where the function is called"),
+    ast.ClassDef: ("`class`", "put it into a module, and write `from ... import {name}`"),
+    ast.Try: ("`try`", "choose one of its branches, and write that alone"),
+    getattr(ast, "TryStar", ast.Try): ("`try`", "choose one of its branches, and write that alone"),
+    ast.With: ("`with`", "write the value itself that is read there, or import it from a config"),
+    ast.AsyncWith: ("`async with`", "write the value itself that is read there"),
+    ast.AsyncFor: ("`async for`", "write `for ... in ...:`"),
+    ast.Raise: ("`raise`", "write `assert False, ...` with the message"),
+    ast.Match: ("`match`", "write `if ...:` and `elif ...:`"),
     ast.Global: ("`global`", "leave it out: a config has one scope"),
     ast.Nonlocal: ("`nonlocal`", "leave it out: a config has one scope"),
-    ast.Return: ("`return`", "assign the value to a name"),
-    ast.Lambda: ("`lambda`", "put the function into a module, and import it: it becomes a reference"),
-    ast.NamedExpr: ("`:=`", "assign the name in a line of its own"),
+    ast.Return: ("`return`", "write `... = ...` to give the value a name"),
+    ast.Lambda: ("`lambda`", "write the value itself that it gives where it is called"),
+    ast.NamedExpr: ("`:=`", "write `{name} = ...` in a line of its own, before this one"),
     ast.Await: ("`await`", "write the value itself"),
-    ast.Yield: ("`yield`", "write a list"),
-    ast.YieldFrom: ("`yield from`", "write a list"),
+    ast.Yield: ("`yield`", "write `[...]` of all values"),
+    ast.YieldFrom: ("`yield from`", "write `[...]` of all values"),
 }
 CONSTANTS: dict[type, tuple[str, str]] = {
-    bytes: ("a bytes literal", "write a string, without the `b`"),
-    complex: ("a complex number", "write two floats"),
-    type(...): ("`...`", "write None"),
+    bytes: ("a bytes literal", "write `{value!r}`"),
+    complex: ("a complex number", "write `({value.real}, {value.imag})`"),
+    type(...): ("`...`", "write the value itself that it stands for"),
 }
 
 MUTATING_METHODS = frozenset(
@@ -60,7 +63,7 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
         node, depth = pending.pop()
         if depth > MAX_NESTING:
             node.unsupported = True
-            hint = "assign the inner parts to names first"
+            hint = "choose inner parts, and assign them to names first"
             findings.append(finding("CFG005", source.location(node), "syntax is nested too deeply", hint))
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -91,14 +94,25 @@ def check_syntax(tree: ast.Module, source: Source) -> tuple[list[Finding], set[s
     return findings, names_read
 
 
+_OF_CONSTANTS = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Pass)
+"""What a class that only groups values is made of: assignments, and its docstring."""
 _NO_EXPRESSION = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def _why_unsupported(node: ast.AST) -> tuple[str, str] | None:
     """Return what a node is that the language has not, and what to write instead."""
     if any(clause.is_async for clause in getattr(node, "generators", ())):
-        return "`async for`", "write `for`"
-    return CONSTANTS.get(type(node.value)) if isinstance(node, ast.Constant) else UNSUPPORTED.get(type(node))
+        return "`async for`", "write `for ... in ...`"
+    if isinstance(node, ast.Constant):
+        what, hint = CONSTANTS.get(type(node.value), ("", ""))
+        value = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
+        return (what, hint.format(value=value)) if what else None
+    if type(node) not in UNSUPPORTED:
+        return None
+    what, hint = UNSUPPORTED[type(node)]
+    if isinstance(node, ast.ClassDef) and all(isinstance(item, _OF_CONSTANTS) for item in node.body):
+        hint = "write `{name} = dict(...)`: its keys are attributes, too"
+    return what, hint.format(name=node.target.id if isinstance(node, ast.NamedExpr) else getattr(node, "name", ""))
 
 
 def changed_targets(node: ast.AST) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import ast
 
 from dslpar.core.errors import Location
 from dslpar.language import operators
-from dslpar.language.errors import PYTHON_ERRORS, ConfigError, UnknownError
+from dslpar.language.errors import PYTHON_ERRORS, WRITE_VALUE, ConfigError, UnknownError
 from dslpar.language.evaluator import Evaluator, type_name
 from dslpar.language.expressions import attribute_location, name, slice_bounds, slice_of, undefined
 from dslpar.language.limits import check_items
@@ -42,18 +42,17 @@ def _store(ev: Evaluator, target: ast.expr, value: Value, location: Location) ->
     elif isinstance(target, (ast.Tuple, ast.List)):
         _unpack(ev, target, value, location)
     else:
-        raise ConfigError("CFG002", "cannot assign to this", "assign to a name, an attribute or an item")
+        raise ConfigError("CFG002", "cannot assign to this", "choose a name, an attribute or an item")
 
 
 def _attribute_owner(owner: Value, node: ast.Attribute) -> Dict:
     """Check that attributes of `owner` can be changed: that it is a dict."""
     require_known(owner)
     if isinstance(owner, Reference):
-        hint = "import a config file by position, as in `from .common.train import train`"
-        raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", hint)
+        raise ConfigError("CFG004", f"{owner.name} is a reference: it has no values to change", WRITE_VALUE)
     if not isinstance(owner, Dict):
         message = f"cannot set attribute {node.attr!r} of a {type_name(owner)}"
-        raise ConfigError("CFG004", message, "assign to keys of dicts only")
+        raise ConfigError("CFG004", message, "choose a key of a dict")
     return owner
 
 
@@ -86,7 +85,7 @@ def _unpack(ev: Evaluator, target: ast.Tuple | ast.List, value: Value, location:
     values, origins = ev.items_of(value, location)
     stars = [index for index, item in enumerate(target.elts) if isinstance(item, ast.Starred)]
     if len(stars) > 1:
-        raise ConfigError("CFG001", "two starred targets in one assignment", "star one of them")
+        raise ConfigError("CFG001", "two starred targets in one assignment", "choose one to star")
     star = stars[0] if stars else None
     wanted = len(target.elts) - (star is not None)
     if (star is None and len(values) != wanted) or len(values) < wanted:

@@ -101,14 +101,19 @@ def read_names(source: Source, session: Session) -> dict[str, Binding] | None:
         check_tokens(source)
         value, _ = _Reader(source, session).document()
         if not isinstance(value, Dict):
-            raise ConfigError("CFG001", "this YAML is not a mapping", "write `section:` and its keys below, indented")
+            raise ConfigError(
+                "CFG001", "this YAML is not a mapping", "correct it: `section:`, and its keys below, indented"
+            )
     except yaml.MarkedYAMLError as error:
         location = _location_of_mark(error.problem_mark or error.context_mark, source)
         session.report(ConfigError("CFG001", f"cannot parse this as YAML: {error.problem or error.context}"), location)
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
         session.report(
-            ConfigError("CFG001", f"cannot parse this as YAML: {message}", "save the file as UTF-8 text"), start
+            ConfigError(
+                "CFG001", f"cannot parse this as YAML: {message}", "correct the encoding: save the file as UTF-8 text"
+            ),
+            start,
         )
     except ConfigError as error:
         session.report(error, start)
@@ -134,7 +139,8 @@ def _slots(value: Dict, session: Session, start: Location) -> dict[str, Binding]
             names[key] = Binding(item, location or start, key_location or start)
         else:
             session.report(
-                ConfigError("CFG013", f"the name {key!r} is not a string", "quote it"), key_location or start
+                ConfigError("CFG013", f"the name {key!r} is not a string", "choose a string: put it in quotes"),
+                key_location or start,
             )
     return names
 
@@ -157,7 +163,9 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise ConfigError("CFG002", "more than one YAML document", "keep one", self.location(event))
+                    raise ConfigError(
+                        "CFG002", "more than one YAML document", "choose one document", self.location(event)
+                    )
             elif isinstance(
                 event, (yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent, yaml.AliasEvent)
             ):
@@ -221,7 +229,7 @@ class _Reader:
             return
         if key == "<<":
             message = "the merge key `<<` is not part of the config language"
-            self.session.report(ConfigError("CFG002", message, "write the keys out"), key_location)
+            self.session.report(ConfigError("CFG002", message, "choose the keys, and write them out"), key_location)
             return
         if key in made:
             # An error here, a warning in Python: YAML 1.2 forbids it, and who reads the file next may take the first.

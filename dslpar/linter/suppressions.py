@@ -174,9 +174,9 @@ class Suppressions:
 
     def _without_code(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
         if not comment.codes:
-            codes = ", ".join(sorted(there.get(comment.spot, ()))) or "CODE"
+            codes = ", ".join(sorted(there.get(comment.spot, ()))) or "..."
             message = "this comment has no code in brackets, and silences nothing"
-            yield Problem(comment.location, message, f"# dslpar: ignore{'-file' * comment.whole_file}[{codes}]")
+            yield Problem(comment.location, message, f"write `# dslpar: ignore{'-file' * comment.whole_file}[{codes}]`")
 
     def _unused(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:
         unused = self._unused_codes(comment, there)
@@ -192,7 +192,7 @@ class Suppressions:
             rule = self._rule(code)
             if rule is not None and rule.severity == "error":
                 message = f"{code.text} is an error, and errors cannot be ignored: the config would not run"
-                hint = f"correct it; `dslpar lint --ignore {rule.code}` leaves it out of a report"
+                hint = f"correct the error; `dslpar lint --ignore {rule.code}` leaves it out of a report"
                 yield Problem(code.location, message, hint)
 
     def _unknown(self, comment: Comment, there: Mapping[Spot, set[str]]) -> Iterator[Problem]:

@@ -107,7 +107,7 @@ def lr_scheduler(
             return reader.fields(sections.LRScheduler, typed.entries, node, "lr_scheduler", "lr_scheduler", type=meant)
         name, row = meant, LR_SCHEDULERS[meant]
     if row.refused:
-        _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine' or 'WarmupDecayLR'")
+        _refuse(reader, "lr_scheduler", name, typed, row.refused, "such as 'cosine'")
         return None
     args = reader.typed_values(row.args, typed.entries)
     _demand(reader, "lr_scheduler", row.required, typed, node)
@@ -143,8 +143,7 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         return None
     name = "Sequential" if typed.name == "torch.nn.Sequential" else typed.name
     if "." not in name and name not in (*families.FAMILIES, "Sequential", *registered.get("models", ())):
-        more = _OWN_NAME.format("MyModel", _REGISTERED)
-        meant = reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
+        meant = _model_by_another_name(reader, typed)
         if meant is None:
             for entry in typed.entries:
                 if entry.name in _OF_EVERY_FAMILY and entry.node.value is not None:
@@ -162,6 +161,18 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
     return sections.OtherModel(target=name, args=_plain(typed.entries))
+
+
+def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:
+    """Report a model that no family has by that name; return the one that must be meant, or None."""
+    name = typed.name or ""
+    family, fields = families.known_as(name)
+    if not family or name.lower() == family.lower():
+        more = _OWN_NAME.format("MyModel", _REGISTERED)
+        return reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
+    hint = f"write type={family!r}" + (f", {fields}: {name} is {family} with these fields" if fields else "")
+    reader.report("CFG108", typed.location, f"unknown model {name!r}", hint, "model.type", "model", meant=family)
+    return family
 
 
 def _layers(reader: Reader, entry: Entry, registered: Registered) -> None:
@@ -260,7 +271,7 @@ def _handler(reader: Reader, node: Node, source_key: str, registered: Registered
         return None
     if typed.name in IDLE_HANDLERS:
         message = f"{typed.name} has nothing to do: {IDLE_HANDLERS[typed.name]}"
-        reader.report("DEAD103", typed.location, message, "leave it out", f"{source_key}.type")
+        reader.report("DEAD103", typed.location, message, f"leave {source_key} out", f"{source_key}.type")
         return None
     if typed.name == "MoeGradientHandler":
         why = "no layer here has experts"
@@ -294,8 +305,10 @@ def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -
     """Split a section into its class and the rest; report one that is not a dict, and return None."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
-    named = node.value if isinstance(node.value, str) and node.value else default  # optimizer = 'RMSprop'
-    reader.report("CFG102", node.location, f"{key} must be a dict", f"{key} = dict(type={named!r}, ...)", key)
+    written = node.value if isinstance(node.value, str) else ""
+    made = f"dict(type={written if written.isidentifier() else default!r})"  # optimizer = 'RMSprop'
+    hint = f"write {key} = {written if written.startswith('dict(') else made}"
+    reader.report("CFG102", node.location, f"{key} must be a dict", hint, key)
     return None
 
 

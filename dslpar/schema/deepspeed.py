@@ -61,21 +61,21 @@ def _unknown(reader: Reader, entry: Entry, path: str, known: Iterable[str]) -> N
     message = f"unknown DeepSpeed key {entry.name!r}" + (f" in {path}" if path else "")
     close = nearest(entry.name, names if path else [*names, *_ELSEWHERE])
     if not path and close in _ELSEWHERE:
-        hint = f"did you mean {close!r}? {_why_not(close)}"
+        hint = _why_not(close)
         reader.report("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key)
         return
     fix = spelling_fix(reader.config, entry.source_key, names)
     if not path and entry.name in deepspeed_policy.ZERO:
-        hint, fix = f"it is a key of zero: zero = dict(..., {entry.name}=...)", None
+        hint, fix = f"write it under zero.{entry.name}", None
     else:
-        hint = f"did you mean {close!r}?" if close else f"the keys are {', '.join(names)}"
+        hint = f"did you mean {close!r}?" if close else f"choose from the keys {', '.join(names)}"
     reader.report("DSC101", reader.config.key_at(entry.source_key), message, hint, entry.source_key, fix=fix)
 
 
 def _why_not(name: str) -> str:
     """Say what stands in the way of a key that a misspelt one resembles."""
     if name in deepspeed_policy.OURS:
-        return f"{name} is decided by {deepspeed_policy.OURS[name]}: write it there"
+        return f"{deepspeed_policy.written_elsewhere(name)} (if {name!r} is meant)"
     if name in deepspeed_policy.REMOVED:
-        return "DeepSpeed has removed it: leave it out"
-    return "dslpar does not support it: leave it out"
+        return f"leave it out: {name!r}, if that is meant, is one that DeepSpeed has removed"
+    return f"leave it out: {name!r}, if that is meant, is one that dslpar does not support"

@@ -51,6 +51,27 @@ def known(key: str) -> tuple[str, Any] | None:
 OURS: Mapping[str, str] = {theirs: key for theirs, key in deepspeed_keys().items() if "." not in theirs}
 """Keys that a section of dslpar's own decides, and its key."""
 
+_SAME_VALUES = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("zero_optimization", "data_parallel_size"),
+)
+"""Those of them whose value is written as DeepSpeed has it."""
+
+
+def written_elsewhere(name: str) -> str:
+    """Return the hint for a key that a section of dslpar's own decides.
+
+    >>> written_elsewhere("bfloat16")
+    "leave it out, and write precision='bf16'"
+    """
+    key = OURS[name]
+    if name in _SAME_VALUES:
+        return f"write it under {key}"
+    if key == "precision" and name != "data_types":
+        return f"leave it out, and write precision={name.replace('bfloat', 'bf')!r}"
+    return f"leave it out, and write {key}=True" if key.startswith("monitor.") else f"choose {key}, which decides it"
+
+
 REMOVED: tuple[str, ...] = tuple(name for name in ALL_REMOVED if "." not in name)
 """Keys that DeepSpeed 0.19 raises on."""
 
@@ -164,11 +185,13 @@ class Explanation(NamedTuple):
     help: str
 
 
-def explain(source_key: str) -> Explanation | None:
+def explain(source_key: str, has_zero: bool = True) -> Explanation | None:
     """Explain an unknown key of a section of ours, where DeepSpeed tells what was meant; None where it does not.
 
+    `has_zero`: the config says something about ZeRO, without which there is no half precision.
+
     >>> explain("zero.cpu_offload").help
-    "zero = dict(..., offload_optimizer='cpu')"
+    "write zero.offload_optimizer='cpu' in its place"
     """
     section, _, name = source_key.partition(".")
     if section == "zero":
@@ -176,10 +199,15 @@ def explain(source_key: str) -> Explanation | None:
     if name == "params" and section in ("optimizer", "lr_scheduler"):
         message = f"unknown key 'params' in {section}: its arguments are keys of {section} itself"
         argument = "lr=..." if section == "optimizer" else "warmup_num_steps=..."
-        return Explanation("CFG101", message, f"{section} = dict(type=..., {argument}), without params=dict(...)")
+        return Explanation("CFG101", message, f"leave params out, and add {argument} to {section}")
     if section == "precision" and name in ("enabled", "bf16", "bfloat16", "fp16"):
         message = f"unknown key {name!r} in precision: a precision is switched on by its name"
-        return Explanation("CFG101", message, "precision = 'bf16', or precision = dict(dtype='fp16', loss_scale=...)")
+        meant = name.replace("bfloat", "bf") if name != "enabled" else "bf16"
+        return Explanation(
+            "CFG101",
+            message,
+            f"leave it out, and write precision.dtype={meant!r}{'' if has_zero else ' with zero.stage=1'}",
+        )
     return _at_the_top(section, name)
 
 
@@ -188,7 +216,10 @@ def _of_zero(name: str) -> Explanation | None:
     dotted = f"zero_optimization.{name}"
     if dotted in DEPRECATED:
         message = f"DeepSpeed's {name!r} is deprecated: {DEPRECATED[dotted]} took its place"
-        return Explanation("DSC106", message, f"zero = dict(..., {_INSTEAD.get(name, DEPRECATED[dotted] + '=...')})")
+        moved = f"write it under zero.{DEPRECATED[dotted]}"
+        return Explanation(
+            "DSC106", message, f"write zero.{_INSTEAD[name]} in its place" if name in _INSTEAD else moved
+        )
     if dotted in ALL_REMOVED:
         return Explanation("DSC103", f"DeepSpeed has removed {name!r}, and raises on it", "leave it out")
     if name in UNSUPPORTED_ZERO:
@@ -197,10 +228,12 @@ def _of_zero(name: str) -> Explanation | None:
         )
     if dotted in OTHER_NAMES:
         message = f"{name!r} is DeepSpeed's other name of {OTHER_NAMES[dotted]!r}"
-        return Explanation("DSC106", message, f"zero = dict(..., {OTHER_NAMES[dotted]}=...)")
+        return Explanation("DSC106", message, f"write it under zero.{OTHER_NAMES[dotted]}")
     if name == "zero_optimization":
         message = "unknown key 'zero_optimization' in zero: the section zero is DeepSpeed's zero_optimization"
-        return Explanation("CFG101", message, "zero = dict(stage=1, ...), without another dict in it")
+        return Explanation(
+            "CFG101", message, "leave zero.zero_optimization out, and add its keys to zero: zero = dict(stage=1, ...)"
+        )
     return _at_the_top("zero", name)
 
 
@@ -219,5 +252,5 @@ def _at_the_top(section: str, name: str) -> Explanation | None:
         return None
     message = f"unknown key {name!r} in {section}: in DeepSpeed it is a key of the top level"
     if name in OURS:
-        return Explanation("CFG101", message, f"{OURS[name]} decides it")
-    return Explanation("CFG101", message, f"deepspeed = dict({name}=...)") if name in TOP else None
+        return Explanation("CFG101", message, written_elsewhere(name))
+    return Explanation("CFG101", message, f"write it under deepspeed.{name}") if name in TOP else None

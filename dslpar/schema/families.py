@@ -23,6 +23,21 @@ def class_of(name: str, module: str) -> Any:
     return getattr(import_module(f"{FAMILIES[name]}.{module}"), name)
 
 
+def known_as(name: str) -> tuple[str, str]:
+    """Return the family that another's name stands for, such as LlamaForCausalLM, and the fields that make it so.
+
+    Both are empty where there is none.
+    """
+    import re  # only an unknown model needs it
+
+    letters = re.sub(r"[-_. ]", "", name.lower())
+    for family, section in sections().items():
+        for pattern, fields in getattr(section, "KNOWN_AS", {}).items():
+            if re.fullmatch(rf"{pattern}(model|lmheadmodel|forcausallm|forpretraining)?", letters):
+                return family, fields
+    return "", ""
+
+
 def sections() -> dict[str, type[Model]]:
     """Return the sections of all families, by name."""
     return {name: class_of(name, "section") for name in FAMILIES}

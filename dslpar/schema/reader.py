@@ -14,6 +14,8 @@ from dslpar.core.errors import Fix, Location
 from dslpar.core.frozen import Field, fields
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean, only_recased
+from dslpar.language.errors import WRITE_VALUE
+from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
 from dslpar.schema.keys import aliases_of, classes_of, shorthand_of, type_of
 from dslpar.schema.spelling import certain_name, recase_fix, spelling_fix, suggestion
@@ -135,18 +137,19 @@ class Reader:
         found with that value, instead of after the next correction.
         """
         value = node.plain()
-        hint = f"{source_key.rpartition('.')[2]} is {type_.description}"
+        only = type_.choices[0] if len(type_.choices) == 1 else None
+        hint = f"write {only!r}" if only else f"choose {type_.description}"
         # type(), not isinstance: True is an int to Python, and no number to an author.
         if type(value) not in type_.python_types and not (type_.python_types == (dict,) and isinstance(value, dict)):
             message = f"{source_key} is {show(value)}, which is not {type_.description}"
             meant, unquoted = _unquoted(type_, value)
-            self.report("CFG102", node.location, message, unquoted or hint, source_key, key, meant=meant)
+            hint = self._of_reference(type_, value) or unquoted or hint
+            self.report("CFG102", node.location, message, hint, source_key, key, meant=meant)
             return meant
         if type_.choices and value not in type_.choices:
             why = type_.refused.get(value)
             unknown = f"unknown {type_.noun or source_key} {value!r}"
             message = f"{source_key} cannot be {value!r}: {why}" if why else unknown
-            hint = f"the {type_.noun}s are {', '.join(map(repr, type_.choices))}" if type_.noun else hint
             close = ("" if why else did_you_mean(value, type_.choices)) or hint
             fix = recase_fix(self.config, node.location, value, type_.choices)
             choice = only_recased(value, type_.choices)
@@ -187,6 +190,17 @@ class Reader:
             return self.scalar(TYPES["Dict"], entry.node, source_key, source_key)
         return {shorthand: self.scalar(TYPES[known[shorthand]], entry.node, source_key, source_key)}
 
+    def _of_reference(self, type_: ValueType, value: object) -> str:
+        """Return the hint for a name of another package instead of a value."""
+        if not isinstance(value, Reference):
+            return ""
+        meant = _OF_TORCH.get(value.name)
+        return (
+            f"write {meant!r}"
+            if meant in type_.choices
+            else import_by_position(value.name, self.config.path) or WRITE_VALUE
+        )
+
     # Classes by name -----------------------------------------------------------------------------------------
 
     def typed(self, node: Node, source_key: str, package: str, default: str | None = None) -> Typed:
@@ -224,7 +238,7 @@ class Reader:
     ) -> str | None:
         """Report a section whose class nobody knows by that name; return the one that must be meant, or None."""
         names = list(known)
-        hint = did_you_mean(name, names) or f"the types of {source_key} are {', '.join(names)}"
+        hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
         fix = recase_fix(self.config, location, name, names)
         meant = only_recased(str(name), names)
         message = f"unknown {source_key} {name!r}"
@@ -250,14 +264,16 @@ class Reader:
             # Here: only a mistake needs the table of DeepSpeed's keys.
             from dslpar.schema.deepspeed_policy import explain
 
-            if (explained := explain(source_key)) is not None:
+            if (explained := explain(source_key, self.config.root.get("zero") is not None)) is not None:
                 code, message, hint = explained
                 self.report(code, location, message, hint, source_key)
                 return None
         names = list(known)
         section = source_key.rpartition(".")[0]
         message = f"unknown key {name!r} in {section}" if section else f"unknown section {name!r}"
-        hint = suggestion(source_key, names) or f"the {'keys' if section else 'sections'} are {', '.join(names)}"
+        hint = (
+            suggestion(source_key, names) or f"choose from the {'keys' if section else 'sections'} {', '.join(names)}"
+        )
         self.report("CFG101", location, message, hint, source_key, fix=spelling_fix(self.config, source_key, names))
         meant = certain_name(self.config, source_key, names)
         if meant is not None:
@@ -275,17 +291,22 @@ def _unquoted(type_: ValueType, value: object) -> tuple[bool | float | None, str
     if not isinstance(value, str):
         return None, ""
     if value == "auto" and (bool in type_.python_types or {int, float} & set(type_.python_types)):
-        return None, f"{type_.description}, or leave it out: transformers fills in 'auto', DeepSpeed does not"
+        return None, f"leave it out, or choose {type_.description}: transformers fills in 'auto', DeepSpeed does not"
     if bool in type_.python_types and value.lower() in _SWITCHES:
         switch = _SWITCHES[value.lower()]
-        return switch, f"{switch}, without quotes ({value!r} is a string, in YAML 1.2 too)"
+        return switch, f"{switch} without quotes ({value!r} is a string, in YAML 1.2 too)"
     if {int, float} & set(type_.python_types) and re.fullmatch(_NUMBER, value) and type_.holds(number := float(value)):
         if float not in type_.python_types and number == int(number):
-            return int(number), f"{int(number)}, without quotes: {value!r} is a string"
-        return number, f"{value}, without quotes: {value!r} is a string"
+            return int(number), f"{int(number)} without quotes: {value!r} is a string"
+        return number, f"{value} without quotes: {value!r} is a string"
     return None, ""
 
 
+_OF_TORCH = {"torch.float32": "fp32", "torch.float": "fp32", "torch.bfloat16": "bf16"} | {
+    "torch.float16": "fp16",
+    "torch.half": "fp16",
+}
+"""torch's names of the types that `precision` has."""
 _SWITCHES = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 _NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?"
 
@@ -299,7 +320,7 @@ def entries_of(node: Node, source_key: str) -> list[Entry]:
 
 def show(value: object) -> str:
     """Write a value into a message, shortened where it is long."""
-    text = repr(value)
+    text = value.name if isinstance(value, Reference) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -13,7 +13,8 @@ from dslpar.core.errors import COMMAND_LINE, Location
 from dslpar.core.frozen import fields
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean
-from dslpar.language.tree import Node
+from dslpar.language.source import import_by_position
+from dslpar.language.tree import Node, Reference
 from dslpar.schema import classes
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
@@ -50,7 +51,7 @@ def read(config: Config, registered: Registered | None = None, by_program: bool 
     _report_other_names(reader, by_program and not config.has("model"))
     reader.invalid |= config.unknown
     if not ("model" in values or {"model", "*"} & reader.invalid or by_program) and config.complete:
-        hint = f"{classes.MODEL_HELP}; or --program, where a program passes the model to dslpar.initialize"
+        hint = f"{classes.MODEL_HELP}; or --program (where a program passes the model to dslpar.initialize)"
         reader.report("CFG107", Location(config.path), "there is no model", hint, "model")
     ready: dict[str, Any] = {"model": _NO_MODEL} | {name: value for name, value in values.items() if value is not None}
     return Reading(spec.Spec(**ready), tuple(reader.misreads), frozenset(reader.invalid), reader.written)
@@ -122,9 +123,14 @@ def _report_other_names(reader: Reader, by_program: bool) -> None:
     """
     config = reader.config
     for name in (name for name in config.modules if name in SECTIONS):
-        message = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
-        hint = f"import a config file by its position, as in `from .common.train import {name}`"
-        reader.report("CFG102", config.modules[name], message, hint, name)
+        value, location, *_ = config.modules[name]
+        if isinstance(value, Reference):
+            message = f"{name} is imported by an absolute import, which gives a reference to a class, not a section"
+            hint = "correct the import: `from .common.train import train` reads a config by its position"
+            hint = import_by_position(value.name, config.path) or hint
+        else:
+            message, hint = f"{name} is a config file, not a section", f"write `{name} = {name}.{name}` below"
+        reader.report("CFG102", location, message, hint, name)
     for name, node, _ in entries_of(config.root, ""):
         if name in SECTIONS or name == "resolved":
             continue
@@ -136,7 +142,7 @@ def _report_other_names(reader: Reader, by_program: bool) -> None:
 
 
 def _report_unused(reader: Reader, name: str, node: Node, location: Location) -> None:
-    config, own = reader.config, "a name of your own may begin with _"
+    config, own = reader.config, f"or write _{name} (if it is your own)"
     synonym, unneeded = synonym_of(name), WITHOUT_COUNTERPART.get(name)
     if node.value is not None and (unneeded or (name.isupper() and synonym)):
         message = f"unused name {name!r}, which ColossalAI's trainer reads"
@@ -146,12 +152,14 @@ def _report_unused(reader: Reader, name: str, node: Node, location: Location) ->
         return
     elif did_you_mean(name, SECTIONS):
         message = f"unused name {name!r}, which resembles a section"
-        hint = f"{suggestion(name, SECTIONS)} (a name of your own may begin with _)"
+        meant = suggestion(name, SECTIONS)
+        hint = f"{meant} O{own[1:]}" if meant.endswith("?") else f"{meant}; {own}"
         reader.report("CFG105", location, message, hint, name, fix=spelling_fix(config, name, SECTIONS))
         reader.invalid.add(certain_name(config, name, SECTIONS) or name)
     elif node.value is not None and synonym is not None:
         message = f"unused name {name!r}, which is a key of other frameworks"
-        reader.report("CFG121", location, message, f"here that is {synonym}; {own}", name)
+        meant = f"choose {synonym}, which is that here" if node.is_mapping else f"here that is {synonym}"
+        reader.report("CFG121", location, message, f"{meant}; {own}", name)
     elif node.is_mapping:
-        hint = f"the sections are {', '.join(SECTIONS)}; {own}"
+        hint = f"write _{name} (if it is your own); or choose from the sections {', '.join(SECTIONS)}"
         reader.report("CFG106", location, f"unused dict {name!r}", hint, name)

@@ -52,7 +52,7 @@ def suggestion(source_key: str, known: Collection[str]) -> str:
     close, key = did_you_mean(source_key.rpartition(".")[2], known), _key_of_synonym(source_key, known)
     if key is None or key == source_key.rpartition(".")[0] or repr(key.rpartition(".")[2]) in close:
         return close
-    return f"here that is {key}"
+    return f"here that is {key}" if key != "parallel.tensor" else "add tensor=dict(size=..., mode='1d') to parallel"
 
 
 def _key_of_synonym(source_key: str, known: Collection[str]) -> str | None:

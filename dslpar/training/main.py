@@ -29,6 +29,7 @@ from dslpar.core.project import add_trust
 from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.linter.report import text as report_text
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     rank_monitor = bootstrap.monitor_rank(dist_env, os.environ)
     with logging.muted_unless_rank_0(dist_env.rank) as muted:
-        status, request = load_and_lint(sys.argv[1:] if argv is None else argv, dist_env)
+        status, request = load_and_lint(sys.argv[1:] if argv is None else argv, dist_env, linted=JOB in os.environ)
     if request is not None:
         return run_rank(request, dist_env, rank_monitor)
     if status:
@@ -198,8 +199,11 @@ def _end_after_rank_0(session: Session, rank_monitor: RankMonitor) -> int:
 # ---- before torch is imported ----
 
 
-def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, Request | None]:
-    """Find all that is wrong before a process group exists, and print it; return the exit status with the request."""
+def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = False) -> tuple[int, Request | None]:
+    """Find all that is wrong before a process group exists, and print it; return the exit status with the request.
+
+    `linted`: `dslpar launch` started this rank, and has printed what lint only warns of.
+    """
     from dslpar.data.corpus import load_corpus
 
     config: Config | None = None
@@ -207,7 +211,8 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv) -> tuple[int, R
         arguments = _make_parser().parse_intermixed_args(argv)
         config = check.load(arguments.config, arguments.overrides, trusted=arguments.trust)
         checked = check.check(config, dist_env.world_size)
-        logging.print_findings(checked.findings, config.sources)
+        if checked.has_errors or not linted:
+            logging.print_findings(checked.findings, config.sources)
         if checked.has_errors:
             return 1, None
         job = _requested_job(checked.job, arguments)

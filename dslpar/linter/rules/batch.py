@@ -20,7 +20,7 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     if micro * accumulation * data != global_size:
         product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
         message = f"global_size {global_size} is not {product}"
-        yield cx.problem("batch.global_size", message, " or ".join(_fitting_sizes(cx)) + " fits")
+        yield cx.problem("batch.global_size", message, " or ".join(_fitting_sizes(cx)))
 
 
 def _fitting_sizes(cx: Context) -> list[str]:
@@ -35,7 +35,7 @@ def _fitting_sizes(cx: Context) -> list[str]:
         return [f"global_size={size}" for size in multiples(global_size, samples)]
     fitting = [f"global_size={samples}"]
     if global_size % (micro * data) == 0:
-        name = "accumulation" if cx.given("batch.accumulation") else "num_microbatches"
+        name = "accumulation" if cx.given("batch.accumulation") else "schedule.num_microbatches"
         fitting.append(f"{name}={global_size // (micro * data)}")
     if global_size % (accumulation * data * least) == 0:
         fitting.append(f"micro_size={global_size // (accumulation * data)}")
@@ -58,7 +58,11 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
         return
     samples = given.global_size
     nearest = [str(size) for size in multiples(micro, least) if samples is None or samples % (size * accumulation) == 0]
-    hint = f"nearest legal: {' or '.join(nearest)}" if nearest else f"a multiple of {least}, and a global_size to fit"
+    hint = (
+        f"nearest legal: {' or '.join(nearest)}"
+        if nearest
+        else f"choose a multiple of {least}, and a global_size to fit"
+    )
     yield cx.problem("batch.micro_size", message, hint)
 
 
@@ -68,7 +72,7 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     length, longest = cx.spec.data.seq_len, cx.model_of(sections.Model).max_seq_len
     if length is not None and length > longest:
         message = f"samples have {length} tokens, and max_seq_len is {longest}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or a larger max_seq_len")
+        yield cx.problem("data.seq_len", message, f"at most {longest}, or model.max_seq_len={length}")
 
 
 @rule("BAT111", "text-not-found", "warning")
@@ -80,7 +84,7 @@ def text_not_found(cx: Context) -> Iterator[Problem]:
         # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
         if os.path.isdir(folder) and not os.path.exists(path):
             message = f"{os.path.basename(path)!r} is not in {folder!r}"
-            hint = "name text files, or folders of them, relative to the config's folder"
+            hint = "choose text files, or folders of them, by their paths from the config's folder"
             yield Problem(cx.at_item("data.files", number), message, hint, cx.source_key("data.files"))
 
 
@@ -98,8 +102,8 @@ def warm_up_longer_than_the_run(cx: Context) -> Iterator[Problem]:
     if warmup > steps:
         message = f"{warmup} steps of warm-up in a run of {steps} steps"
         message += "" if cx.given(key) else ": DeepSpeed's default"
-        name = "" if cx.given(key) else "warmup_num_steps="
-        yield cx.problem((key, "lr_scheduler"), message, f"{name}{steps} at most, or a longer run")
+        most = f"at most {steps}" if cx.given(key) else f"{key}={steps}"
+        yield cx.problem((key, "lr_scheduler"), message, f"{most}, or train.steps={warmup}")
 
 
 def _default_warmup(schedule: str) -> int:
@@ -122,7 +126,9 @@ def nesterov_without_momentum(cx: Context) -> Iterator[Problem]:
     """Nesterov momentum with a momentum of 0."""
     optimizer = cx.spec.optimizer
     if isinstance(optimizer, sections.SGD) and optimizer.nesterov and not optimizer.momentum:
-        yield cx.problem("optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or no nesterov")
+        yield cx.problem(
+            "optimizer.nesterov", "nesterov=True with a momentum of 0", "momentum=0.9, or leave nesterov out"
+        )
 
 
 @rule("BAT130", "differentiable-step")
@@ -139,7 +145,7 @@ def fused_and_foreach(cx: Context) -> Iterator[Problem]:
     args = cx.other_optimizer.args
     if args.get("fused") and args.get("foreach"):
         message = "fused=True and foreach=True are two implementations of one step"
-        yield cx.problem("optimizer.foreach", message, "keep one of the two")
+        yield cx.problem("optimizer.foreach", message, "keep one of fused and foreach")
 
 
 @rule("BAT132", "rate-at-its-floor", "warning")
@@ -150,7 +156,7 @@ def rate_at_its_floor(cx: Context) -> Iterator[Problem]:
     floor = args.get("cos_min_ratio", 1e-4) if cx.other_lr_scheduler.target == "WarmupCosineLR" else 0
     if total is not None and total < steps and floor < _LEAST_USEFUL_RATIO:
         message = f"the schedule ends after {total} steps; the other {steps - total} have {floor:g} times the peak rate"
-        yield cx.problem("lr_scheduler.total_num_steps", message, f"total_num_steps={steps}, or a shorter run")
+        yield cx.problem("lr_scheduler.total_num_steps", message, f"total_num_steps={steps}, or train.steps={total}")
 
 
 _LEAST_USEFUL_RATIO = 0.01
@@ -164,7 +170,8 @@ def two_accumulations(cx: Context) -> Iterator[Problem]:
     theirs, ours = cx.spec.schedule.num_microbatches, cx.spec.batch.accumulation
     if None not in (theirs, ours) and theirs != ours:
         message = f"num_microbatches is {theirs}, and batch.accumulation is {ours}"
-        yield cx.problem("schedule.num_microbatches", message, "keep one of the two")
+        hint = "keep one of schedule.num_microbatches and batch.accumulation"
+        yield cx.problem("schedule.num_microbatches", message, hint)
 
 
 @rule("BAT108", "schedule-ends-too-early")
@@ -173,7 +180,7 @@ def schedule_ends_too_early(cx: Context) -> Iterator[Problem]:
     total, steps = cx.other_lr_scheduler.args.get("total_steps"), cx.spec.train.steps
     if total is not None and total < steps:
         message = f"the scheduler has {total} steps, and the run {steps}"
-        yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or a shorter run")
+        yield cx.problem("lr_scheduler.total_steps", message, f"total_steps={steps}, or train.steps={total}")
 
 
 @rule("BAT109", "no-momentum-to-cycle")

@@ -22,11 +22,11 @@ def unknown_deepspeed_key(cx: Context) -> Iterator[Problem]:
 def decided_elsewhere(cx: Context) -> Iterator[Problem]:
     """A key of `deepspeed` that a section of the config sets."""
     if cx.spec.deepspeed:
-        from dslpar.schema.deepspeed_policy import OURS  # most configs have no such section
+        from dslpar.schema.deepspeed_policy import OURS, written_elsewhere  # most configs have no such section
 
         for name in (name for name in cx.spec.deepspeed if name in OURS):
             message = f"{name} is set by {OURS[name]}"
-            yield cx.problem_of_key(f"deepspeed.{name}", message, f"write it under {OURS[name]}")
+            yield cx.problem_of_key(f"deepspeed.{name}", message, written_elsewhere(name))
 
 
 @rule("DSC103", "removed-deepspeed-key")

@@ -6,12 +6,13 @@ Examples are hostfiles, with the flags of the command line as comments.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dslpar.core.errors import Location
 from dslpar.layout.divisors import divisors
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def host_twice(cx: Context) -> Iterator[Problem]:
     for host in cx.hosts.hosts:
         if host.name in first:
             message = f"duplicate host {host.name}, already on line {first[host.name]}"
-            yield Problem(host.location, message, "one line a host, with all of its slots")
+            yield Problem(host.location, message, "choose one of its lines, with all of its slots")
         first.setdefault(host.name, host.location.line)
 
 
@@ -45,7 +46,15 @@ def unequal_slots(cx: Context) -> Iterator[Problem]:
     for host in hosts:
         if host.slots != hosts[0].slots:
             message = f"{host.name} has {host.slots} slots, and {hosts[0].name} has {hosts[0].slots}"
-            yield Problem(host.slots_location, message, f"slots={min(one.slots for one in hosts)} on each")
+            yield Problem(host.slots_location, message, f"slots={_common_slots(cx)} on each")
+
+
+def _common_slots(cx: Context) -> int:
+    """The most slots that all hosts have, and that whole tensor groups fill, where their size is known."""
+    least = min(host.slots for host in cx.hosts.hosts if host.slots)
+    with suppress(UnknownValueError):
+        return least // cx.tensor_size * cx.tensor_size or least
+    return least
 
 
 @rule("HST104", "no-slots")
@@ -56,7 +65,9 @@ def no_slots(cx: Context) -> Iterator[Problem]:
         yield Problem(Location(cluster.path), "the hostfile has no hosts", _GRAMMAR)
     for host in cluster.hosts:
         if not host.slots:
-            yield Problem(host.slots_location, f"{host.name} has no slots", "slots=1 or more, or leave the host out")
+            yield Problem(
+                host.slots_location, f"{host.name} has no slots", "choose slots=N of 1 or more, or leave the host out"
+            )
 
 
 @rule("HST105", "slots-differ-from-the-world")
@@ -66,7 +77,8 @@ def slots_differ_from_the_world(cx: Context) -> Iterator[Problem]:
     if requested is not None and cluster.hosts and cluster.world_size != requested:
         message = f"{cluster.world_size} slots in all, and the world size is {requested}"
         slots = f"{requested} slots in all" if cluster.from_file else f"{requested} tasks (sbatch --ntasks-per-node)"
-        yield Problem(cluster.hosts[-1].slots_location, message, f"{slots}, or --world-size {cluster.world_size}")
+        hint = f"--world-size {cluster.world_size}; or choose {slots}"
+        yield Problem(cluster.hosts[-1].slots_location, message, hint)
 
 
 @rule("HST110", "no-such-host")
@@ -119,7 +131,8 @@ def tensor_group_across_hosts(cx: Context) -> Iterator[Problem]:
     if size > 1 and len(hosts) > 1 and slots and slots % size:
         message = f"tensor groups of {size} ranks on hosts of {slots} slots: {_crossing(cx, size, slots)}"
         fitting = divisors(slots)
-        yield cx.problem(cx.tensor_key, message, f"a size of {' or '.join(map(str, fitting[1:] or fitting))}")
+        hint = f"{cx.tensor_key}={' or '.join(map(str, fitting[1:] or fitting))}"
+        yield cx.problem(cx.tensor_key, message, hint)
 
 
 def _crossing(cx: Context, size: int, slots: int) -> str:

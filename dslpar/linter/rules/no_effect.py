@@ -30,7 +30,9 @@ def options_of_one_rank(cx: Context) -> Iterator[Problem]:
     given = [name for name in (*MODES[tensor.mode].options, "keep") if getattr(tensor, name) is not None]
     if given:
         message = f"{' and '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: the tensor group is one rank"
-        yield cx.problem(f"parallel.tensor.{given[0]}", message, "a size over 1, or leave out what has no effect")
+        yield cx.problem(
+            f"parallel.tensor.{given[0]}", message, f"leave {' and '.join(given)} out; or choose a size over 1"
+        )
 
 
 @rule("DEAD111", "order-of-one-axis", "warning")
@@ -47,7 +49,7 @@ def evaluation_that_never_runs(cx: Context) -> Iterator[Problem]:
     train = cx.spec.train
     if cx.given("train.eval_steps") and train.eval_interval is None and train.eval_steps:
         message = "eval_steps has no effect on training, which never evaluates; only --eval-only uses it"
-        yield cx.problem("train.eval_steps", message, "add train.eval_interval, or leave it out")
+        yield cx.problem("train.eval_steps", message, "leave it out; or add eval_interval=... to train")
 
 
 @rule("DEAD113", "interval-longer-than-the-run", "warning")
@@ -61,7 +63,7 @@ def interval_longer_than_the_run(cx: Context) -> Iterator[Problem]:
             continue
         if not trial or cx.at(key).path == COMMAND_LINE:
             message = f"{name} {interval} in a run of {train.steps} steps: {what}"
-            yield cx.problem(key, message, f"at most {train.steps}, or a longer run")
+            yield cx.problem(key, message, f"at most {train.steps}, or train.steps={interval}")
 
 
 _INTERVALS: Mapping[str, str] = {
@@ -90,7 +92,7 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
     if cx.data_size == 1 and cx.world > 1:
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
         message = f"ZeRO {stage} saves nothing: data is {ranks}"
-        yield cx.problem("zero.stage", message, "zero = 0, or smaller sizes of pipeline and tensor")
+        yield cx.problem("zero.stage", message, "zero = 0; or choose smaller sizes of pipeline and tensor")
 
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
@@ -105,7 +107,8 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
             where = f"it is used at stage {_either(stages)}" if stages else "DeepSpeed never uses it"
             message = f"{name} has no effect at ZeRO stage {stage}: {where}"
             legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
-            hint += f", or stage {_either(legal)}" if legal else ""
+            legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108: refused below
+            hint += f", or stage={_either(legal)}" if legal else ""
         elif bf16_optimizer and name in _NOT_IN_BF16:
             message = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not use it"
         elif name == "overlap_comm" and extra[name] and cx.stages > 1:
@@ -188,7 +191,9 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
     schedule = cx.spec.schedule
     if cx.stages == 1 and cx.given("schedule.type") and schedule is not None and schedule.type:
         message = "schedule.type has no effect: the pipeline has one stage"
-        yield cx.problem("schedule.type", message, "give the pipeline a size, or write batch = dict(accumulation=...)")
+        count = f", and write batch.accumulation={schedule.num_microbatches}" if schedule.num_microbatches else ""
+        hint = f"leave schedule out{count}; or choose a size of the pipeline"
+        yield cx.problem("schedule.type", message, hint)
 
 
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
@@ -202,7 +207,7 @@ def nothing_to_keep(cx: Context) -> Iterator[Problem]:
     """checkpoint.keep without any checkpoint."""
     if cx.spec.train.save_interval == 0 and cx.spec.checkpoint.keep is not None:
         message = "keep has no effect: save_interval 0 writes no checkpoint"
-        yield cx.problem("checkpoint.keep", message, "leave keep out, or give train.save_interval")
+        yield cx.problem("checkpoint.keep", message, "leave keep out; or choose a train.save_interval")
 
 
 @rule("DEAD106", "lr-without-effect", "warning")

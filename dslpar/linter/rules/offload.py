@@ -16,7 +16,7 @@ def offload_without_shards(cx: Context) -> Iterator[Problem]:
     for what, least in (("optimizer", 1), ("param", 3)):
         if offloads(cx.spec, what) and cx.spec.zero.stage < least:
             message = f"offload_{what} has no effect at ZeRO stage {cx.spec.zero.stage}"
-            hint = f"stage {least}{' or more' if least < 3 else ''}, or leave it out"
+            hint = f"zero.stage={least}{' or more' if least < 3 else ''}, or leave zero.offload_{what} out"
             yield cx.problem((f"zero.offload_{what}.device", f"zero.offload_{what}"), message, hint)
 
 
@@ -31,10 +31,11 @@ def optimizer_in_the_wrong_place(cx: Context) -> Iterator[Problem]:
         return
     if offloaded:
         message = f"{name} runs on the accelerator, and zero.offload_optimizer is on"
-        hint = "'AdamW' or 'DeepSpeedCPUAdam'"
+        hint = "optimizer.type='AdamW' or 'DeepSpeedCPUAdam'"
     else:
         message = f"{name} runs on the CPU, and zero.offload_optimizer is off"
-        hint = f"zero = dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu'), or 'AdamW'"
+        stage = "" if cx.spec.zero.stage else "zero.stage=1 with "
+        hint = f"{stage}zero.offload_optimizer='cpu', or optimizer.type='AdamW'"
     yield cx.problem("optimizer", message, hint)
 
 

@@ -20,7 +20,9 @@ def world_not_a_multiple(cx: Context) -> Iterator[Problem]:
         message = f"a world of {world} is not a multiple of {replica.product}"
         hint = f"choose sizes whose product divides {world}"
         if replica.complete:
-            hint = f"worlds of {below} or {below + replica.ranks} fit; or {hint}"
+            data = cx.spec.parallel.data.size
+            worlds = f"{data * replica.ranks}" if data else f"{below} or {below + replica.ranks}"
+            hint = f"start {worlds} ranks; or {hint}"
         yield cx.problem(replica.keys, message, hint)
 
 
@@ -30,7 +32,7 @@ def too_few_ranks(cx: Context) -> Iterator[Problem]:
     replica = _Replica(cx)
     if cx.world < replica.ranks:
         message = f"one replica needs {replica.product} ranks, and the world has {cx.world}"
-        yield cx.problem(replica.keys, message, f"start at least {replica.ranks} ranks, or choose smaller sizes")
+        yield cx.problem(replica.keys, message, f"start at least {replica.ranks} ranks; or choose smaller sizes")
 
 
 @rule("PAR103", "data-size-differs")
@@ -54,19 +56,24 @@ def two_forms_differ(cx: Context) -> Iterator[Problem]:
         return
     dist, tensor, pipeline = cx.spec.train.dist, cx.spec.parallel.tensor, cx.spec.parallel.pipeline
     differing = []
-    for name, theirs, ours in (
-        ("pipeline_parallel_size", dist.pipeline_parallel_size, pipeline.size if pipeline else 1),
-        ("tensor_parallel_size", dist.tensor_parallel_size, tensor.size if tensor else 1),
+    for axis, theirs, ours in (
+        ("pipeline", dist.pipeline_parallel_size, pipeline.size if pipeline else 1),
+        ("tensor", dist.tensor_parallel_size, tensor.size if tensor else 1),
     ):
         if theirs not in (None, 1, ours):
-            differing.append((name, f"is {theirs}, and `parallel` has {ours}"))
+            differing.append((f"{axis}_parallel_size", axis, f"is {theirs}, and `parallel` has {ours}"))
     if tensor and (dist.tensor_parallel_size or 1) > 1 and tensor.mode not in (None, "1d"):
-        differing.append(("tensor_parallel_size", f"means mode '1d', and `parallel` has {tensor.mode!r}"))
+        differing.append(("tensor_parallel_size", "tensor", f"means mode '1d', and `parallel` has {tensor.mode!r}"))
     ids = dist.custom_pipeline_stage_id
     if ids is not None and ids != (pipeline.stage_ids if pipeline else None):
-        differing.append(("custom_pipeline_stage_id", "is another partition of the layers than `parallel.pipeline`"))
-    for name, difference in differing:
-        yield cx.problem(f"train.dist.{name}", f"train.dist.{name} {difference}", "keep one of the two forms")
+        difference = "is another partition of the layers than `parallel.pipeline`"
+        differing.append(("custom_pipeline_stage_id", "pipeline", difference))
+    for name, axis, difference in differing:
+        key = f"train.dist.{name}"
+        hint = f"keep one of {key} and parallel.{axis}" if cx.from_parallel(axis) else f"leave {key} out"
+        if pipeline and key == "train.dist.custom_pipeline_stage_id":
+            hint = f"leave {key} out, or write it under parallel.pipeline.stage_ids"
+        yield cx.problem(key, f"{key} {difference}", hint)
 
 
 class _Replica:

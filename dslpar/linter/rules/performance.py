@@ -44,11 +44,17 @@ def below_break_even(cx: Context) -> Iterator[Problem]:
         hints.append(f"batch.micro_size at least {-(-samples // least) * least}")
         since = f"it sends less from {found.needed} tokens on"
     if _all_hold(conditions(model, Tensor(y=cuboid.size, mode="1d"), seq_len)):
-        hints.append("mode '1d'")
+        hints.append("mode='1d'")
     if found.sent > found.sent_in_1d and hints:
+        numbers = f"{found.held:,} elements of weights and activations, '1d' {found.held_in_1d:,}"
+        saving = (
+            "saves no memory"
+            if found.held >= found.held_in_1d
+            else f"saves {_percent(1 - found.held / found.held_in_1d)} of memory"
+        )
         message = (
             f"mode {cuboid.mode!r} sends {round(found.sent):,} elements a rank and layer for a micro-batch of"
-            f" {found.tokens} tokens, and '1d' {round(found.sent_in_1d):,}: {since}"
+            f" {found.tokens} tokens, and '1d' {round(found.sent_in_1d):,}: {since}, and {saving} ({numbers})"
         )
         yield cx.problem("parallel.tensor.mode", message, " or ".join(hints))
 
@@ -111,7 +117,7 @@ def _more_micro_batches(cx: Context) -> str:
     if given.global_size is None:
         return f"{name}={needed}: {_percent(_MOST_BUBBLE)}"
     if cx.world_size is None:
-        return f"{name}={needed} or more, and a global_size to fit"
+        return f"choose {name} of {needed} or more, and a global_size to fit"
     data, least = cx.data_size, least_micro_size(cx.cuboid)
     samples = given.global_size // data
     fitting = [micro for micro in divisors(samples) if micro % least == 0 and samples // micro >= needed]
@@ -167,8 +173,8 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
     none = f"no partition of {num_layers} layers is more even"
     for stages in reversed(divisors(cx.stages)[1:-1]):
         if best(stages)[1] <= _MOST_IMBALANCE:
-            return f"{none}; {stages} stages: {_percent(best(stages)[1])}"
-    return f"{none}: more layers, or fewer stages"
+            return f"choose {stages} stages: {_percent(best(stages)[1])}; {none}"
+    return f"choose more layers, or fewer stages: {none}"
 
 
 # What is sent or computed for nothing ------------------------------------------------------------------------------
@@ -192,7 +198,9 @@ def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     if cx.spec.zero.stage == 2 and cx.stages == 1 and count > 1 and cx.data_size > 1:
         sent, least = _sent(cx, count + 1), _sent(cx, 2)
         message = f"ZeRO 2 sends {sent} a step and rank with {count} micro-batches, ZeRO 1 {least}"
-        yield cx.problem("zero.stage", message, "stage 1, if whole gradients fit; or fewer, larger micro-batches")
+        yield cx.problem(
+            "zero.stage", message, "zero.stage=1 (if whole gradients fit); or choose fewer, larger micro-batches"
+        )
 
 
 def _sent(cx: Context, times: int) -> str:
@@ -211,7 +219,7 @@ def whole_stage_recomputed(cx: Context) -> Iterator[Problem]:
     interval, layers = cx.spec.activation_checkpoint.interval, cx.num_layers
     if interval >= layers > 1:
         message = f"a segment has {interval} layers, and the model {layers}: the peak memory is not reduced"
-        yield cx.problem("activation_checkpoint.interval", message, f"fewer than {layers}, such as 1")
+        yield cx.problem("activation_checkpoint.interval", message, f"such as 1: fewer than {layers}")
 
 
 RULES = (

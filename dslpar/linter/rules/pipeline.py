@@ -24,7 +24,7 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     layers = cx.num_layers
     if cx.stages > layers:
         message = f"{cx.stages} stages, and the model has {layers} layers"
-        yield cx.problem(cx.pipeline_key, message, f"at most {layers} stages, each with at least one layer")
+        yield cx.problem(cx.pipeline_key, message, f"at most {layers}: each stage has at least one layer")
 
 
 @rule("PIP102", "wrong-number-of-stage-ids")
@@ -33,7 +33,7 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
     ids, layers = _ids(cx), cx.num_layers
     if len(ids) != layers:
         message = f"{len(ids)} stage ids for {layers} layers"
-        yield cx.problem(cx.ids_key, message, f"write {layers} ids, one for each transformer layer")
+        yield cx.problem(cx.ids_key, message, f"such as {_even_ids(cx)}: one id for each transformer layer")
 
 
 @rule("PIP103", "stage-ids-decrease")
@@ -53,7 +53,7 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
     for layer, stage in enumerate(_ids(cx)):
         if not 0 <= stage < cx.stages:
             message = f"stage id {stage}, and the stages are 0..{cx.stages - 1}"
-            hint = f"an id from 0 to {cx.stages - 1}; the pipeline size bounds it, not the world size"
+            hint = f"choose an id from 0 to {cx.stages - 1}; the pipeline size bounds it, not the world size"
             yield Problem(cx.at_item(cx.ids_key, layer), message, hint, cx.source_key(cx.ids_key))
 
 
@@ -74,7 +74,8 @@ def empty_stage(cx: Context) -> Iterator[Problem]:
     empty = [stage for stage in range(cx.stages) if stage not in used]
     if empty:
         message = f"stages without layers: {', '.join(map(str, empty))}"
-        yield cx.problem(key, message, "give each stage at least one layer, or make the pipeline shorter")
+        hint = f"such as {_even_ids(cx) if key == cx.ids_key else _even_counts(cx)}"
+        yield cx.problem(key, message, hint)
 
 
 @rule("PIP106", "two-cuts")
@@ -84,7 +85,9 @@ def two_cuts(cx: Context) -> Iterator[Problem]:
     given = [name for name in _PARTITIONS if pipeline is not None and getattr(pipeline, name) is not None]
     if len(given) > 1:
         message = f"{' and '.join(given)} each give a partition of the layers"
-        yield cx.problem(f"parallel.pipeline.{given[-1]}", message, f"keep one of {', '.join(given)}")
+        yield cx.problem(
+            f"parallel.pipeline.{given[-1]}", message, f"keep one of {', '.join(given[:-1])} and {given[-1]}"
+        )
 
 
 @rule("PIP107", "counts-do-not-fit")
@@ -95,11 +98,11 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
         return
     key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.num_layers
     if len(counts) != cx.stages:
-        hint = f"write {cx.stages} numbers, one for each stage"
+        hint = f"such as {_even_counts(cx)}: one number for each stage"
         yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", hint)
     elif sum(counts) != layers:
         message = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
-        yield cx.problem(key, message, f"{cx.stages} numbers that add up to {layers}")
+        yield cx.problem(key, message, f"such as {_even_counts(cx)}")
 
 
 @rule("PIP108", "layers-differ")
@@ -120,13 +123,13 @@ def unknown_method(cx: Context) -> Iterator[Problem]:
         return
     key, pattern = "parallel.pipeline.method", method.removeprefix("type:")
     if not method.startswith("type:"):
-        methods = f"the methods are {', '.join(sections.METHODS)} and 'type:REGEX'"
+        methods = f"choose one of {', '.join(map(repr, sections.METHODS))} and 'type:REGEX'"
         yield cx.problem(key, f"unknown method {method!r}", did_you_mean(method, sections.METHODS) or methods)
     elif not _is_method(method):
         message = f"{pattern[:40]!r} is more than names, '|', '^', '$' and '.'"
         yield cx.problem(key, message, "such as 'type:Block' or 'type:^Embedding|Head$'")
     elif not num_matches(method, names := _class_names(cx)):
-        hint = f"the classes are {', '.join(dict.fromkeys(names))}"
+        hint = f"choose from the classes {', '.join(dict.fromkeys(names))}"
         yield cx.problem(key, f"{method!r} matches no layer class", hint)
 
 
@@ -135,7 +138,7 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
     """A pipeline over a model whose layers are known only when it is built."""
     if cx.unlisted and cx.stages > 1 and not cx.by_program:  # of that, CFG111 says it all
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
-        yield cx.problem(cx.pipeline_key, message, "give the model a layers_cfg, so that its layers are known")
+        yield cx.problem(cx.pipeline_key, message, "add layers_cfg=[...] to model: then its layers are known")
 
 
 @rule("PIP111", "layer-idx-with-gaps")
@@ -152,7 +155,7 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
     for key in (*(f"parallel.pipeline.{name}" for name in _PARTITIONS), "train.dist.custom_pipeline_stage_id"):
         if cx.given(key):
             message = f"{cx.source_key(key).rpartition('.')[2]} has no effect: the pipeline has one stage"
-            yield cx.problem(key, message, "give the pipeline a size, or leave it out")
+            yield cx.problem(key, message, "leave it out; or choose a size of the pipeline")
 
 
 @rule("PIP113", "stage-without-parameters")
@@ -161,7 +164,7 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     model, layers = cx.other_model, cx.num_layers
     if listed_layers.without_parameters(model, (layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
-        yield cx.problem("model.layers_cfg", message, "add a layer with parameters, such as 'Linear'")
+        yield cx.problem("model.layers_cfg", message, "choose a layer with parameters, such as 'Linear'")
         return
     counts = partition_of(cx) if cx.stages > 1 else None
     empty = listed_layers.without_parameters(model, counts) if counts is not None else []
@@ -169,7 +172,9 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
         message = f"stages without parameters: {', '.join(map(str, empty))}"
         best = contiguous(listed_layers.weights(model, "cost") or (), cx.stages)
         fits = not listed_layers.without_parameters(model, best)
-        yield cx.problem(partition_keys(cx), message, f"counts={list(best)}" if fits else "fewer stages")
+        yield cx.problem(
+            partition_keys(cx), message, f"parallel.pipeline.counts={list(best)}" if fits else "choose fewer stages"
+        )
 
 
 @rule("PIP114", "fewer-matches-than-stages", "warning")
@@ -186,7 +191,23 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         matched = sum(layout_of(model).pipeline_weights(model, method, 0).loads((cx.num_layers,)))
     if 0 < matched < cx.stages <= cx.num_layers:
         message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
-        yield cx.problem("parallel.pipeline.method", message, f"the classes are {', '.join(dict.fromkeys(names))}")
+        yield cx.problem(
+            "parallel.pipeline.method", message, f"choose from the classes {', '.join(dict.fromkeys(names))}"
+        )
+
+
+def _even_counts(cx: Context) -> list[int]:
+    """Layers on each stage, as even as their number allows."""
+    layers, stages = cx.num_layers, cx.stages
+    return [layers * (stage + 1) // stages - layers * stage // stages for stage in range(stages)]
+
+
+def _even_ids(cx: Context) -> str:
+    """The stage of each layer, as one would write it."""
+    counts = _even_counts(cx)
+    if cx.num_layers <= 16:
+        return str([stage for stage, count in enumerate(counts) for _ in range(count)])
+    return " + ".join(f"[{stage}] * {count}" for stage, count in enumerate(counts))
 
 
 def _is_method(method: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 
 from dslpar.core import mesh
 from dslpar.layout import divisors
 from dslpar.layout.modes import MODES
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem
+from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
 
@@ -49,8 +50,7 @@ def no_depth(cx: Context) -> Iterator[Problem]:
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth is None and tensor.size > 1:
         depths = [str(depth) for depth in _depths(tensor.size)]
-        hint = f"depth={depths[0]}" if len(depths) == 1 else f"depth is one of {', '.join(depths)}"
-        yield cx.problem("parallel.tensor.mode", "mode '2.5d' needs a depth", f"{hint} for size {tensor.size}")
+        yield cx.problem("parallel.tensor.mode", "mode '2.5d' needs a depth", f"depth={' or '.join(depths)}")
 
 
 @rule("TEN106", "not-depth-times-square")
@@ -59,9 +59,9 @@ def not_depth_times_square(cx: Context) -> Iterator[Problem]:
     tensor = cx.tensor
     if tensor is not None and tensor.mode == "2.5d" and tensor.depth and MODES["2.5d"].axes(tensor) is None:
         message = f"size {tensor.size} is not depth {tensor.depth} times a square"
-        depths = ", ".join(map(str, _depths(tensor.size)))
-        sizes = " or ".join(str(tensor.depth * side**2) for side in _roots(tensor.size / tensor.depth, 2))
-        hint = f"for size {tensor.size} depth is one of {depths}; with depth {tensor.depth}, sizes of {sizes} fit"
+        depths = " or ".join(map(str, _depths(tensor.size)))
+        sizes = _fitting(cx, [tensor.depth * side**2 for side in _roots(tensor.size / tensor.depth, 2)])
+        hint = f"depth={depths}" + (f"; or size={' or '.join(map(str, sizes))}" if sizes else "")
         yield cx.problem("parallel.tensor.depth", message, hint)
 
 
@@ -72,12 +72,13 @@ def shape_is_not_the_size(cx: Context) -> Iterator[Problem]:
     if tensor is None or tensor.mode != "cuboid" or MODES["cuboid"].axes(tensor) is not None:
         return
     if tensor.shape is None:
-        hint = f"shape=(x, y, z) with x*y*z = {tensor.size}"
+        hint = f"choose a shape=(x, y, z) of x*y*z = {tensor.size} ranks"
         yield cx.problem("parallel.tensor.mode", "mode 'cuboid' needs a shape", hint)
     else:
         ranks = math.prod(tensor.shape)
         message = f"shape {'*'.join(map(str, tensor.shape))} has {ranks} ranks, and size is {tensor.size}"
-        yield cx.problem("parallel.tensor.shape", message, f"size={ranks}, or a shape of {tensor.size} ranks")
+        fits = f"size={ranks}; or " if _fitting(cx, [ranks]) else ""
+        yield cx.problem("parallel.tensor.shape", message, f"{fits}choose a shape of {tensor.size} ranks")
 
 
 @rule("TEN108", "option-of-another-mode")
@@ -91,7 +92,7 @@ def option_of_another_mode(cx: Context) -> Iterator[Problem]:
         if option not in meant and getattr(tensor, option) is not None:
             modes = " or ".join(repr(mode) for mode, row in MODES.items() if option in row.options)
             message = f"{option} has no effect " + (f"in mode {tensor.mode!r}" if tensor.mode else "without a mode")
-            yield cx.problem(f"parallel.tensor.{option}", message, f"leave it out; {option} belongs to mode {modes}")
+            yield cx.problem(f"parallel.tensor.{option}", message, f"leave it out: {option} belongs to mode {modes}")
 
 
 @rule("DEAD109", "keep-without-effect", "warning")
@@ -126,7 +127,12 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
         if name in LAYERS and LAYERS[name].parameters:
             message = f"{name} is not sharded: each of {size} tensor ranks would hold all of it"
             key = f"model.layers_cfg.{index}"
-            yield Problem(cx.config.at(key), message, "tensor=1, or layers of dslpar.layers by their full names", key)
+            yield Problem(
+                cx.config.at(key),
+                message,
+                f"{cx.tensor_key}=1; or choose layers of dslpar.layers, by their full names",
+                key,
+            )
             return
 
 
@@ -139,7 +145,7 @@ def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
         from dslpar.layout.nearest import multiples  # only a mistake needs it
 
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
-        nearest = " or ".join(legal) or f"seq_len={by} with max_seq_len={by}"
+        nearest = " or ".join(legal) or f"data.seq_len={by} with model.max_seq_len={by}"
         message = f"sequences of {length} tokens do not divide over {by} ranks"
         yield cx.problem(("data.seq_len", "model.max_seq_len"), message, f"nearest legal: {nearest}")
 
@@ -156,6 +162,13 @@ def _roots(value: float, power: int) -> tuple[int, int]:
     return root, root + 1
 
 
+def _fitting(cx: Context, sizes: list[int]) -> list[int]:
+    """The sizes of tensor groups with which the world is whole; all of them where it is not known."""
+    with suppress(UnknownValueError):
+        return [size for size in sizes if cx.world % (cx.stages * size) == 0]
+    return sizes
+
+
 def _depths(size: int) -> list[int]:
     """The depths with which a size is depth * q * q, the least first."""
     return [size // side**2 for side in range(math.isqrt(size), 0, -1) if size % side**2 == 0]
@@ -167,7 +180,7 @@ def _not_a_power(cx: Context, mode: str, power: int) -> Iterator[Problem]:
         return
     below, above = (root**power for root in _roots(tensor.size, power))
     message = f"size {tensor.size}, and mode {mode!r} needs {'*'.join('q' * power)} ranks"
-    hint = f"nearest legal: {below} or {above}; or mode 'cuboid' with a shape"
+    hint = f"nearest legal: {below} or {above}; or choose mode 'cuboid', and a shape"
     yield cx.problem("parallel.tensor.size", message, hint)
 
 

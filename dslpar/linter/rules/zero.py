@@ -18,7 +18,7 @@ def zero_with_pipeline(cx: Context) -> Iterator[Problem]:
     stage = cx.spec.zero.stage
     if stage > 1 and cx.stages > 1:
         message = f"ZeRO stage {stage} is not supported with a pipeline of {cx.stages} stages"
-        yield cx.problem("zero.stage", message, "stage 1, or no pipeline")
+        yield cx.problem("zero.stage", message, f"zero.stage=1, or {cx.pipeline_key}=1")
 
 
 @rule("ZER102", "no-gradient-norm")
@@ -41,12 +41,13 @@ def optimizer_not_elementwise(cx: Context) -> Iterator[Problem]:
     if not known and cx.spec.deepspeed.get("zero_allow_untested_optimizer"):
         return  # the author asserts that it is elementwise
     message = f"{optimizer.target} is not {'' if known else 'known to be '}elementwise"
-    more = "" if known else ", or, if it is, deepspeed = dict(zero_allow_untested_optimizer=True)"
+    more = "" if known else "; or deepspeed.zero_allow_untested_optimizer=True (if it is)"
+    elementwise_one = f"optimizer = dict(type='AdamW', lr={optimizer.lr})"
     if cx.spec.zero.stage:
-        hint = f"zero = 0, or another optimizer, such as 'AdamW'{more}"
+        hint = f"zero = 0, or {elementwise_one}{more}"
         yield cx.problem("optimizer", f"{message}, and ZeRO {cx.spec.zero.stage} shards tensors", hint)
     if cx.cuboid.q * cx.cuboid.y * cx.cuboid.z > 1:
-        hint = f"tensor=1, or another optimizer, such as 'AdamW'{more}"
+        hint = f"{cx.tensor_key}=1, or {elementwise_one}{more}"
         yield cx.problem("optimizer", f"{message}, and tensor parallelism shards tensors", hint)
 
 
@@ -55,7 +56,7 @@ def handler_with_zero(cx: Context) -> Iterator[Problem]:
     """A gradient handler with ZeRO."""
     if cx.spec.gradient_handler and cx.spec.zero.stage:
         message = f"gradient handlers need whole gradients, which ZeRO stage {cx.spec.zero.stage} shards"
-        yield cx.problem("gradient_handler", message, "zero = 0, or no handler")
+        yield cx.problem("gradient_handler", message, "zero = 0, or leave gradient_handler out")
 
 
 @rule("PRE101", "half-precision-needs-zero")
@@ -64,7 +65,7 @@ def half_precision_needs_zero(cx: Context) -> Iterator[Problem]:
     dtype = cx.spec.precision.dtype
     if dtype != "fp32" and cx.spec.zero.stage == 0:
         message = f"{dtype} needs ZeRO stage 1 or more: at stage 0 DeepSpeed's step in half precision is wrong"
-        yield cx.problem("precision.dtype", message, "zero = dict(stage=1)")
+        yield cx.problem("precision.dtype", message, "zero.stage=1")
 
 
 @rule("PRE102", "low-precision-masters")
@@ -76,10 +77,9 @@ def low_precision_masters(cx: Context) -> Iterator[Problem]:
         key = f"{dtype}_master_weights_and_grads"
         if extra.get(key) and not (on_accelerator or (offloaded and is_cpu_adam(cx))):
             message = f"masters in {dtype} need the optimizer 'DeepSpeedCPUAdam' and zero.offload_optimizer"
-            zero = f"dict(stage={max(1, cx.spec.zero.stage)}, offload_optimizer='cpu')"  # a pipeline forbids 2 and 3
-            yield cx.problem(
-                f"precision.{key}", message, f"optimizer = dict(type='DeepSpeedCPUAdam', ...), zero = {zero}"
-            )
+            stage = "" if cx.spec.zero.stage else "zero.stage=1 and "  # a pipeline forbids 2 and 3
+            hint = f"optimizer.type='DeepSpeedCPUAdam' with {stage}zero.offload_optimizer='cpu'"
+            yield cx.problem(f"precision.{key}", message, hint)
     if extra.get("bf16_optimizer_states") and not extra.get("bf16_master_weights_and_grads"):
         message = "optimizer states in bf16 need masters in bf16"
         yield cx.problem("precision.bf16_optimizer_states", message, "add bf16_master_weights_and_grads=True")
@@ -92,7 +92,7 @@ def scale_that_never_changes(cx: Context) -> Iterator[Problem]:
     for name in _DYNAMIC if extra.get("loss_scale") else ():
         if name in extra:
             message = f"{name} has no effect: loss_scale {extra['loss_scale']} is fixed"
-            yield cx.problem(f"precision.{name}", message, f"leave {name} out, or loss_scale")
+            yield cx.problem(f"precision.{name}", message, f"keep one of {name} and loss_scale")
 
 
 _DYNAMIC = ("initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale")
@@ -113,7 +113,7 @@ def refused_by_zero(cx: Context) -> Iterator[Problem]:
         yield cx.problem("zero.pipeline_loading_checkpoint", message, "leave pipeline_loading_checkpoint out")
     if stage in (1, 2) and size % 2:
         message = f"allgather_bucket_size {size:.0f} is odd: ZeRO aligns to two elements"
-        yield cx.problem("zero.allgather_bucket_size", message, f"an even number, such as {size + 1:.0f}")
+        yield cx.problem("zero.allgather_bucket_size", message, f"such as {size + 1:.0f}: an even number")
     if stage == 3 and extra.get("zero_quantized_gradients") and not extra.get("reduce_scatter", True):
         message = "zero_quantized_gradients needs reduce_scatter"
         yield cx.problem("zero.reduce_scatter", message, "leave reduce_scatter out")
@@ -127,11 +127,11 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
         return
     if cx.cuboid.size > 1:
         message = f"secondary shards are not supported with tensor parallelism over {cx.cuboid.size} ranks"
-        yield cx.problem(key, message, "leave zero_hpz_partition_size out, or tensor=1")
+        yield cx.problem(key, message, f"leave zero_hpz_partition_size out, or {cx.tensor_key}=1")
     elif cx.world % min(size, cx.world):
-        fitting = ", ".join(map(str, divisors(cx.world)[1:]))
+        fitting = " or ".join(map(str, divisors(cx.world)[1:]))
         message = f"{cx.world} ranks are not a multiple of zero_hpz_partition_size {size}"
-        yield cx.problem(key, message, f"one of {fitting}, best the ranks of one host")
+        yield cx.problem(key, message, f"{fitting}: best the ranks of one host")
 
 
 @rule("PRE103", "optimizer-keeps-fp32")

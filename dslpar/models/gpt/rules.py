@@ -161,7 +161,7 @@ def padded_vocabulary(cx: Context) -> Iterator[Problem]:
         percent = f"{100 * share:.1f}".removesuffix(".0")
         message = f"vocab_size {rows} is padded to {padded}: {percent} % of the rows have no token"
         legal = [str(size) for size in (padded - by, padded) if size >= BYTES]
-        hint = f"{' or '.join(legal)} tokens, multiples of {by}; or a tensor size that divides {rows}"
+        hint = f"{' or '.join(legal)}: multiples of {by}; or choose a tensor size that divides {rows}"
         yield cx.problem("model.vocab_size", message, hint)
 
 

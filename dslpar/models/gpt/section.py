@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from dslpar.schema.fields import key, section
@@ -14,6 +15,11 @@ class GPT(Model):
     """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
 
     INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg
+    KNOWN_AS: ClassVar[Mapping[str, str]] = {
+        r"llama[23]?": "norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, tie_embeddings=False",
+        r"gpt2?": "",
+    }
+    """Names of models that are this one with some fields set: a pattern of their letters, and the fields."""
 
     num_layers: LayerCount = key(
         resume="refused", aliases="hidden_layers", synonyms="n_layer n_layers num_hidden_layers"

@@ -17,7 +17,7 @@ def width_does_not_divide(cx: Context) -> Iterator[Problem]:
     for condition in conditions(cx.model_of(ResidualMLP), cx.cuboid, 0):
         if not condition.holds:
             message = f"width {condition.value} does not divide by {condition.why}"
-            yield cx.problem("model.width", message, f"a multiple of {condition.by}")
+            yield cx.problem("model.width", message, f"choose a multiple of {condition.by}")
 
 
 RULES = (width_does_not_divide,)

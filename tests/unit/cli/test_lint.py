@@ -29,7 +29,7 @@ def test_lint_shows_the_line_and_a_caret(config: Path, capsys: pytest.CaptureFix
         f"{config}:2:34: TEN103 not-a-cube: size 6, and mode '3d' needs q*q*q ranks",
         "    2 | parallel = dict(tensor=dict(size=6, mode='3d'))",
         "      |                                  ^",
-        "help: nearest legal: 1 or 8; or mode 'cuboid' with a shape",
+        "help: nearest legal: 1 or 8; or choose mode 'cuboid', and a shape",
         "1 error",
     ]
 

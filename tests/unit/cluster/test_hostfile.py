@@ -154,7 +154,7 @@ def test_a_wrong_choice(flag: str, text: str, told: list[str]) -> None:
 
 def test_a_host_that_is_meant_is_named() -> None:
     (found,) = findings(MODEL, None, hostfile=format_hosts(TWO.hosts), include="node1@nod2")
-    assert found.help == "node2"
+    assert found.help == "did you mean 'node2'?"
 
 
 def test_what_is_left_is_what_is_linted() -> None:

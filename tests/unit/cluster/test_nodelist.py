@@ -229,7 +229,7 @@ def test_an_allocation_that_leaves_accelerators_idle(
         assert ("HST225" in err) == bool(said)
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1")
     assert main(["lint", config, "--hostfile", "slurm", "--world-size", "8"]) == 1
-    assert "8 tasks (sbatch --ntasks-per-node), or --world-size 1" in capsys.readouterr().out
+    assert "--world-size 1; or choose 8 tasks (sbatch --ntasks-per-node)" in capsys.readouterr().out
 
 
 def test_a_port_of_this_host_that_is_taken(config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_message(case: str) -> None:
     config = load_text(text, "cfg.py")
     assert [item.code for item in config.findings] == [code], config.findings
     (item,) = config.findings
-    assert words in item.message
+    assert words in f"{item.message}; {item.help}"
     assert item.location[1:] == location
     assert item.help
     assert item.name == errors.CODES[code].name

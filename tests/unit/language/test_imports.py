@@ -160,7 +160,7 @@ def test_missing_file_and_name(write) -> None:
     )
     config = load(path)
     assert codes(config) == ["CFG006 cfg.py:1", "CFG006 cfg.py:2", "CFG006 cfg.py:3"]
-    assert "did you mean 'train'" in config.findings[0].message
+    assert "did you mean 'train'" in config.findings[0].help
     assert [item.location.column for item in config.findings] == [19, 6, 15]
     assert config.root.plain() == {"t": 1}
 

@@ -49,13 +49,13 @@ def test_forms_of_parallel(row: dict[str, Any]) -> None:
     [
         ("dict(pipeline=2, tensor=4)", 8, 1, "tensor=dict(size=4, mode='1d')"),
         ("dict(tensor=dict(size=4, mode='1D'))", 4, 1, "did you mean '1d'?"),
-        ("dict(tensor=dict(size=4, mode='4d'))", 4, 1, "the modes are"),
+        ("dict(tensor=dict(size=4, mode='4d'))", 4, 1, "choose one of '1d', '2d'"),
         ("dict(tensor=dict(size=2, mode='2d'))", 4, 1, "nearest legal: 1 or 4"),
         ("dict(tensor=dict(size=4, mode='3d'))", 4, 1, "nearest legal: 1 or 8"),
         ("dict(pipline=2)", 4, 1, "did you mean 'pipeline'?"),
         ("dict(pipeline=-1, tensor=dict(size=-4, mode='1d'))", 4, 2, "at least 1"),
         ("dict(pipeline=dict(num=2))", 4, 2, "size"),
-        ("dict(tensor=dict(size=4, mode='1d', vocab=True))", 4, 1, "the keys are"),
+        ("dict(tensor=dict(size=4, mode='1d', vocab=True))", 4, 1, "choose from the keys"),
         ("dict(data=3, pipeline=2)", 8, 1, "write 4"),
     ],
 )

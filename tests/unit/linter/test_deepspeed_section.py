@@ -67,10 +67,10 @@ def test_many_keys_are_misspelt() -> None:
 
 
 RESEMBLES_ANOTHER = [
-    ("train_bach_size=16", "did you mean 'train_batch_size'? train_batch_size is decided by batch.global_size"),
-    ("zero_optimisation=dict(stage=1)", "did you mean 'zero_optimization'? zero_optimization is decided by zero"),
-    ("elasticty=dict()", "did you mean 'elasticity'? DeepSpeed has removed it"),
-    ("hybrid_engin=dict()", "did you mean 'hybrid_engine'? dslpar does not support it"),
+    ("train_bach_size=16", "write it under batch.global_size (if 'train_batch_size' is meant)"),
+    ("zero_optimisation=dict(stage=1)", "write it under zero (if 'zero_optimization' is meant)"),
+    ("elasticty=dict()", "leave it out: 'elasticity', if that is meant, is one that DeepSpeed has removed"),
+    ("hybrid_engin=dict()", "leave it out: 'hybrid_engine', if that is meant, is one that dslpar does not support"),
 ]
 
 
@@ -123,17 +123,17 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 NESTINGS = [
     ("zero = dict(zero_optimization=dict(stage=1))", "CFG101", "zero = dict(stage=1, ...)"),
-    ("zero = dict(stage=1, bf16=dict(enabled=True))", "CFG101", "precision decides it"),
-    ("zero = dict(stage=1, gradient_clipping=1.0)", "CFG101", "train.clip_grad_norm decides it"),
-    ("zero = dict(stage=1, prescale_gradients=True)", "CFG101", "deepspeed = dict(prescale_gradients=...)"),
-    ("zero = dict(stage=3, prefetch_bucket_size=9)", "DSC106", "zero = dict(..., stage3_prefetch_bucket_size=...)"),
+    ("zero = dict(stage=1, bf16=dict(enabled=True))", "CFG101", "leave it out, and write precision='bf16'"),
+    ("zero = dict(stage=1, gradient_clipping=1.0)", "CFG101", "write it under train.clip_grad_norm"),
+    ("zero = dict(stage=1, prescale_gradients=True)", "CFG101", "write it under deepspeed.prescale_gradients"),
+    ("zero = dict(stage=3, prefetch_bucket_size=9)", "DSC106", "write it under zero.stage3_prefetch_bucket_size"),
     ("zero = dict(stage=3, mics_shard_size=2)", "DSC103", "leave it out"),
     ("zero = dict(stage=2, zenflow=dict(topk_ratio=0.1))", "DSC104", "leave it out"),
     ("zero = dict(stage=2, cpu_offload=True)", "DSC106", "offload_optimizer='cpu'"),
-    ("optimizer = dict(type='AdamW', params=dict(lr=1e-3))", "CFG101", "optimizer = dict(type=..., lr=...)"),
-    ("lr_scheduler = dict(type='WarmupLR', params=dict())", "CFG101", "without params=dict(...)"),
-    ("precision = dict(bf16=dict(enabled=True))", "CFG101", "precision = 'bf16'"),
-    ("precision = dict(enabled=True)", "CFG101", "precision = 'bf16'"),
+    ("optimizer = dict(type='AdamW', params=dict(lr=1e-3))", "CFG101", "leave params out, and add lr=... to optimizer"),
+    ("lr_scheduler = dict(type='WarmupLR', params=dict())", "CFG101", "leave params out, and add warmup_num_steps=..."),
+    ("precision = dict(bf16=dict(enabled=True))", "CFG101", "precision.dtype='bf16' with zero.stage=1"),
+    ("zero = 1\nprecision = dict(enabled=True)", "CFG101", "precision.dtype='bf16'"),
 ]
 
 

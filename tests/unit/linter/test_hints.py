@@ -110,7 +110,7 @@ def test_a_sequence_may_need_a_longer_table() -> None:
         "learned",
         "size=4, mode='1d', sequence=True",
     )
-    assert [finding.help for finding in wrong(text)] == ["nearest legal: seq_len=4 with max_seq_len=4"]
+    assert [finding.help for finding in wrong(text)] == ["nearest legal: data.seq_len=4 with model.max_seq_len=4"]
 
 
 @given(SIZES, st.none() | st.integers(1, 6), st.none() | st.integers(1, 6), st.sampled_from(["1d", "2d"]))
@@ -137,7 +137,7 @@ def test_hints_about_a_batch_fit(whole: int, micro: int | None, accumulation: in
         ("global_size=12, accumulation=4", "batch.global_size", "global_size=8 or 16"),
         ("micro_size=3", "batch.micro_size", "nearest legal: 2 or 4"),
         ("global_size=6, micro_size=3", "batch.micro_size", "nearest legal: 2"),
-        ("global_size=9, micro_size=3", "batch.micro_size", "a multiple of 2, and a global_size to fit"),
+        ("global_size=9, micro_size=3", "batch.micro_size", "choose a multiple of 2, and a global_size to fit"),
     ],
 )
 def test_hint_about_a_micro_batch_names_its_key(batch: str, key: str, hint: str) -> None:

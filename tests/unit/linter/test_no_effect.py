@@ -99,7 +99,7 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
     [
         (
             "zero = dict(stage=2, sub_group_size=1e9)",
-            "sub_group_size has no effect at ZeRO stage 2: it is used at stage 3; leave sub_group_size out, or stage 3",
+            "sub_group_size has no effect at ZeRO stage 2: it is used at stage 3; leave sub_group_size out, or stage=3",
         ),
         (
             PIPED + "zero = dict(stage=1, sub_group_size=1e9)",
@@ -108,7 +108,7 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         (
             "zero = dict(stage=0, overlap_comm=True)",
             "overlap_comm has no effect at ZeRO stage 0: it is used at stage 1 or 2 or 3; leave overlap_comm out,"
-            " or stage 1 or 2 or 3",
+            " or stage=1 or 2 or 3",
         ),
         (
             "zero = dict(stage=1, allgather_partitions=True)",
@@ -117,22 +117,22 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
         ),
         (
             "parallel = dict(pipeline=2, tensor=dict(size=4, mode='1d'))\nzero = 1",
-            "ZeRO 1 saves nothing: data is 8 / (pipeline 2 * tensor 4) = 1; zero = 0, or smaller sizes of pipeline and"
-            " tensor",
+            "ZeRO 1 saves nothing: data is 8 / (pipeline 2 * tensor 4) = 1; zero = 0; or choose smaller sizes of"
+            " pipeline and tensor",
         ),
         (
             "parallel = dict(tensor=dict(size=1, mode='1d', sequence=True))",
-            "sequence has no effect: the tensor group is one rank; a size over 1, or leave out what has no effect",
+            "sequence has no effect: the tensor group is one rank; leave sequence out; or choose a size over 1",
         ),
         (
             "parallel = dict(tensor=dict(size=1, mode='2.5d', depth=1, keep='x'))",
-            "depth and keep have no effect: the tensor group is one rank; a size over 1, or leave out what has no"
-            " effect",
+            "depth and keep have no effect: the tensor group is one rank; leave depth and keep out; or choose a"
+            " size over 1",
         ),
         (
             "train = dict(steps=10, eval_interval=20)",
             "eval_interval 20 in a run of 10 steps: it evaluates only before the first step and after the last;"
-            " at most 10, or a longer run",
+            " at most 10, or train.steps=20",
         ),
     ],
 )
@@ -181,16 +181,16 @@ def test_keys_lost_by_update_are_named() -> None:
     [
         ("train = dict(clip_gradient=1.0)", "here that is train.clip_grad_norm"),
         ("batch = dict(gradient_accumulation_steps=2)", "here that is batch.accumulation"),
-        ("parallel = dict(model_parallel_size=2)", "here that is parallel.tensor"),
-        ("fp16 = dict(enabled=True)", "here that is precision; a name of your own may begin with _"),
-        ("train_iters = 500", "here that is train.steps; a name of your own may begin with _"),
+        ("parallel = dict(model_parallel_size=2)", "add tensor=dict(size=..., mode='1d') to parallel"),
+        ("fp16 = dict(enabled=True)", "choose precision, which is that here; or write _fp16 (if it is your own)"),
+        ("train_iters = 500", "here that is train.steps; or write _train_iters (if it is your own)"),
         ("train = dict(stepz=1)", "did you mean 'steps'?"),
-        ("optimizer = dict(lr='6e-4')", "6e-4, without quotes: '6e-4' is a string"),
-        ("train = dict(steps='100')", "100, without quotes: '100' is a string"),
-        ("train = dict(steps='1e3')", "1000, without quotes: '1e3' is a string"),
-        ("model.bias = 'no'", "False, without quotes ('no' is a string, in YAML 1.2 too)"),
-        ("zero = dict(stage=1, overlap_comm='on')", "True, without quotes ('on' is a string, in YAML 1.2 too)"),
-        ("train = dict(steps='many')", "steps is a whole number, at least 1 (and below 2**31)"),
+        ("optimizer = dict(lr='6e-4')", "6e-4 without quotes: '6e-4' is a string"),
+        ("train = dict(steps='100')", "100 without quotes: '100' is a string"),
+        ("train = dict(steps='1e3')", "1000 without quotes: '1e3' is a string"),
+        ("model.bias = 'no'", "False without quotes ('no' is a string, in YAML 1.2 too)"),
+        ("zero = dict(stage=1, overlap_comm='on')", "True without quotes ('on' is a string, in YAML 1.2 too)"),
+        ("train = dict(steps='many')", "choose a whole number, at least 1 (and below 2**31)"),
     ],
 )
 def test_keys_of_other_frameworks_get_the_key_to_write(text: str, hint: str) -> None:

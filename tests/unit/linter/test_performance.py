@@ -37,7 +37,7 @@ def test_the_suggested_micro_size_is_the_smallest(tensor: str, least: int) -> No
 
 def test_1d_is_suggested_only_where_it_is_legal() -> None:
     (line,) = told("size=4, mode='2d'", 2)
-    assert line.endswith("batch.micro_size at least 6 or mode '1d'")
+    assert line.endswith("batch.micro_size at least 6 or mode='1d'")
     assert "for a micro-batch of 192 tokens" in line
     (line,) = told("size=16, mode='sequence'", 1, world=16)  # 24 heads
     assert re.search("; batch.micro_size at least [0-9]+$", line)
@@ -176,7 +176,7 @@ def test_libai_s_form_gets_libai_s_keys() -> None:
 def test_fewer_stages_are_suggested_where_no_partition_is_even() -> None:
     model = MODEL.replace("num_layers=8", "num_layers=12").replace("vocab_size=256", "vocab_size=4096")
     (line,) = of_pipelines(f"{model}parallel = dict(pipeline=8)\n{BUSY}")
-    stages = re.search(r"no partition of 12 layers is more even; (\d) stages: ", line)
+    stages = re.search(r"choose (\d) stages: [\d.]+ %; no partition of 12 layers is more even", line)
     assert stages, line
     assert of_pipelines(f"{model}parallel = dict(pipeline={stages[1]})\n{BUSY}") == []
 
@@ -251,7 +251,7 @@ def test_hint_about_padding_names_sizes_without_padding() -> None:
     model = MODEL.replace("num_heads=24", "num_heads=32").replace("vocab_size=256", "vocab_size={}")
     tensor = "parallel = dict(tensor=dict(size=32, mode='1d'))\n"
     (line,) = of_pipelines(model.format(300) + tensor, 32)
-    assert line.endswith("; 288 or 320 tokens, multiples of 32; or a tensor size that divides 300")
+    assert line.endswith("; 288 or 320: multiples of 32; or choose a tensor size that divides 300")
     assert of_pipelines(model.format(288) + tensor, 32) == of_pipelines(model.format(320) + tensor, 32) == []
 
 

@@ -81,7 +81,7 @@ def test_errors_are_not_silenced() -> None:
 def test_a_comment_without_a_code_gets_the_codes_found() -> None:
     text = f"{IDLE}  # dslpar: ignore"
     assert codes_and_lines(text) == [("CFG106", 2), ("CFG114", 2)]
-    assert findings(MODEL + text)[1].help == "# dslpar: ignore[CFG106]"
+    assert findings(MODEL + text)[1].help == "write `# dslpar: ignore[CFG106]`"
     assert codes_and_lines(f"{IDLE}  # dslpar: ignore[]") == [("CFG106", 2), ("CFG114", 2)]
 
 

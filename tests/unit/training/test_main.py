@@ -49,6 +49,17 @@ def test_a_rank_reads_and_lints_its_config_once(config: str, counts: Counter[str
     assert counts == {"read": 1, "run_rules": 1}
 
 
+@pytest.mark.parametrize("linted", [False, True])
+def test_a_launched_rank_does_not_repeat_warnings(
+    config: str, linted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dslpar launch` has printed them; an error it has not, since it then starts no rank."""
+    training.load_and_lint(["--config", config], DistributedEnv(), linted)
+    assert ("CFG106" in capsys.readouterr().err) is not linted
+    training.load_and_lint(["--config", config, "train.steps=0"], DistributedEnv(), linted)
+    assert "CFG103" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["show", "--world-size", "1"], ["lint"], ["config"], ["launch", "--print"]])
 def test_a_command_reads_and_lints_its_config_once(
     words: list[str], config: str, counts: Counter[str], capsys: pytest.CaptureFixture[str]
