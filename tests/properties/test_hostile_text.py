@@ -195,7 +195,20 @@ def test_command_lines_are_visible_and_mean_the_same() -> None:
 # ---- logs ----
 
 
+@pytest.fixture
+def restored_loggers() -> Iterator[None]:
+    """Ranks that are forked from this process later must not inherit a run's handlers."""
+    loggers = [logging.getLogger(name) for name in ("dslpar", "DeepSpeed", "py.warnings")]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    yield
+    logging.captureWarnings(False)
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
 @some(200, 10_000)
+@pytest.mark.usefixtures("restored_loggers")
 def test_log_lines(count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with run_logging.log_to_run_folder(tmp_path, 0):
         for text in hostile_texts(count):

@@ -75,9 +75,10 @@ class Suite:
     def _record(self, item: pytest.Item) -> None:
         began, linted, remembered = time.process_time(), [], Context.__init__
 
-        def remember(self: Context, *arguments: Any, of_any_world: bool = False) -> None:
-            remembered(self, *arguments, of_any_world=of_any_world)
-            linted.append(arguments)
+        def remember(self: Context, *arguments: Any, **options: bool) -> None:
+            remembered(self, *arguments, **options)
+            if not options.get("by_program"):
+                linted.append(arguments)
 
         Context.__init__ = remember  # type: ignore[method-assign, assignment]
         passed = passes(item)
