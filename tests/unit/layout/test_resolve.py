@@ -93,4 +93,4 @@ def test_resolve_raises_every_finding() -> None:
         job_of("parallel = dict(pipeline=3)\nzero = 7\n")
     assert [finding.code for finding in caught.value.findings] == ["PAR101", "CFG103"]
     assert "cfg.py:2:26: PAR101 world-not-a-multiple" in str(caught.value)
-    assert "help: worlds of 6 or 9 fit" in str(caught.value)
+    assert "help: start 6 or 9 ranks" in str(caught.value)
