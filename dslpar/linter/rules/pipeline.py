@@ -196,18 +196,21 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         )
 
 
-def _even_counts(cx: Context) -> list[int]:
-    """Layers on each stage, as even as their number allows."""
-    layers, stages = cx.num_layers, cx.stages
-    return [layers * (stage + 1) // stages - layers * stage // stages for stage in range(stages)]
+def _even_counts(cx: Context) -> str:
+    """Layers on each stage, as even as their number allows, the fuller stages first; PIP101 reports more stages."""
+    stages = min(cx.stages, cx.num_layers)
+    least, more = divmod(cx.num_layers, stages)
+    if stages <= 16:
+        return str([least + 1] * more + [least] * (stages - more))
+    return f"[{least + 1}] * {more} + [{least}] * {stages - more}" if more else f"[{least}] * {stages}"
 
 
 def _even_ids(cx: Context) -> str:
     """The stage of each layer, as one would write it."""
-    counts = _even_counts(cx)
-    if cx.num_layers <= 16:
-        return str([stage for stage, count in enumerate(counts) for _ in range(count)])
-    return " + ".join(f"[{stage}] * {count}" for stage, count in enumerate(counts))
+    layers, stages = cx.num_layers, min(cx.stages, cx.num_layers)
+    if layers <= 16:
+        return str([layer * stages // layers for layer in range(layers)])
+    return f"[layer * {stages} // {layers} for layer in range({layers})]"
 
 
 def _is_method(method: str) -> bool:
