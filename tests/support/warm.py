@@ -32,4 +32,4 @@ def import_deepspeed() -> None:
         import_module(name)
     from dslpar.distributed.deepspeed_patches import skip_shm_op
 
-    skip_shm_op()  # DeepSpeed probes for all its ops when it is first asked: 0.15 s, and a run of the C compiler
+    skip_shm_op()
