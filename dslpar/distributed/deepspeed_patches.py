@@ -33,6 +33,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,8 @@ def skip_shm_op() -> None:
     No environment variable turns it off. To set its entry of `deepspeed.ops.__compatible_ops__` would have every op
     probed first: 0.15 s and a run of the C compiler for each rank.
     """
-    import deepspeed.comm.torch
-
-    deepspeed.comm.torch.build_shm_op = lambda: None
+    backend: Any = import_module("deepspeed.comm.torch")  # as an attribute of deepspeed.comm it is torch itself
+    backend.build_shm_op = lambda: None
 
 
 def ignore_deprecated_names() -> None:

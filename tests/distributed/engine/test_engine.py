@@ -273,12 +273,21 @@ def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
 
 
 def test_m1_the_shm_op_still_ignores_its_group() -> None:
-    from deepspeed.comm.torch import TorchBackend, build_shm_op
+    from deepspeed.comm.torch import TorchBackend
 
     assert "build_shm_op()" in inspect.getsource(TorchBackend.__init__)
     source = inspect.getsource(TorchBackend.inference_all_reduce)
     assert "torch.ops.deepspeed.inference_all_reduce_(tensor)" in source
-    assert callable(build_shm_op)
+
+
+def _has_shm_op() -> bool:
+    import deepspeed.comm.comm as comm
+
+    return comm.cdb.shm_comm_op is not None
+
+
+def test_m1_no_rank_makes_the_shm_op() -> None:
+    assert on_ranks(1, _has_shm_op, init="deepspeed") == [False]
 
 
 def _old_names() -> list[str]:
