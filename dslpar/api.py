@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslpar.checkpoint import text_identity
@@ -260,15 +259,11 @@ def initialize(
 
 def _start(config: Config | check.Source, overrides: Sequence[str], by_program: bool) -> Run:
     """Do what `start` does; `by_program`: the program passes the model, whatever the config says."""
-    loaded = config if isinstance(config, Config) else check.load(config, overrides)
     if isinstance(config, Config) and overrides:
         raise TypeError("overrides go to dslpar.load, which applies them")
-    by_program = by_program or not loaded.has("model")
-    if dist.is_initialized():  # by the program itself, which then decides who this rank is
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-    else:
-        rank, world_size, *_ = bootstrap.read_distributed_env(os.environ)
-    job = _load_job(loaded, world_size, rank, by_program)
+    with bootstrap.starting_program(os.environ) as (rank, world_size):
+        loaded = config if isinstance(config, Config) else check.load(config, overrides)
+        job = _load_job(loaded, world_size, rank, by_program or not loaded.has("model"))
     monitor = bootstrap.ensure_distributed(os.environ)
     groups = Groups(job.mesh)
     world = groups.axis("pipe", "data", "tensor")

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -182,7 +182,35 @@ def setup_distributed(
 
 
 _program_monitor: list[RankMonitor] = []
-"""The monitor that `ensure_distributed` has started: a process is one rank, as torch has one default process group."""
+"""The monitor that `_monitor_program` has started: a process is one rank, as torch has one default process group."""
+
+
+def _monitor_program(dist_env: DistributedEnv, environ: Mapping[str, str]) -> RankMonitor | None:
+    """Return the monitor of a program's rank, made at the first call; None: the program handles errors itself."""
+    if not _program_monitor and sys.excepthook is sys.__excepthook__:
+        _program_monitor.append(monitor_rank(dist_env, environ))
+    return _program_monitor[-1] if _program_monitor else None
+
+
+@contextlib.contextmanager
+def starting_program(environ: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """Enter a program's start, with its rank and world size: what is raised inside ends the ranks on all hosts.
+
+    A program that has set up torch.distributed itself decides who this rank is, and how it fails.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield dist.get_rank(), dist.get_world_size()
+        return
+    dist_env = read_distributed_env(environ)
+    monitor = _monitor_program(dist_env, environ) if dist_env.world_size > 1 else None
+    try:
+        yield dist_env.rank, dist_env.world_size
+    except Exception:
+        if monitor is not None:
+            announce_failure(dist_env, environ, monitor)  # the monitor's excepthook then leaves the mark
+        raise
 
 
 def ensure_distributed(environ: MutableMapping[str, str]) -> RankMonitor | None:
@@ -198,11 +226,8 @@ def ensure_distributed(environ: MutableMapping[str, str]) -> RankMonitor | None:
             teardown_distributed(together=False)  # a rank that ends early must not wait for the others
 
     if not dist.is_initialized():
-        dist_env, monitor = read_distributed_env(environ), None
-        if sys.excepthook is sys.__excepthook__:
-            monitor = monitor_rank(dist_env, environ)
-            _program_monitor.append(monitor)
-        setup_distributed(dist_env, environ, monitor)
+        dist_env = read_distributed_env(environ)
+        setup_distributed(dist_env, environ, _monitor_program(dist_env, environ))
         atexit.register(teardown)
     elif not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)

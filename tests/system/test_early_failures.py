@@ -34,6 +34,29 @@ def start_ranks(tmp_path: Path, *failing: int) -> tuple[list[int | None], str, f
 
 
 @pytest.mark.parametrize("failing", [0, 1])
+def test_one_rank_of_a_program_that_cannot_start_ends_the_other(tmp_path: Path, failing: int) -> None:
+    """The program imports dslpar, and sets up nothing itself."""
+
+    def program() -> int:
+        import dslpar
+
+        os.environ["LOCAL_SIZE"] = "1"
+        dslpar.start({"parallel": {"pipeline": 3 if int(os.environ["RANK"]) == failing else 2}})
+        return 0
+
+    warm.import_deepspeed()
+    began = time.monotonic()
+    with start_program(2, program, tmp_path / "said.txt") as job:
+        statuses = job.wait(60)
+    said = (tmp_path / "said.txt").read_text()
+    assert 0 not in statuses, said
+    assert time.monotonic() - began < 30, "torch would wait for half an hour"
+    assert "PAR102" in said
+    assert f"rank {failing} of 2" in said
+    assert "peer is gone" not in said
+
+
+@pytest.mark.parametrize("failing", [0, 1])
 def test_one_rank_that_cannot_run_ends_the_other(tmp_path: Path, failing: int) -> None:
     statuses, said, seconds = start_ranks(tmp_path, failing)
     assert 0 not in statuses, said

@@ -171,3 +171,62 @@ def test_what_needs_a_launch_says_so() -> None:
         colossalai.initialize(nn.Linear(1, 1))
     with pytest.raises(DslparError, match="PIP209 no-chunks: InterleavedPipelineSchedule is not part"):
         colossalai.InterleavedPipelineSchedule(num_microbatches=4, num_model_chunks=2)
+
+
+RANK_VARIABLES = {
+    "slurm": {
+        "RANK": "SLURM_PROCID",
+        "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+        "LOCAL_RANK": "SLURM_LOCALID",
+        "LOCAL_SIZE": "SLURM_STEP_TASKS_PER_NODE",
+    },
+    "openmpi": {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+}
+
+
+def two_linears() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(3, 16), nn.Linear(16, 512))
+
+
+def _losses(model: nn.Module) -> list[float | None]:
+    losses: list[float | None] = []
+    names: dict[str, Any] = {"model": model, "losses": losses, "criterion": nn.CrossEntropyLoss()}
+    exec(IMPORTS, names)
+    names |= {"optimizer": sgd(model.parameters()), "train_dataloader": points_of_three()}
+    exec(LOOP + "    engine.step()\n", names)
+    return losses
+
+
+def _launched_by(launcher: str) -> Any:
+    """A pipeline of modules that are built already, under a launcher's own variables."""
+    host, port = os.environ.pop("MASTER_ADDR"), int(os.environ.pop("MASTER_PORT"))
+    for name, theirs in RANK_VARIABLES[launcher].items():
+        os.environ[theirs] = os.environ.pop(name)
+    launch = {"slurm": colossalai.launch_from_slurm, "openmpi": colossalai.launch_from_openmpi}[launcher]
+    run = launch(PIPELINE | CONFIG, host=host, port=port, seed=7)
+    model = colossalai.build_pipeline_model(two_linears())
+    place = run.stage, torch.distributed.get_rank(), run.job.spec.train.seed
+    return place, [p.numel() for p in model.parameters()], _losses(model)
+
+
+def _in_one_process() -> list[float | None]:
+    colossalai.launch_from_torch(config=CONFIG, seed=7)
+    return _losses(two_linears())
+
+
+@pytest.mark.parametrize("launcher", RANK_VARIABLES)
+def test_under_slurm_and_openmpi_each_rank_has_its_part_of_a_built_model(launcher: str) -> None:
+    """The parts are of the model as it was built: the losses are those of one process."""
+    first, last = on_ranks(2, _launched_by, launcher, init=None)
+    assert [first[:2], last[:2]] == [((0, 0, 7), [3 * 16, 16]), ((1, 1, 7), [16 * 512, 512])]
+    (alone,) = on_ranks(1, _in_one_process, init="deepspeed")
+    assert len(alone) == 3
+    assert first[2] == [None] * 3
+    assert last[2] == pytest.approx(alone, rel=1e-6)
