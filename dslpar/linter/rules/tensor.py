@@ -1,4 +1,4 @@
-"""TEN101 and on: mode, size and options of tensor parallelism; `dslpar.layout.resolve.MODES` is the table."""
+"""TEN101 and on: mode, size and options of tensor parallelism; `dslpar.layout.modes.MODES` is the table."""
 
 from __future__ import annotations
 

@@ -73,3 +73,6 @@ REASONS: Mapping[str, str] = {
     "ZER108": "DeepSpeed refuses it on other ranks, at the first step, or where it loads a checkpoint",
     "ZER109": _WRONG,
 }
+
+BESIDE_OTHERS = frozenset({"PAR102"})
+"""What is true of the config as it is written, and not of one that is built without a part which is refused as well."""
