@@ -2,6 +2,7 @@
 # make test    ruff, mypy, the import contract, and the tests
 # make prove   the same with every test; PART=kills: one part of them, `make parts` lists the parts
 # make lint    the checks alone
+# make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
 # make bench   side-by-side measurements, as ratios
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
@@ -39,7 +40,7 @@ $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove parts lint bench
+.PHONY: help setup demo test prove parts versions lint bench
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -83,6 +84,9 @@ prove: lint
 
 parts:
 	@$(foreach part,$(PARTS),echo "make prove PART=$(part)	$(PART_$(part))";)
+
+versions: $(STAMP)
+	$(BIN)/nox --noxfile tools/noxfile.py $(if $(ROW),--session "tests($(ROW))")
 
 bench: $(STAMP)
 	@$(BIN)/python -m compileall -q dslpar layers

@@ -1,0 +1,56 @@
+"""tools/noxfile.py: what each row of `make versions` installs, and its line of docs/versions.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from configparser import ConfigParser
+from types import ModuleType
+
+import pytest
+
+from tests.support.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> ModuleType:
+    made = importlib.util.spec_from_file_location("noxfile", ROOT / "tools" / "noxfile.py")
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
+
+
+def test_the_oldest_row_has_every_lower_bound_of_setup_cfg(noxfile: ModuleType) -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert noxfile.ROWS[0] == (setup["options"]["python_requires"].removeprefix(">="), "oldest")
+    lines = [line for line in setup["options"]["install_requires"].split("\n") if line]
+    assert len(noxfile.bounds()) == len(lines)
+    pins = noxfile.pins("oldest")
+    assert {line.partition(";")[0].replace(">=", "==").strip() for line in lines if "deepspeed" not in line} <= set(
+        pins
+    )
+    names = [line.partition("==")[0] for line in pins if "==" in line]
+    assert sorted(set(names)) == sorted(names), "no package is pinned twice"
+    assert [line for line in pins if line.startswith("deepspeed==")]
+
+
+def test_the_newest_row_leaves_torch_alone_free(noxfile: ModuleType) -> None:
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert set(pinned) - set(noxfile.pins("newest")) == {line for line in pinned if line.startswith("torch==")}
+
+
+def test_the_page_has_lines_of_rows_alone(noxfile: ModuleType) -> None:
+    named = re.findall(r"^\| (\d\S+) \|", noxfile.PAGE.read_text(), re.MULTILINE)
+    assert set(named) <= {"-".join(row) for row in noxfile.ROWS}
+    assert len(set(named)) == len(named)
+
+
+def test_a_row_has_one_line(noxfile: ModuleType) -> None:
+    once = noxfile.updated("| row | passed |\n|---|---|\n", ["3.11-oldest", "5"])
+    both = noxfile.updated(once, ["3.13-newest", "6"])
+    assert noxfile.updated(both, ["3.11-oldest", "7"]) == (
+        "| row | passed |\n|---|---|\n| 3.11-oldest | 7 |\n| 3.13-newest | 6 |\n"
+    )

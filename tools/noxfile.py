@@ -1,0 +1,96 @@
+"""Runs the tests with other versions of Python and torch than the pinned ones, and writes docs/versions.md.
+
+make versions                    # every row of ROWS, each in an environment of its own below .nox/
+make versions ROW=3.11-oldest    # one row
+
+A row with the oldest torch takes every runtime dependency at the lower bound that setup.cfg gives, but DeepSpeed, whose
+keys and behaviours are those of one version; a row with the newest takes today's torch, and all else as constraints.txt
+has it. ruff, mypy and the import contracts are not run again: they read the source, and that for Python 3.10.
+A row whose Python is not on PATH fails: nothing is skipped in silence.
+
+nox makes the environments and finds the interpreters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ET
+from configparser import ConfigParser
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "versions.md"
+ROWS = [("3.10", "oldest"), ("3.11", "oldest"), ("3.11", "newest"), ("3.13", "newest")]
+SHOWN = ("torch", "deepspeed", "numpy")
+"""Packages whose versions the page shows."""
+
+nox.options.error_on_missing_interpreters = True
+nox.options.envdir = str(ROOT / ".nox")
+
+
+def bounds() -> dict[str, str]:
+    """Return the lower bound of each runtime dependency of setup.cfg."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options"]["install_requires"].split("\n")
+    return dict(re.match(r"([\w.-]+)>=([\w.]+)", line).groups() for line in lines if line)  # type: ignore[union-attr, misc]
+
+
+def pins(torch: str) -> list[str]:
+    """Return the constraints of a row: those of constraints.txt, but for what the row chooses itself."""
+    chosen = {"torch": ""} if torch == "newest" else {**bounds(), "deepspeed": ""}
+    kept = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.partition("==")[0] not in chosen or (torch == "oldest" and line.startswith("deepspeed=="))
+    ]
+    return kept + [f"{name}=={bound}" for name, bound in chosen.items() if bound]
+
+
+@nox.session
+@nox.parametrize("python,torch", [nox.param(*row, id="-".join(row)) for row in ROWS])
+def tests(session: nox.Session, torch: str) -> None:
+    """Run the tests with the oldest or the newest torch, and write the row's line of docs/versions.md."""
+    constraints = Path(session.create_tmp()).parent / "constraints.txt"
+    constraints.write_text("\n".join(pins(torch)) + "\n")
+    session.install("--constraint", str(constraints), "torch", "setuptools", "wheel")
+    session.install(
+        *("--constraint", str(constraints), "--no-build-isolation", "--config-settings", "editable_mode=compat"),
+        *("--editable", f"{ROOT}[mpi,test]"),
+    )
+    report = Path(session.virtualenv.location) / "report.xml"
+    report.unlink(missing_ok=True)
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": None,
+        "TORCH_EXTENSIONS_DIR": str(Path(session.virtualenv.location) / "torch_extensions"),
+    }
+    session.chdir(ROOT)
+    options = session.posargs or os.environ.get("PYTEST", "-q -n auto --dist worksteal").split()
+    session.run("pytest", *options, f"--junitxml={report}", env=environment)
+    if report.exists() and not session.posargs:  # neither --install-only nor a part of the tests
+        _write(session, report, "-".join((str(session.python), torch)))
+
+
+def _write(session: nox.Session, report: Path, row: str) -> None:
+    """Write a row's line, whose run was green, into the page's table."""
+    suite = ET.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    skipped = int(suite.get("skipped", 0))
+    passed = int(suite.get("tests", 0)) - skipped
+    listed = str(session.run("python", "-m", "pip", "list", "--format=freeze", silent=True))
+    versions = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
+    code = "import platform; print(platform.python_version(), end='')"
+    python = str(session.run("python", "-c", code, silent=True))
+    cells = [row, python, *(versions[name] for name in SHOWN), str(passed), str(skipped)]
+    PAGE.write_text(updated(PAGE.read_text(), cells))
+
+
+def updated(page: str, cells: list[str]) -> str:
+    """Return the page with a row's line in its table: in place of the line that it had, or at the end."""
+    line = f"| {' | '.join(cells)} |"
+    text, found = re.subn(rf"^\| {re.escape(cells[0])} \|.*$", line, page, flags=re.MULTILINE)
+    return text if found else text.rstrip("\n") + f"\n{line}\n"
