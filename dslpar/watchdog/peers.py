@@ -74,6 +74,8 @@ class Hub:
         self._log(f"its guard refuses a stranger at {address}, which does not know this job's secret")
 
     def _join(self, connection: Connection) -> None:
+        if (peer := self.peers.get(connection.rank)) is not None:
+            peer.received_s = time.monotonic()  # it has just proved who it is, and may lose the connection at once
         self._poller.watch(connection, partial(self._receive, connection))
 
     def _receive(self, connection: Connection) -> None:
@@ -152,6 +154,7 @@ class HubLink:
         if connection is not None and self._handshake is not None:
             self._poller.unwatch(self._handshake)
             self._handshake, self.connection = None, connection
+            self.received_s = time.monotonic()  # the hub's proof: it lives, whatever becomes of the connection
             self._poller.watch(connection, partial(self._receive, connection))
             connection.send(self._hello)
             self._receive(connection)  # what came with the server's proof

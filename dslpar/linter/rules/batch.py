@@ -20,20 +20,21 @@ def batch_does_not_fit(cx: Context) -> Iterator[Problem]:
     if micro * accumulation * data != global_size:
         product = f"micro_size {given.micro_size or '?'} * accumulation {given.accumulation or '?'} * data {data}"
         message = f"global_size {global_size} is not {product}"
-        yield cx.problem("batch.global_size", message, " or ".join(_fitting_sizes(cx)))
+        hint = " or ".join(_fitting_sizes(cx)) or "choose fewer ranks, or more of them for each replica"
+        yield cx.problem("batch.global_size", message, hint)
 
 
 def _fitting_sizes(cx: Context) -> list[str]:
-    """What to write for one of the sizes so that the product fits."""
+    """What to write for one of the sizes so that the product fits; nothing where each would be too large for a size."""
     given, data, least = cx.requested_batch, cx.data_size, least_micro_size(cx.cuboid)
     global_size, micro, accumulation = given.global_size, given.micro_size, given.accumulation
     assert global_size is not None, "without a global_size the product fits"
     samples = (micro or least) * (accumulation or 1) * data
-    if not (micro and accumulation):
-        from dslpar.layout.nearest import multiples  # only a mistake needs it, here as below
+    from dslpar.layout.nearest import LARGEST, multiples  # only a mistake needs it, here as below
 
+    if not (micro and accumulation):
         return [f"global_size={size}" for size in multiples(global_size, samples)]
-    fitting = [f"global_size={samples}"]
+    fitting = [f"global_size={samples}"] if samples <= LARGEST else []
     if global_size % (micro * data) == 0:
         name = "accumulation" if cx.given("batch.accumulation") else "schedule.num_microbatches"
         fitting.append(f"{name}={global_size // (micro * data)}")

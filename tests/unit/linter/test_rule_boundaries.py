@@ -405,6 +405,17 @@ CASES: list[Row] = [
     ),
     (
         "",
+        "batch = dict(global_size=3)",
+        2**31,
+        [
+            (
+                "BAT101 2 global_size 3 is not micro_size ? * accumulation ? * data 2147483648; choose fewer ranks, or "
+                "more of them for each replica"
+            )
+        ],
+    ),
+    (
+        "",
         "batch = dict(global_size=32, micro_size=2, accumulation=4)",
         8,
         [

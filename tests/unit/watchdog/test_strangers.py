@@ -126,6 +126,34 @@ def test_ranks_of_one_host_whatever_the_address(env: DistributedEnv, one_host: b
     assert env.is_one_host == one_host
 
 
+def test_two_who_take_each_other_s_connection_are_not_silent() -> None:
+    """Each is pushed aside before it has said anything: that it could prove itself is word enough, on both sides."""
+    poller, link_poller = Poller(), Poller()
+    hub = peers.Hub(poller, lambda: {"who": "rank 0", "host": "a", "at": ["", "", 0]}, lambda _: None, lambda _: None)
+    port = hub.listen(SECRET, 2, loopback=True)
+    link = peers.HubLink(link_poller, SECRET, 1, lambda _: None)
+    hello = {"who": "rank 1", "host": "b", "at": ["", "", 0]}
+
+    def meet(now: float) -> None:
+        link.connect(f"127.0.0.1:{port}:{SECRET}", hello, now)
+        for _ in range(20):
+            poller.poll(0.01)
+            link_poller.poll(0.01)
+
+    meet(10.0)
+    hub.peers[1].received_s = link.received_s = 0.1  # long ago
+    assert hub.silent_host(time.monotonic()) == "b"
+    assert hub.server is not None
+    hub.server._on_join = lambda connection: (hub._join(connection), poller.drop(connection))  # by the other, at once
+    poller.drop(hub.peers[1].connection)
+    link_poller.poll(0.1)
+    meet(20.0)
+    assert not link.is_silent(time.monotonic())
+    assert hub.silent_host(time.monotonic()) == ""
+    link.give_up()
+    hub.server.close()
+
+
 # ---- the server ----
 
 
