@@ -22,6 +22,7 @@ which every rank has its part); `as_dtensor` shows one as a DTensor where it can
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import cast
 
@@ -98,7 +99,9 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
     if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     kwargs = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not have the argument
-    return distribute_tensor(tensor, mesh, list(placements), **kwargs)
+    with warnings.catch_warnings():  # torch 2.5, of CPUs: of random numbers, which are not drawn here
+        warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
+        return distribute_tensor(tensor, mesh, list(placements), **kwargs)
 
 
 def as_dtensor(p: torch.Tensor, groups: Groups) -> DTensor:

@@ -24,6 +24,8 @@ import nox
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 ROWS = [("3.10", "oldest"), ("3.11", "oldest"), ("3.11", "newest"), ("3.13", "newest")]
+UNPINNED = {"torch": "", "sympy": ""}
+"""What a row leaves to pip: each torch has a sympy of its own."""
 SHOWN = ("torch", "deepspeed", "numpy")
 """Packages whose versions the page shows."""
 
@@ -41,12 +43,10 @@ def bounds() -> dict[str, str]:
 
 def pins(torch: str) -> list[str]:
     """Return the constraints of a row: those of constraints.txt, but for what the row chooses itself."""
-    chosen = {"torch": ""} if torch == "newest" else {**bounds(), "deepspeed": ""}
-    kept = [
-        line
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if line.partition("==")[0] not in chosen or (torch == "oldest" and line.startswith("deepspeed=="))
-    ]
+    chosen = UNPINNED if torch == "newest" else {**UNPINNED, **bounds()}
+    chosen = {name: bound for name, bound in chosen.items() if name != "deepspeed"}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = [line for line in lines if line.partition("==")[0] not in chosen]
     return kept + [f"{name}=={bound}" for name, bound in chosen.items() if bound]
 
 

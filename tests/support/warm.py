@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 
 @cache
 def import_torch() -> None:
     """What a first backward imports: sympy comes with it, 0.4 s a rank."""
-    import torch.fx.experimental.symbolic_shapes
-    import torch.profiler._cupti_monitor  # noqa: F401
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+    if find_spec("torch.profiler._cupti_monitor"):  # not of every torch
+        import_module("torch.profiler._cupti_monitor")
 
 
 @cache
