@@ -9,8 +9,7 @@
 
 A placement says for each dim of the mesh what happens to the tensor there: `split(dim)`, `broadcast` (equal copies) or
 `partial_sum`. The words are LiBai's and OneFlow's ("sbp"), for torch's Shard, Replicate and Partial, which do as well.
-What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. torch has it since 2.5;
-training does without.
+What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. Training does without.
 
 A rank that has no place in a mesh, of another pipeline stage, may take part in every line above: it holds an empty
 tensor, and so does its `full_tensor()`; torch's `mesh.get_coordinate()` is None there. Where a size does not divide,
@@ -30,13 +29,24 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement as Sbp
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import expand
 from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import placement_of
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import Placement as Sbp
+except ImportError:  # torch 2.4, which has not made them public yet
+    from torch.distributed._tensor import (  # type: ignore[attr-defined]  # later it only passes them on
+        DTensor,
+        Partial,
+        Replicate,
+        Shard,
+        distribute_tensor,
+    )
+    from torch.distributed._tensor.placement_types import Placement as Sbp
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
 """What a dim of a mesh may be; "tensor" stands for d q y z, and "x" for d q."""
@@ -98,8 +108,8 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
     _check(tensor, placements, mesh)
     if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    kwargs = {} if source == 0 else {"src_data_rank": source}  # torch 2.5 and 2.6 do not have the argument
-    with warnings.catch_warnings():  # torch 2.5, of CPUs: of random numbers, which are not drawn here
+    kwargs = {} if source == 0 else {"src_data_rank": source}  # torch has the argument since 2.7
+    with warnings.catch_warnings():  # torch 2.4, 2.5, of CPUs: about random numbers
         warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
         return distribute_tensor(tensor, mesh, list(placements), **kwargs)
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ import xxhash
 
 from dslpar.checkpoint import folder
 from dslpar.checkpoint.folder import MANIFEST, PART, RANKS, TENSORS, FileDigest
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
 
 log = logging.getLogger("dslpar")
 
@@ -158,3 +163,33 @@ def fsync(*paths: Path) -> None:
                 raise
         finally:
             os.close(opened)
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Give a folder to write to, which is then renamed to `output`; it is removed if anything fails before.
+
+    Raises:
+        DslparError: there is something at `output`, or it cannot be written.
+    """
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        message, hint = f"{output} is there already", "name a folder that is not there: nothing is overwritten"
+        raise_finding("CKP221", message, hint, str(output))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the output: a rename cannot cross file systems.
+        with tempfile.TemporaryDirectory(prefix=output.name, suffix=PART, dir=output.parent) as temporary:
+            unfinished = Path(temporary, output.name)
+            unfinished.mkdir()
+            yield unfinished
+            fsync(unfinished)
+            unfinished.rename(output)
+            fsync(output.parent)
+    except OSError as error:
+        hint = "make room there, or name another folder"
+        raise DslparError([finding("CKP205", f"cannot write to {output}: {error}", hint, str(output))]) from error
+
+
+def json_bytes(values: object) -> bytes:
+    """Return the text of a JSON file."""
+    return json.dumps(values, indent=1).encode() + b"\n"

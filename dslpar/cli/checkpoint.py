@@ -266,7 +266,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     _require_intact(stored)
-    written = _import_with_torch("offline").reshard(stored, job, Path(args.output))
+    written = _import_with_torch("reshard").reshard(stored, job, Path(args.output))
     before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
     print(visible(f"{stored.path} ({before})"), visible(f"  -> {written} ({after})"), sep="\n")
     return 0
@@ -304,7 +304,7 @@ def _num_bytes(text: str) -> int:
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
     _require_intact(stored)
-    for path in _import_with_torch("offline").export(
+    for path in _import_with_torch("export").export(
         stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
     ):
         print(visible(f"{path}  {path.stat().st_size:,} bytes"))

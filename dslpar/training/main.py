@@ -27,7 +27,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding, Location
 from dslpar.core.project import add_trust
 from dslpar.core.visible import visible_lines
-from dslpar.distributed import bootstrap
+from dslpar.distributed import bootstrap, rendezvous
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _end_before_start(dist_env: DistributedEnv, rank_monitor: RankMonitor, findings: str) -> None:
     """Say why this rank cannot run, if rank 0 does not say the same, and end the ranks that wait for it elsewhere."""
     began = time.monotonic()
-    met = bootstrap.announce_failure(dist_env, os.environ, rank_monitor)
+    met = rendezvous.announce_failure(dist_env, os.environ, rank_monitor)
     if dist_env.rank:
         if not met:  # rank 0 most often says the same, and the launcher ends this one
             time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))

@@ -40,12 +40,12 @@ import torch
 import torch._dynamo  # once, here: else each rank that counts imports it, which takes seconds
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast.ring import Key, Number, Traffic
+from dslpar.layers.dtensor import DTensor
 
 OTHER = "other"
 

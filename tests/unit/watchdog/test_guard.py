@@ -170,7 +170,7 @@ def test_a_guard_of_rank_0_that_was_never_met_ends_nobody(tmp_path: Path, capfd:
 MEETS = """\
 import os, pathlib, sys, time
 sys.path.insert(0, {root!r})
-from dslpar.distributed import bootstrap
+from dslpar.distributed import bootstrap, rendezvous
 class Store:
     path = pathlib.Path({folder!r}, "hub")
     def set(self, key, value):
@@ -182,7 +182,7 @@ class Store:
         return self.path.read_bytes()
 place = bootstrap.DistributedEnv({rank}, 2, {rank}, 2, "127.0.1.1", 1)
 monitor = bootstrap.monitor_rank(place, os.environ)
-bootstrap._connect_guards(place, monitor, Store())
+rendezvous._connect_guards(place, monitor, Store())
 monitor.wait_for_rank_0(0.7 if place.rank == 0 else 10)
 sys.exit(place.rank == 1 and not monitor.page.rank_0_left)
 """

@@ -1,7 +1,6 @@
-"""Checkpoints without the ranks that wrote them: reshard or export one in a single process, without a GPU.
+"""A checkpoint in another layout, without the ranks that wrote it: in a single process, without a GPU.
 
-    reshard(checkpoint, job, Path("outputs/wider"))       # a checkpoint as `job`'s ranks would have written it
-    export(checkpoint, Path("weights"), dtype="BF16")     # full weights in safetensors files, and the config
+    reshard(checkpoint, job, Path("outputs/wider"))       # the checkpoint as `job`'s ranks would have written it
 
 One tensor is in memory at a time: stored files are mapped, and each new file is written while its tensors are made. So
 the largest tensor bounds the memory, not the model (`python -m benchmarks reshard_memory`). Which rank of the target
@@ -12,11 +11,8 @@ ranks or whole models into memory.)
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -33,14 +29,12 @@ from dslpar.checkpoint.slices import Box, Piece, box_of, full_box, num_elements
 from dslpar.checkpoint.state_files import read_rank_state
 from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, torch_bytes, write_lazy_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
-from dslpar.core.catalog import finding, raise_finding
-from dslpar.core.errors import DslparError
+from dslpar.core.catalog import raise_finding
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.suggest import did_you_mean
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
 from dslpar.engine.pipeline_module import stage_parts
-from dslpar.language import yaml_io
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
@@ -87,7 +81,7 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     job, stages = stages_of(job, index)
     _check_fits(checkpoint, stages, index)
     root = output / run_dir.CHECKPOINTS
-    with _new_folder(root) as unfinished:
+    with writer.new_folder(root) as unfinished:
         written = _write_files(checkpoint, index, job, stages, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
         writer.publish(unfinished, manifest.manifest_of(job, text, checkpoint.step) | {"layout": layout}, written)
@@ -108,7 +102,7 @@ def _write_files(
     for rank, buffers in _buffers(checkpoint, job):
         path = folder.rank_path(part, rank)
         written[path] = writer.write_file(path, [torch_bytes({"buffers": buffers})])
-    written[part / INDEX] = writer.write_file(part / INDEX, [_json(_recut(index, writers).to_json())])
+    written[part / INDEX] = writer.write_file(part / INDEX, [writer.json_bytes(_recut(index, writers).to_json())])
     return {path.relative_to(part).as_posix(): digest for path, digest in written.items()}
 
 
@@ -162,10 +156,6 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
             yield rank, found
 
 
-def _json(values: object) -> bytes:
-    return json.dumps(values, indent=1).encode() + b"\n"
-
-
 # ---- what the target holds ----
 
 
@@ -210,95 +200,3 @@ def _check_fits(checkpoint: Checkpoint, stages: Sequence[Stage], index: Index) -
         hint = "give the config of the run that saved: `dslpar checkpoint show` prints it"
         message = f"{checkpoint.path} is of another model: {'; '.join(sorted(problems)[:8])}"
         raise_finding("CKP207", message, hint, checkpoint.path)
-
-
-# ---- whole weights ----
-
-
-def export(
-    checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = 5 * 10**9
-) -> list[Path]:
-    """Write full, unpadded weights under global names: `model-00001-of-00002.safetensors`, ..., the index that says
-    which file has which, and `config.yaml`. Return the files.
-
-    `dtype` ("F32", "BF16", "F16") is that of floating-point weights; None: as stored. A tensor larger than
-    `max_shard_bytes` has a file of its own.
-
-    Raises:
-        DslparError: something is there already, a file cannot be read or written, or a weight is out of the range of
-            `dtype`.
-    """
-    index = load_index(Path(checkpoint.path))
-    reader = TensorReader(Path(checkpoint.path), index)
-
-    def load_as(name: str, dtype: torch.dtype) -> Tensor:
-        return _convert(name, reader.full(name), dtype)
-
-    tensors = []
-    for name, entry in index.parameters.items():
-        stored = DTYPES[entry.dtype]
-        target = DTYPES[dtype] if dtype and stored.is_floating_point else stored
-        tensors.append(LazyTensor(name, target, entry.shape, partial(load_as, name, target)))
-    shards = list(_shards(tensors, max_shard_bytes))
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    weight_map = {lazy.key: name for name, shard in zip(names, shards, strict=True) for lazy in shard}
-    metadata = {"total_size": sum(lazy.num_bytes for lazy in tensors)}
-    config = compare.without_defaults(checkpoint.manifest["config"])
-    with _new_folder(output) as unfinished:
-        for name, shard in zip(names, shards, strict=True):
-            write_lazy_tensors(unfinished / name, shard, {"format": "pt"})
-        weights_index = _json({"metadata": metadata, "weight_map": weight_map})
-        writer.write_file(unfinished / "model.safetensors.index.json", [weights_index])
-        writer.write_file(unfinished / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
-    return folder.list_files(output)
-
-
-def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a tensor. Raises: DslparError: a number would become infinite."""
-    converted = tensor.to(dtype)
-    lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
-    if lost:
-        message = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
-        raise_finding("CKP217", message, "--dtype bf16 or fp32, which reach further", name)
-    return converted
-
-
-def _shards(tensors: Sequence[LazyTensor], max_bytes: int) -> Iterator[list[LazyTensor]]:
-    """Divide the tensors over files, in order, each as large as it may be."""
-    shard: list[LazyTensor] = []
-    num_bytes = 0
-    for tensor in tensors:
-        num_bytes += tensor.num_bytes
-        if shard and num_bytes > max_bytes:
-            yield shard
-            shard, num_bytes = [], tensor.num_bytes
-        shard.append(tensor)
-    yield shard
-
-
-# ---- files ----
-
-
-@contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """Give a folder to write to, which is then renamed to `output`; it is removed if anything fails before.
-
-    Raises:
-        DslparError: there is something at `output`, or it cannot be written.
-    """
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        message, hint = f"{output} is there already", "name a folder that is not there: nothing is overwritten"
-        raise_finding("CKP221", message, hint, str(output))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the output: a rename cannot cross file systems.
-        with tempfile.TemporaryDirectory(prefix=output.name, suffix=folder.PART, dir=output.parent) as temporary:
-            unfinished = Path(temporary, output.name)
-            unfinished.mkdir()
-            yield unfinished
-            writer.fsync(unfinished)
-            unfinished.rename(output)
-            writer.fsync(output.parent)
-    except OSError as error:
-        hint = "make room there, or name another folder"
-        raise DslparError([finding("CKP205", f"cannot write to {output}: {error}", hint, str(output))]) from error

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from benchmarks import reshard_memory
 from dslpar import checkpoint
-from dslpar.checkpoint import folder, index, manifest, offline, tensor_reader, writer
+from dslpar.checkpoint import export, folder, index, manifest, reshard, tensor_reader, writer
 from dslpar.cli import checkpoint as command
 from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
@@ -79,7 +79,7 @@ def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoin
     """Weights, masters and the optimizer's state, to the bit."""
     world, sections = TARGETS[name]
     job = job_of(tmp_path, world, **sections)
-    written = offline.reshard(source, job, tmp_path)
+    written = reshard.reshard(source, job, tmp_path)
     stored = folder.open_checkpoint(written)
     assert folder.verify(stored) == []
     assert index.load_index(written).incomplete() == []
@@ -97,8 +97,8 @@ def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoin
 def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path: Path) -> None:
     """Through 3d over eight ranks to one, without a rank: each weight and state, whole."""
     eight = job_of(tmp_path, 8, parallel=parallel(size=8, mode="3d"))
-    there = folder.open_checkpoint(offline.reshard(source, eight, tmp_path / "there"))
-    back = folder.open_checkpoint(offline.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
+    there = folder.open_checkpoint(reshard.reshard(source, eight, tmp_path / "there"))
+    back = folder.open_checkpoint(reshard.reshard(there, job_of(tmp_path, 1), tmp_path / "back"))
     first, last = (tensor_reader.TensorReader(Path(at.path), index.load_index(Path(at.path))) for at in (source, back))
     for name, entry in first.index.parameters.items():
         assert last.index.parameters[name].scalars == entry.scalars
@@ -110,7 +110,7 @@ def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path:
 def test_each_rank_of_the_target_has_its_file(source: folder.Checkpoint, tmp_path: Path) -> None:
     """The owners alone: of data rank 0."""
     job = job_of(tmp_path, 8, parallel=parallel(2, size=2, mode="1d"), batch=PIPED)
-    written = offline.reshard(source, job, tmp_path)
+    written = reshard.reshard(source, job, tmp_path)
     ranks = {job.mesh.rank({"pipe": pipe, "y": y}) for pipe in (0, 1) for y in (0, 1)}
     assert {int(path.stem) for path in (written / "tensors").iterdir()} == ranks
 
@@ -125,7 +125,7 @@ def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path)
         torch.save({"buffers": kept}, folder.rank_path(tmp_path, rank))
     stored = folder.Checkpoint(str(tmp_path), {"layout": manifest.layout_of(before) | {manifest.OFFLINE: True}})
     after = job_of(tmp_path, 4, batch=schema_sections.Batch(global_size=8))
-    found = {rank: buffers["norm.mean"].item() for rank, buffers in offline._buffers(stored, after)}
+    found = {rank: buffers["norm.mean"].item() for rank, buffers in reshard._buffers(stored, after)}
     assert found == {0: 10.0, 1: 11.0, 2: 10.0, 3: 10.0}
 
 
@@ -135,7 +135,7 @@ def test_each_replica_takes_the_buffers_that_it_would_have_found(tmp_path: Path)
 )
 def test_another_run_is_refused(source: folder.Checkpoint, tmp_path: Path, sections: Any, code: str) -> None:
     with pytest.raises(DslparError) as raised:
-        offline.reshard(source, job_of(tmp_path, 2, **sections), tmp_path / "out")
+        reshard.reshard(source, job_of(tmp_path, 2, **sections), tmp_path / "out")
     assert [finding.code for finding in raised.value.findings] == [code]
     assert not (tmp_path / "out").exists()
 
@@ -144,11 +144,11 @@ def test_a_model_with_other_parameters_is_refused(source: folder.Checkpoint, tmp
     """A class may have changed behind its name: the config then is the same, and the tensors are not."""
     found = index.load_index(Path(source.path))
     parameters = {name.replace("norm.w", "norms.w"): entry for name, entry in found.parameters.items()}
-    job, stages = offline.stages_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
+    job, stages = reshard.stages_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
     assert job.stages.counts == (1, 1)
-    offline._check_fits(source, stages, found)
+    reshard._check_fits(source, stages, found)
     with pytest.raises(DslparError, match=r"CKP207 other-weights: .*the model has no 'norms\.weight'"):
-        offline._check_fits(source, stages, index.Index(parameters))
+        reshard._check_fits(source, stages, index.Index(parameters))
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_is_left(source: folder.Checkpoint, tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_nothing_is_overwritten_and_nothing_half_written_is_left(source: folder.
     taken.mkdir(parents=True)
     (taken / "mine").write_text("mine")
     with pytest.raises(DslparError, match="CKP221"):
-        offline.reshard(source, job, tmp_path / "taken")
+        reshard.reshard(source, job, tmp_path / "taken")
     with pytest.raises(DslparError, match="CKP221"):
-        offline.export(source, taken)
+        export.export(source, taken)
     assert [path.name for path in taken.iterdir()] == ["mine"]
     with pytest.raises(DslparError, match="CKP205 no-checkpoint: cannot write to"):
-        offline.export(source, taken / "mine" / "below")
+        export.export(source, taken / "mine" / "below")
 
 
 def test_what_fails_on_the_way_leaves_nothing(
@@ -171,9 +171,10 @@ def test_what_fails_on_the_way_leaves_nothing(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(offline, "write_lazy_tensors", full)
+    for module in (export, reshard):
+        monkeypatch.setattr(module, "write_lazy_tensors", full)
     job = job_of(tmp_path, 1)
-    for act in (lambda: offline.export(source, tmp_path / "w"), lambda: offline.reshard(source, job, tmp_path)):
+    for act in (lambda: export.export(source, tmp_path / "w"), lambda: reshard.reshard(source, job, tmp_path)):
         with pytest.raises(DslparError, match="No space left"):
             act()
         assert list(tmp_path.iterdir()) == []
@@ -201,7 +202,7 @@ def weights_after_load(job: Job, files: list[str]) -> dict[str, torch.Tensor]:
 
 
 def test_exported_weights_load_into_any_layout(source: folder.Checkpoint, tmp_path: Path) -> None:
-    files = offline.export(source, tmp_path / "w", max_shard_bytes=10_000)
+    files = export.export(source, tmp_path / "w", max_shard_bytes=10_000)
     shards = [str(path) for path in files if path.suffix == ".safetensors"]
     job = job_of(tmp_path, 2, parallel=parallel(size=2, mode="1d"))
     (found, _) = on_ranks(2, weights_after_load, job, shards, init="deepspeed")
@@ -212,7 +213,7 @@ def test_exported_weights_load_into_any_layout(source: folder.Checkpoint, tmp_pa
 
 
 def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: folder.Checkpoint, tmp_path: Path) -> None:
-    offline.export(source, tmp_path / "w", "BF16", 9_000)
+    export.export(source, tmp_path / "w", "BF16", 9_000)
     weight_index = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())
     shards = {path.name: load_file(path) for path in (tmp_path / "w").glob("*.safetensors")}
     assert weight_index["weight_map"] == {name: file for file, shard in shards.items() for name in shard}
@@ -226,18 +227,18 @@ def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: fold
 def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
     weights = torch.tensor([1.0, -7e4, float("inf"), 65_504.0])
     with pytest.raises(DslparError) as caught:
-        offline._convert("head.weight", weights, torch.float16)
+        reshard._convert("head.weight", weights, torch.float16)
     message = (
         "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
     )
     assert message in str(caught.value)
-    assert offline._convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
+    assert reshard._convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
 
 
 def test_the_config_beside_it_is_the_run_s(source: folder.Checkpoint, tmp_path: Path) -> None:
     import dslpar
 
-    offline.export(source, tmp_path / "w")
+    export.export(source, tmp_path / "w")
     job = dslpar.resolve(tmp_path / "w" / "config.yaml", 4)
     assert manifest.config_of(job) == source.manifest["config"]
     assert dslpar.load(tmp_path / "w" / "config.yaml").root.get("model.rope_theta") is None, "a default"

@@ -1,0 +1,85 @@
+"""Full weights of a checkpoint in safetensors files, for programs that know nothing of layouts.
+
+    export(checkpoint, Path("weights"), dtype="BF16")     # model-00001-of-00002.safetensors, ..., and the config
+
+One tensor is in memory at a time, as in `reshard`. The names of files and the index are those of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import compare, folder, writer
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
+from dslpar.checkpoint.tensor_reader import TensorReader
+from dslpar.core.catalog import raise_finding
+from dslpar.language import yaml_io
+from dslpar.reporting import run_dir
+
+
+def export(
+    checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = 5 * 10**9
+) -> list[Path]:
+    """Write full, unpadded weights under global names: `model-00001-of-00002.safetensors`, ..., the index that says
+    which file has which, and `config.yaml`. Return the files.
+
+    `dtype` ("F32", "BF16", "F16") is that of floating-point weights; None: as stored. A tensor larger than
+    `max_shard_bytes` has a file of its own.
+
+    Raises:
+        DslparError: something is there already, a file cannot be read or written, or a weight is out of the range of
+            `dtype`.
+    """
+    index = load_index(Path(checkpoint.path))
+    reader = TensorReader(Path(checkpoint.path), index)
+
+    def load_as(name: str, dtype: torch.dtype) -> Tensor:
+        return _convert(name, reader.full(name), dtype)
+
+    tensors = []
+    for name, entry in index.parameters.items():
+        stored = DTYPES[entry.dtype]
+        target = DTYPES[dtype] if dtype and stored.is_floating_point else stored
+        tensors.append(LazyTensor(name, target, entry.shape, partial(load_as, name, target)))
+    shards = list(_shards(tensors, max_shard_bytes))
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    weight_map = {lazy.key: name for name, shard in zip(names, shards, strict=True) for lazy in shard}
+    metadata = {"total_size": sum(lazy.num_bytes for lazy in tensors)}
+    config = compare.without_defaults(checkpoint.manifest["config"])
+    with writer.new_folder(output) as unfinished:
+        for name, shard in zip(names, shards, strict=True):
+            write_lazy_tensors(unfinished / name, shard, {"format": "pt"})
+        weights_index = writer.json_bytes({"metadata": metadata, "weight_map": weight_map})
+        writer.write_file(unfinished / "model.safetensors.index.json", [weights_index])
+        writer.write_file(unfinished / run_dir.CONFIG, [yaml_io.dump_plain(config).encode()])
+    return folder.list_files(output)
+
+
+def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a tensor. Raises: DslparError: a number would become infinite."""
+    converted = tensor.to(dtype)
+    lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0
+    if lost:
+        message = f"{lost} of {name}'s weights are beyond {torch.finfo(dtype).max:g}, the largest number of {dtype}"
+        raise_finding("CKP217", message, "--dtype bf16 or fp32, which reach further", name)
+    return converted
+
+
+def _shards(tensors: Sequence[LazyTensor], max_bytes: int) -> Iterator[list[LazyTensor]]:
+    """Divide the tensors over files, in order, each as large as it may be."""
+    shard: list[LazyTensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        num_bytes += tensor.num_bytes
+        if shard and num_bytes > max_bytes:
+            yield shard
+            shard, num_bytes = [], tensor.num_bytes
+        shard.append(tensor)
+    yield shard
