@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 from configparser import ConfigParser
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
 
@@ -55,3 +59,20 @@ def test_a_row_has_one_line(noxfile: ModuleType) -> None:
     assert noxfile.updated(both, ["3.11-oldest", "7"]) == (
         "| row | passed |\n|---|---|\n| 3.11-oldest | 7 |\n| 3.13-newest | 6 |\n"
     )
+
+
+def test_a_pin_that_the_oldest_python_cannot_install_says_so() -> None:
+    """By the metadata of what is installed here: else the rows of that Python fail before a test runs."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    oldest = setup["options"]["python_requires"].removeprefix(">=")
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalpha()]
+    installed = {canonicalize_name(each.name): each for each in importlib.metadata.distributions()}
+    looked_at = 0
+    for pin in pins:
+        found = installed.get(canonicalize_name(pin.name))
+        if found is None or (pin.marker and not pin.marker.evaluate({"python_version": oldest})):
+            continue
+        looked_at += 1
+        assert oldest in SpecifierSet(found.metadata["Requires-Python"] or ""), f"{pin}: Python {oldest} cannot"
+    assert looked_at > len(pins) / 2
