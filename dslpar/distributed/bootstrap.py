@@ -259,9 +259,10 @@ def extend_timeouts(bound_s: float | None) -> None:
     timeout = _NO_TIMEOUT
     if bound_s is not None:
         timeout = max(c10d.default_pg_timeout, timedelta(seconds=bound_s + _TIMEOUT_MARGIN_S))
-    # A group's timeout is fixed when it is made; torch has no public name for changing it later.
+    # A group's timeout is fixed when it is made; torch 2.15 has a public name for changing it later, older ones none.
+    set_timeout = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout
     for group in list(c10d._world.pg_map):
-        c10d._set_pg_timeout(timeout, group)
+        set_timeout(timeout, group)
 
 
 # ---- end ----
