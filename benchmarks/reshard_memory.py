@@ -112,7 +112,7 @@ def _line(output: Iterable[str]) -> str:
 def main(folder: Path, num_layers: int, vocab_size: int) -> None:
     """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back."""
     from dslpar.checkpoint import folder as files
-    from dslpar.checkpoint import offline
+    from dslpar.checkpoint.reshard import reshard
     from dslpar.schema import sections as schema_sections
 
     cut = job_of(
@@ -126,8 +126,8 @@ def main(folder: Path, num_layers: int, vocab_size: int) -> None:
     found = files.open_checkpoint(folder / "from" / "step_000001")
     print("ready", largest, stored, flush=True)
     sys.stdin.readline()
-    there = offline.reshard(found, cut, folder / "cut")
-    offline.reshard(files.open_checkpoint(there), whole, folder / "whole")
+    there = reshard(found, cut, folder / "cut")
+    reshard(files.open_checkpoint(there), whole, folder / "whole")
 
 
 def job_of(num_layers: int, vocab_size: int, world: int, **sections: Any) -> Job:
@@ -147,9 +147,9 @@ def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
 
     `cut` is the same model on ranks that share its tensors, which says what it is made of.
     """
-    from dslpar.checkpoint import folder, index, manifest, offline, writer
+    from dslpar.checkpoint import folder, index, manifest, reshard, writer
 
-    _, (stage,) = offline.stages_of(cut, index.Index())
+    _, (stage,) = reshard.stages_of(cut, index.Index())
     shapes = {name: whole.shape for name, whole in stage.items()}
     part = writer.begin_save(root, 1)
     written = {

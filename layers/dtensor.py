@@ -9,7 +9,8 @@
 
 A placement says for each dim of the mesh what happens to the tensor there: `split(dim)`, `broadcast` (equal copies) or
 `partial_sum`. The words are LiBai's and OneFlow's ("sbp"), for torch's Shard, Replicate and Partial, which do as well.
-What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. Training does without.
+What DTensor can do, a tensor laid out so can: products, sums, `redistribute`, gradients. torch has it since 2.5;
+training does without.
 
 A rank that has no place in a mesh, of another pipeline stage, may take part in every line above: it holds an empty
 tensor, and so does its `full_tensor()`; torch's `mesh.get_coordinate()` is None there. Where a size does not divide,
@@ -38,15 +39,8 @@ from dslpar.layers.parameter import placement_of
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.placement_types import Placement as Sbp
-except ImportError:  # torch 2.4, which has not made them public yet
-    from torch.distributed._tensor import (  # type: ignore[attr-defined]  # later it only passes them on
-        DTensor,
-        Partial,
-        Replicate,
-        Shard,
-        distribute_tensor,
-    )
-    from torch.distributed._tensor.placement_types import Placement as Sbp
+except ImportError:  # 2.4's, under another name, squares a partial sum part by part
+    raise ImportError(f"torch {torch.__version__} has no DTensor that computes right: 2.5 is the first") from None
 
 AXES = ("pipe", "data", "tensor", "x", "d", "q", "y", "z")
 """What a dim of a mesh may be; "tensor" stands for d q y z, and "x" for d q."""
@@ -101,6 +95,7 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
     Rank `source` of each dim of the mesh (by default the mesh's first rank) sends the others their pieces of its
     tensor. None: each rank takes its piece of its own tensor, and nothing is sent; then they must be equal. As with
     torch's `distribute_tensor` the tensor is a leaf of the graph, and the DTensor is new, with memory of its own.
+    A `source` other than 0 needs torch 2.7.
 
     Raises:
         DslparError: there is not one placement for each dim of the mesh, or a dim that the tensor does not have.
@@ -109,7 +104,7 @@ def distribute(tensor: torch.Tensor, placements: Sequence[Sbp], mesh: DeviceMesh
     if tensor.is_leaf:  # torch writes into the tensor where it broadcasts; what is no leaf, it refuses
         tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     kwargs = {} if source == 0 else {"src_data_rank": source}  # torch has the argument since 2.7
-    with warnings.catch_warnings():  # torch 2.4, 2.5, of CPUs: about random numbers
+    with warnings.catch_warnings():  # torch 2.5, of CPUs: about random numbers
         warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
         return distribute_tensor(tensor, mesh, list(placements), **kwargs)
 

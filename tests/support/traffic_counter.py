@@ -45,7 +45,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.forecast.ring import Key, Number, Traffic
-from dslpar.layers.dtensor import DTensor
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import DTensor
 
 OTHER = "other"
 

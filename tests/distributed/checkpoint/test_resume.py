@@ -21,6 +21,7 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS as KNOWN
 from dslpar.schema.torch_optimizers import KnownOptimizer
 from tests.distributed.models.test_sequential import points, shares, written
 from tests.support.ranks import on_ranks
+from tests.support.versions import TORCH
 
 VOCAB, LENGTH, SAMPLES = 61, 8, 20
 """20 samples and 8 a step: an epoch ends within step 3, step 5 is in the middle of the second."""
@@ -338,6 +339,8 @@ def unequal(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def _each_optimizer(folder: Path) -> None:
     for number, (name, optimizer) in enumerate(OPTIMIZERS.items()):
+        if name == "Adafactor" and TORCH < (2, 5):
+            continue  # torch has it since 2.5
         job = job_of(folder / str(number), 2, optimizer=optimizer)
         engine = engine_of(job)
         for _ in range(3):
@@ -415,7 +418,10 @@ def _with_other_settings(folder: Path) -> None:
     changed = schema_sections.AdamW(lr=5e-3, weight_decay=0.3, betas=(0.8, 0.9))
     other = loaded(job_of(folder, 1, optimizer=changed))
     groups = other.deepspeed.optimizer.param_groups
-    assert [(group["betas"], group["weight_decay"]) for group in groups] == [((0.8, 0.9), 0.3), ((0.8, 0.9), 0.0)]
+    assert [(tuple(group["betas"]), group["weight_decay"]) for group in groups] == [
+        ((0.8, 0.9), 0.3),
+        ((0.8, 0.9), 0.0),
+    ]
     job, runner = other.job, other.deepspeed
     assert step(other)[2] == pytest.approx(learning_rate(job.spec.lr_scheduler, 5e-3, 10, 4), rel=1e-12)
     assert (runner.global_steps, runner.global_samples, runner.skipped_steps, runner.micro_steps) == (5, 40, 0, 5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,17 @@ import dslpar
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Linear, dtensor, gather, initialize, placement_of
-from dslpar.layers.dtensor import broadcast, partial_sum, split
+from dslpar.layers import Linear, gather, initialize, placement_of
 from tests.distributed.models.test_sequential import written
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
+from tests.support.versions import TORCH, needs_torch
+
+if TORCH < (2, 5):
+    pytest.skip("torch before 2.5: its DTensor squares a partial sum part by part", allow_module_level=True)
+
+from dslpar.layers import dtensor
+from dslpar.layers.dtensor import broadcast, partial_sum, split
 
 FOUR = Mesh(data=2, tensor=Tensor(y=2, mode="1d"))
 EIGHT = Mesh(pipe=2, data=2, tensor=Tensor(y=2, mode="1d"))
@@ -120,6 +128,7 @@ def _meshes() -> Any:
     return meshes, kept.tolist(), own.tolist(), uneven.tolist(), parts.full_tensor().tolist()
 
 
+@needs_torch(7, "whose tensor counts cannot be chosen")
 def test_any_axes_in_any_order_and_whose_tensor_counts() -> None:
     """(y, q) is the square the other way round; the first rank's tensor counts, or each rank's own."""
     for rank, (meshes, kept, own, uneven, parts) in enumerate(on_ranks(8, _meshes)):
@@ -226,3 +235,11 @@ def test_placements_that_do_not_fit_are_refused() -> None:
             "TEN232 placements-do-not-fit: split(0) of a tensor of shape ()\nhelp: broadcast or partial_sum",
         ]
         assert all(words in text for words, text in zip(expected, messages, strict=True)), messages
+
+
+def test_a_torch_without_a_right_dtensor_is_named() -> None:
+    code = "import sys; sys.modules['torch.distributed.tensor'] = None; import dslpar.layers.dtensor"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (
+        f"ImportError: torch {torch.__version__} has no DTensor that computes right: 2.5 is the first" in ended.stderr
+    )

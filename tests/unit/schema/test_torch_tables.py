@@ -20,7 +20,9 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS, KnownOptimizer, elementwi
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS, KnownLRScheduler
 from dslpar.schema.types import TYPES
 from tests.support.lint import MODEL
+from tests.support.versions import needs_torch
 
+of_this_torch = needs_torch(13, "the tables are of 2.13")
 NOT_FOR_CONFIGS = {"params", "model_params", "optimizer", "lr", "last_epoch", "last_batch_iteration"}
 LEFT_OUT = {
     "FusedAdam": {"amsgrad"},  # it raises on it
@@ -34,6 +36,7 @@ OF_TORCH = {name for name, row in OPTIMIZERS.items() if row.dotted.startswith("t
 RUN = [(name, row) for table in (OPTIMIZERS, LR_SCHEDULERS) for name, row in table.items() if not row.refused]
 
 
+@of_this_torch
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
 def test_arguments(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
     theirs = inspect.signature(locate(row.dotted, Location("here"))).parameters
@@ -47,6 +50,7 @@ def test_arguments(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
         assert required == set()
 
 
+@of_this_torch
 @pytest.mark.parametrize(("name", "row"), RUN, ids=[name for name, _ in RUN])
 def test_defaults_are_of_the_type(name: str, row: KnownOptimizer | KnownLRScheduler) -> None:
     """Else a config could not write down what it leaves out."""
@@ -87,6 +91,7 @@ def test_deepspeed_s_offloaded_classes_are_there() -> None:
             assert set(row.args) <= set(theirs)
 
 
+@of_this_torch
 @pytest.mark.parametrize("name", [name for name, _ in RUN if name in OF_TORCH])
 def test_elementwise_is_what_it_says(name: str) -> None:
     """Five steps on a matrix are five steps on its two halves, if and only if the optimizer acts elementwise."""
@@ -150,6 +155,7 @@ def test_a_config_of_our_own_classes_needs_no_table() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@of_this_torch
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_arguments_of_layers_are_torch_s(name: str) -> None:
     parameters = inspect.signature(getattr(torch.nn, name)).parameters.values()

@@ -1,0 +1,13 @@
+"""The torch that is installed, for what older ones do not have (`make versions`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def needs_torch(minor: int, why: str) -> pytest.MarkDecorator:
+    """Skip a test with a torch before 2.`minor`."""
+    return pytest.mark.skipif((2, minor) > TORCH, reason=f"torch before 2.{minor}: {why}")
