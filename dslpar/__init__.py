@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
     from dslpar.core.errors import DslparError, Finding, Location
     from dslpar.engine.gradient_handlers import BaseGradientHandler
+    from dslpar.engine.model import build_pipeline_model, build_pipeline_model_from_cfg
     from dslpar.language.lazy import L, LazyCall, get_config, instantiate
     from dslpar.linter.check import lint, load, resolve
-    from dslpar.models.build import build_pipeline_model, build_pipeline_model_from_cfg
     from dslpar.models.sequential import ModelFromConfig, Stage
     from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
 
@@ -37,8 +37,8 @@ _HOMES = {
     "initialize": ("dslpar.api", "initialize"),
     "Stage": ("dslpar.models.sequential", "Stage"),
     "ModelFromConfig": ("dslpar.models.sequential", "ModelFromConfig"),
-    "build_pipeline_model": ("dslpar.models.build", "build_pipeline_model"),
-    "build_pipeline_model_from_cfg": ("dslpar.models.build", "build_pipeline_model_from_cfg"),
+    "build_pipeline_model": ("dslpar.engine.model", "build_pipeline_model"),
+    "build_pipeline_model_from_cfg": ("dslpar.engine.model", "build_pipeline_model_from_cfg"),
     "MODELS": ("dslpar.schema.registry", "MODELS"),
     "LAYERS": ("dslpar.schema.registry", "LAYERS"),
     "GRADIENT_HANDLER": ("dslpar.schema.registry", "GRADIENT_HANDLER"),

@@ -33,6 +33,7 @@ from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
+from dslpar.engine.model import CustomModel, as_layered_model, model_from_job
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
@@ -41,7 +42,6 @@ from dslpar.layout.stages import ids_of
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.models import LayeredModel, Sequential
-from dslpar.models.build import CustomModel, as_layered_model, model_from_job
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered, registered_classes

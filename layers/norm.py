@@ -49,13 +49,19 @@ class _Norm(Layer):
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[..., H/n] to the same: the residual as it is stored."""
         shared = self.share() if shared is None else shared
-        weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
-        if self.axis.size > 1:
-            y = _ShardedNorm.apply(x, weight, bias, self.axis, self.eps, self.centred)  # type: ignore[no-untyped-call]
-            return cast("Tensor", y)
-        if self.centred:
-            return functional.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
-        return functional.rms_norm(x, x.shape[-1:], weight, self.eps)
+        weight = cast("Tensor", self.stand_in(self.weight, shared))
+        bias = self.stand_in(self.bias, shared)
+        return normalize(x, weight, bias, axis=self.axis, eps=self.eps, centred=self.centred)
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, *, axis: Axis, eps: float, centred: bool) -> Tensor:
+    """Normalize [..., H/n] over all H features, which `axis` cuts; `weight` and `bias` are [H/n]."""
+    if axis.size > 1:
+        y = _ShardedNorm.apply(x, weight, bias, axis, eps, centred)  # type: ignore[no-untyped-call]
+        return cast("Tensor", y)
+    if centred:
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 class LayerNorm(_Norm):

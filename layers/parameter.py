@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,14 @@ Shared = Mapping[nn.Parameter, torch.Tensor]
 """Stand-ins for vectors, whose gradients are summed in one all-reduce, by the parameter that each stands for."""
 
 
+class Drawing(Protocol):
+    """How a parameter begins."""
+
+    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> torch.Tensor:
+        """Draw the full parameter `name` of a run with `seed`: float32, on the CPU."""
+        ...
+
+
 class Init(NamedTuple):
     """Draw elements from N(mean, std); std 0 gives a constant."""
 
@@ -28,6 +36,10 @@ class Init(NamedTuple):
     std: float = 0.0
     zero_row: int | None = None
     """This row is zero, as a table's row of padding is; the others are drawn as if it were not."""
+
+    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> torch.Tensor:
+        """Draw the full parameter `name` of a run with `seed`: float32, on the CPU."""
+        return draw(shape, self, seed, name)
 
 
 ZEROS, ONES = Init(0.0), Init(1.0)
@@ -41,7 +53,7 @@ def normal(std: float) -> Init:
 GPT2 = normal(0.02)
 
 
-def parameter(placement: Placement, init: Init) -> nn.Parameter:
+def parameter(placement: Placement, init: Drawing) -> nn.Parameter:
     """Make this rank's piece, uninitialised, with `p.placement` and `p.init`; dtype and device are torch's defaults.
 
     Raises:
@@ -66,7 +78,7 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -
     """
     for name, p in module.named_parameters():
         if (placement := placement_of(p)) is not None:
-            full = draw(placement.shape, cast("Init", p.init), seed, prefix + name)  # type: ignore[attr-defined]
+            full = cast("Drawing", p.init).draw(placement.shape, seed, prefix + name)  # type: ignore[attr-defined]
             with torch.no_grad():
                 p.copy_(placement.cut(full, groups.coord))
 
@@ -118,7 +130,7 @@ class PlacedModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._placements: dict[str, tuple[Placement, Init]] = {}
+        self._placements: dict[str, tuple[Placement, Drawing]] = {}
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register as torch does; setting an attribute to a Parameter comes here too."""
@@ -135,6 +147,12 @@ class PlacedModule(nn.Module):
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._restore_placements()
+
+    def set_init(self, name: str, init: Drawing) -> None:
+        """Have an own parameter drawn in another way."""
+        placement, _ = self._placements[name]
+        self._placements[name] = (placement, init)
+        self._parameters[name].init = init  # type: ignore[union-attr]
 
     def _restore_placements(self) -> None:
         for name, placement_and_init in self._placements.items():

@@ -34,12 +34,12 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.suggest import did_you_mean
 from dslpar.distributed.groups import Groups
 from dslpar.engine import partition
+from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import stage_parts
 from dslpar.layers.parameter import placement_of
 from dslpar.layers.placement import Placement
 from dslpar.layout.resolve import Job
 from dslpar.models import LayerSpec
-from dslpar.models.build import model_from_job
 from dslpar.reporting import run_dir
 
 

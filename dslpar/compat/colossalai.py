@@ -29,10 +29,11 @@ from dslpar.compat.context import ParallelMode, global_context
 from dslpar.compat.pipeline_part import PipelinePart
 from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
 from dslpar.core.catalog import raise_finding
+from dslpar.engine import model as build
 from dslpar.engine.gradient_handlers import BaseGradientHandler
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.linter.check import Source
-from dslpar.models import LayeredModel, build
+from dslpar.models import LayeredModel
 from dslpar.models.sequential import ModelFromConfig, Stage
 from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
 

@@ -18,10 +18,10 @@ from torch import nn
 from dslpar import api
 from dslpar.api import Run
 from dslpar.distributed.groups import Groups
+from dslpar.engine.model import CustomModel
 from dslpar.engine.partition import partition_layers
 from dslpar.engine.pipeline_module import stage_parts
 from dslpar.models import LayeredModel, LayerSpec
-from dslpar.models.build import CustomModel
 from dslpar.models.layered import Loss, build_layer
 
 

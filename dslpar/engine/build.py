@@ -19,13 +19,13 @@ from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import gradient_handlers, optimizers, partition
 from dslpar.engine.engine import Engine
+from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.layers.parameter import Layer
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, LayerSpec, assemble
-from dslpar.models.build import model_from_job
 from dslpar.models.layered import Finish, Loss
 
 

@@ -19,12 +19,12 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
+from dslpar.engine.model import CustomModel
 from dslpar.engine.pipeline_module import stage_parts
 from dslpar.layers.parameter import placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
 from dslpar.layout.stages import Counts, automatic, group_layers, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
-from dslpar.models.build import CustomModel
 
 log = logging.getLogger("dslpar")
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +37,8 @@ class LayerSpec:
     """Makes the module, its parameters uninitialized. A tied layer's makes the same as its owner's."""
     tied: str | None = None
     """Name of the layer whose module this one is, used a second time."""
-    forward: Callable[[nn.Module, Tensor], Tensor] | None = None
-    """How the module is applied here; None: it is called."""
+    forward: Callable[[nn.Module, Any], Any] | None = None
+    """How the module is applied here, to a tensor or a tuple of them; None: it is called."""
     layer_idx: int | None = None
     """Its index among the layers that a pipeline cuts, from 0; -1 is the last (as in LiBai). None: it goes with the
     layer before it, or at the model's beginning with the one after.

@@ -231,7 +231,7 @@ def test_any_module_trains_with_data_parallelism(stage: int) -> None:
     ],
 )
 def test_what_is_no_model_is_refused(target: str, code: str) -> None:
-    from dslpar.models.build import model_from_job
+    from dslpar.engine.model import model_from_job
 
     with pytest.raises(DslparError, match=code):
         model_from_job(job(1, model=foreign(target)))
@@ -242,8 +242,8 @@ def test_a_run_calls_nothing_that_lint_refuses(target: str, tmp_path: Path) -> N
     """Also of a job that was never linted; and an own class is judged before its arguments are made."""
     from dslpar.distributed.groups import Groups
     from dslpar.engine.gradient_handlers import handler_classes
+    from dslpar.engine.model import model_from_job
     from dslpar.engine.optimizers import optimizer_factory
-    from dslpar.models.build import model_from_job
 
     call = {"_target_": Reference(target), "path": str(tmp_path / "made")}
     cfg = [{"type": "Linear", "in_features": call, "out_features": 4}]
@@ -262,7 +262,7 @@ def test_a_run_calls_nothing_that_lint_refuses(target: str, tmp_path: Path) -> N
 
 
 def test_a_plain_module_is_not_copied_over_tensor_ranks() -> None:
-    from dslpar.models.build import model_from_job
+    from dslpar.engine.model import model_from_job
 
     parallel = schema_sections.Parallel(tensor=schema_sections.TensorParallel(size=2, mode="1d"))
     with pytest.raises(DslparError, match="TEN111"):

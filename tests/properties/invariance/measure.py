@@ -101,8 +101,8 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 def _reference(problem: Problem) -> Curve:
     from dslpar.core.mesh import Mesh
     from dslpar.distributed.groups import Groups
+    from dslpar.engine.model import model_from_job
     from dslpar.models import build_module
-    from dslpar.models.build import model_from_job
 
     job = ONE._replace(**problem._asdict()).job()
     model, groups = model_from_job(job), Groups(Mesh(), rank=0)

@@ -85,7 +85,7 @@ import torch, dslpar
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.models import build_module
-from dslpar.models.build import model_from_job
+from dslpar.engine.model import model_from_job
 job = dslpar.resolve("cfg.py", world_size=1, overrides=["parallel.pipeline=1", "parallel.tensor=1"])
 groups, model = Groups(Mesh()), model_from_job(job)
 module, loss = build_module(model, groups, seed=1), model.loss(groups)

@@ -1,5 +1,6 @@
 """The model of a job: a family of dslpar's own, or a class that a config names, checked before it is called.
 
+A causal language model of transformers' (`type='transformers.LlamaForCausalLM', config=dict(...)`) is cut by a policy.
 A `LayeredModel`, an nn.Sequential and a `layers_cfg` can be cut over stages. Any other `torch.nn.Module` is a model of
 one layer, for data parallelism and ZeRO. A program may give a model in the same ways, built or not.
 """
@@ -35,6 +36,8 @@ def model_from_job(job: Job) -> LayeredModel:
     if isinstance(model, Model):
         return _family_model(type(model).__name__, vars(model))
     cls = _find_class(model.target, job.path)
+    if _is_of_transformers(cls):
+        return _transformers_model(cls, model.args, job.path, job.trusted)
     size = job.mesh.tensor.size
     if size > 1 and not issubclass(cls, LayeredModel | nn.Sequential):
         message = f"{model.target!r} is a plain module: {size} tensor ranks would each hold all of it"
@@ -75,6 +78,24 @@ def _model_from_class(cls: type, args: Mapping[str, object], path: str, trusted:
         return model
     build: Callable[[], Any] = partial(cls, **arguments)
     return Sequential.of(build()) if is_plain_sequential(cls) else SingleModule(build)
+
+
+def _is_of_transformers(cls: type) -> bool:
+    """Whether it is a model of transformers': told by its bases, so that others need not have it installed."""
+    return any(base.__module__ == "transformers.modeling_utils" for base in cls.__mro__)
+
+
+def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted: tuple[str, ...]) -> LayeredModel:
+    """Return a model of transformers' over its policy; its config is a dict of that class's arguments, or one."""
+    from dslpar.policies.model import HuggingFaceModel
+
+    arguments = dict(instantiate(dict(args), trusted))
+    check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
+    config: Any = arguments.pop("config")
+    if isinstance(config, Mapping):
+        check_arguments(cls.config_class, config, Location(path), "model.config")
+        config = cls.config_class(**config)
+    return HuggingFaceModel(cls, config, **arguments)
 
 
 def as_layered_model(model: object, path: str) -> LayeredModel:

@@ -1,0 +1,173 @@
+"""Apply a policy to a part of a transformers model: put modules of dslpar's in place of those that hold weights.
+
+The rest of transformers' code runs as it stands, on this rank's piece. A module that holds weights and is understood
+neither by the policy nor by a probe is refused, by the name of its first parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError, Finding
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+from dslpar.policies import modules, probe
+from dslpar.policies.policy import Policy, match
+
+
+class Cut(NamedTuple):
+    """What the parts of a model have in common."""
+
+    groups: Groups
+    policy: Policy
+    hidden_size: int
+    config: Any
+
+
+def apply(part: nn.Module, name: str, cut: Cut) -> nn.Module:
+    """Change a part of a model, whose global name is `name`, and return it; a part that is a leaf is replaced.
+
+    Raises:
+        DslparError: a parameter that nothing tells how to cut; sizes that do not divide; all of them.
+    """
+    return _Application(cut).part(part, name)
+
+
+class _Application:
+    def __init__(self, cut: Cut) -> None:
+        self.cut, self.groups = cut, cut.groups
+        self.stream = modules.Stream()
+        self.findings: list[Finding] = []
+
+    def part(self, part: nn.Module, name: str) -> nn.Module:
+        holder: Any = nn.Module()
+        holder.add_module("part", part)
+        self._regions(part, name)
+        for own, module in list(holder.named_modules()):
+            if own:
+                made = self._replacement(module, (name + own.removeprefix("part")))
+                if made is not None:
+                    _put(holder, own, made)
+        part = holder.part
+        self._local_attributes(part, name)
+        if self.findings:
+            raise DslparError(self.findings)
+        for module in part.modules():
+            if not isinstance(module, modules.Entrance):
+                object.__setattr__(module, "dslpar_groups", self.groups)
+        if list(part.children()):
+            part.register_forward_pre_hook(self._begin)
+        return part
+
+    def _begin(self, *_: object) -> None:
+        self.stream.is_inner = False
+
+    def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
+        """Return what stands for a module; None: it stays."""
+        sources = _sources(module, name)
+        policy, groups, hidden = self.cut.policy, self.groups, self.cut.hidden_size
+        if isinstance(module, modules.Entrance | modules.Outward):
+            return None
+        if isinstance(module, nn.Dropout):
+            return modules.StreamDropout(groups, module.p, self.stream)
+        if match(policy.outward, name):
+            outputs, inputs = features(module)
+            bias = getattr(module, "bias", None) is not None
+            return modules.Outward(groups, inputs, outputs, bias=bias, sources=sources, stream=self.stream)
+        if match(policy.per_head, name):
+            return modules.PerHead(groups, module, name)
+        if match(policy.inner_norms, name):
+            length = sum(p.shape[0] for own, p in module.named_parameters() if own == "weight")
+            if inner := probe.norm_of(module, length):
+                return modules.InnerNorm(groups, length, inner, sources)
+        if norm := probe.norm_of(module, hidden):
+            return modules.make_norm(groups, hidden, norm, sources)
+        if isinstance(module, nn.Embedding) and module.embedding_dim == hidden:
+            return modules.Rows(groups, module, sources)
+        for each, p in module.named_parameters(recurse=False):
+            message = f"{name}.{each} {tuple(p.shape)} of {type(module).__name__}: nothing says how it is cut"
+            hint = f"name {name!r} in a policy, or report the model: it needs a rule of its own"
+            self.findings.append(finding("TEN111", message, hint, key="model.policy"))
+        return None
+
+    def _regions(self, part: nn.Module, name: str) -> None:
+        policy = self.cut.policy
+        for own, region in list(part.named_modules()):
+            full = ".".join(filter(None, (name, own)))
+            if pattern := match(policy.regions, full):
+                inward = policy.regions[pattern]
+                named = inward if isinstance(inward, Mapping) else {"hidden_states": inward}
+                entrances = {argument: self._entrance(region, full, names) for argument, names in named.items()}
+                for number, (entrance, _) in enumerate(entrances.values()):
+                    region.add_module("entrance" if number == 0 else f"entrance_{number}", entrance)
+                region.register_forward_pre_hook(modules.entering(entrances, self.stream), with_kwargs=True)
+
+    def _entrance(
+        self, region: nn.Module, name: str, names: Sequence[str]
+    ) -> tuple[modules.Entrance, list[modules.Slot]]:
+        """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
+        linears = [region.get_submodule(each) for each in names]
+        lengths: list[int] = []
+        shares = []
+        for each, linear in zip(names, linears, strict=True):
+            parts = self._lengths(each, features(linear)[0])
+            lengths += parts
+            shares.append(len(parts))
+        biases = {getattr(linear, "bias", None) is not None for linear in linears}
+        assert len(biases) == 1, f"{name}: some of {names} have a bias, and some have none"
+        sources = {
+            own: tuple(
+                modules.Source(f"{name}.{each}.{own}", own == "weight" and isinstance(linear, Conv1D))
+                for each, linear in zip(names, linears, strict=True)
+            )
+            for own in ("weight", "bias")[: 1 + max(biases)]
+        }
+        inputs = features(linears[0])[1]
+        entrance = modules.Entrance(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
+        slots = [modules.Slot() for _ in names]
+        for each, slot in zip(names, slots, strict=True):
+            _put(region, each, slot)
+        return entrance, slots
+
+    def _lengths(self, name: str, length: int) -> list[int]:
+        """Return the lengths of the linears that an inward linear's weight is made of."""
+        fused = self.cut.policy.fused.get(name.rpartition(".")[2], 1)
+        weights = [1] * fused if isinstance(fused, int) else [getattr(self.cut.config, each) for each in fused]
+        return [length * weight // sum(weights) for weight in weights]
+
+    def _local_attributes(self, part: nn.Module, name: str) -> None:
+        """Divide what counts heads or features, on the module and on a config of its own: never on the user's."""
+        _, count = placement.piece(
+            self.groups.tensor, self.groups.coord, placement.inner_cuts(self.groups.tensor).features
+        )
+        for own, module in part.named_modules():
+            if pattern := match(self.cut.policy.local, ".".join(filter(None, (name, own)))):
+                for attribute in self.cut.policy.local[pattern]:
+                    owner: Any = module
+                    if attribute.startswith("config."):
+                        module.config = copy.copy(module.config)
+                        owner = module.config
+                    last = attribute.rpartition(".")[2]
+                    setattr(owner, last, getattr(owner, last) // count)
+
+
+def features(linear: Any) -> tuple[int, int]:
+    """Return (outputs, inputs) of a linear, or of transformers' Conv1D, which stores its weight transposed."""
+    outputs, inputs = linear.weight.shape
+    return (inputs, outputs) if isinstance(linear, Conv1D) else (outputs, inputs)
+
+
+def _sources(module: nn.Module, name: str) -> modules.Sources:
+    own = [own for own, _ in module.named_parameters(recurse=False)]
+    return {each: (modules.Source(f"{name}.{each}", each == "weight" and isinstance(module, Conv1D)),) for each in own}
+
+
+def _put(root: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(root.get_submodule(parent) if parent else root, leaf, module)

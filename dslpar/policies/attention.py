@@ -1,0 +1,138 @@
+"""The doors through which transformers' own attention runs on pieces: its registries of attention and of masks.
+
+The mask door makes no mask: it returns a recipe of one, since what transformers knows where it would make it (the
+residual, which may be cut along batch and sequence) has not the shape of what attends. The attention door makes it of
+the queries and keys that are there, once a micro-batch. Heads and samples are cut as inner activations are.
+
+Ring and ulysses attention take whole recipes alone (causal, or none, with padding): a window, a bias or a soft cap is
+refused by name. (transformers' registries are its own way for other kernels: vLLM and TGI come in by them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+from dslpar.layers.attention import attend
+from dslpar.layers.dropout import shard_rng, shard_seed
+from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
+
+IMPLEMENTATION = "dslpar"
+"""Name of the doors in transformers' registries."""
+
+_OF_MASKS = ("local_size", "use_vmap")
+_PLAIN = (causal_mask_function, bidirectional_mask_function)
+_KNOWN = {"scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window", "output_attentions"}
+"""What attention is called with that changes nothing in the ring: its mask says the window, and it may not have one."""
+
+
+@dataclass
+class Recipe:
+    """What transformers would have made a mask of."""
+
+    function: Callable[..., Any]
+    """(batch, head, query, key) -> whether it attends."""
+    options: Mapping[str, Any]
+    padding: Tensor | None = None
+    """Bool [batch, sequence] of the whole micro-batch; True is a token."""
+    made: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict, repr=False)
+
+    def with_padding(self, padding: Tensor | None) -> Recipe:
+        """Return the recipe for a micro-batch."""
+        return self if padding is self.padding else Recipe(self.function, self.options, padding)
+
+    def mask(self, groups: Groups, q: Tensor, k: Tensor) -> Tensor | None:
+        """Return the mask of queries [batch/x, heads, sequence, D] and keys; None: all, or causal, as the module is."""
+        key = (q.shape[0], q.shape[2], k.shape[2])
+        if key not in self.made:
+            self.made[key] = sdpa_mask(
+                batch_size=q.shape[0],
+                q_length=q.shape[2],
+                kv_length=k.shape[2],
+                q_offset=0,
+                kv_offset=0,
+                mask_function=self.function,
+                attention_mask=None if self.padding is None else _samples(groups, self.padding),
+                device=q.device,
+                **self.options,
+            )
+        return self.made[key]
+
+
+def _make_recipe(*, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **options: Any) -> Recipe:
+    kept = {name: options[name] for name in _OF_MASKS if name in options}
+    for skip in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
+        if skip in options:
+            kept[skip] = options[skip]
+    return Recipe(mask_function, kept, attention_mask)
+
+
+def _attend(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float = 0.0, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attend: queries [batch/x, heads/y, sequence, D], keys and values likewise, to [batch/x, sequence, heads/y, D]."""
+    groups: Groups = module.dslpar_groups  # type: ignore[assignment]
+    cuts = placement.inner_cuts(groups.tensor)
+    if groups.axis(*cuts.sequence).size > 1:
+        return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
+    if isinstance(mask, Recipe):
+        mask = mask.mask(groups, q, k)
+    with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
+        y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
+    return y, None
+
+
+def _attend_pieces_of_sequences(
+    module: nn.Module, groups: Groups, qkv: tuple[Tensor, Tensor, Tensor], mask: Any, dropout: float, kwargs: Any
+) -> Tensor:
+    q, k, v = qkv
+    refuse_unless_plain(module, mask, kwargs, q.shape[-1])
+    causal = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
+    padding = None if mask is None or mask.padding is None else _samples(groups, mask.padding)
+    cuts = placement.inner_cuts(groups.tensor)
+    axis = groups.axis(*cuts.sequence)
+    if groups.tensor.impl == "ulysses":
+
+        def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
+                return attend(q, k, v, causal=causal, mask=padding, dropout=dropout)
+
+        y = ulysses(q, k, v, axis, whole)
+    else:
+        seed = shard_seed(groups, cuts) if dropout else 0
+        y = ring(q, k, v, RingOptions(axis, causal, padding, AttentionDropout(dropout, seed)))
+    return y.transpose(1, 2)
+
+
+def _samples(groups: Groups, padding: Tensor) -> Tensor:
+    """Return the rows of this rank's samples, whole along the sequence."""
+    return placement.take(padding, 0, groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).batch)
+
+
+def refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any], head_dim: int) -> None:
+    """Raise DslparError where ring and ulysses would compute something else than the model's attention."""
+    name = type(module).__name__
+    reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
+    if mask is not None and not (isinstance(mask, Recipe) and mask.function in _PLAIN):
+        reasons.append("a mask of its own, such as a window")
+    scaling = kwargs.get("scaling")
+    if scaling is not None and abs(scaling - head_dim**-0.5) > 1e-9 * scaling:
+        reasons.append(f"scaling={scaling:g}")
+    if reasons:
+        message = f"{name} attends with {', '.join(reasons)}, and mode 'sequence' knows causal and padding masks alone"
+        raise_finding("TEN226", message, "another tensor mode, which attends to whole sequences", key="parallel.tensor")
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)
+AttentionMaskInterface.register(IMPLEMENTATION, _make_recipe)

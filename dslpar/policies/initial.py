@@ -1,0 +1,53 @@
+"""Initial weights of transformers' own, module by module, for any piece of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.layers.parameter import stable_hash
+from dslpar.policies.modules import Source
+
+
+class TransformersInit(NamedTuple):
+    """How a parameter begins: as its model's `_init_weights` has it."""
+
+    model: Any
+    """On the meta device; a PreTrainedModel."""
+    sources: tuple[Source, ...]
+
+    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> Tensor:
+        """Return the full tensor, float32 on the CPU: its sources one after the other."""
+        parts = []
+        for source in self.sources:
+            owner, _, own = source.name.rpartition(".")
+            part = getattr(_drawn(self.model, owner, seed), own)
+            parts.append(part.t() if source.transposed else part)
+        full = torch.cat(parts)
+        assert tuple(full.shape) == shape, f"{name} {tuple(full.shape)} is not {shape}"
+        return full
+
+
+@torch.no_grad()
+def _drawn(model: Any, name: str, seed: int) -> nn.Module:
+    """Return the module `name` of the model, alone in memory, as `_init_weights` of it and of those around it leave it.
+
+    GPT-2 draws its outward projections anew when it comes to the attention around them.
+    """
+    parent_name, _, last = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    on_meta = getattr(parent, last)
+    leaf: nn.Module = copy.deepcopy(on_meta).float().to_empty(device="cpu")
+    path = name.split(".")
+    setattr(parent, last, leaf)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stable_hash(seed, name))
+            for length in range(len(path), -1, -1):
+                model._init_weights(model.get_submodule(".".join(path[:length])))
+    finally:
+        setattr(parent, last, on_meta)
+    return leaf

@@ -1,0 +1,237 @@
+"""A transformers model as a list of layers, for every tensor mode, over stages: `type='transformers.LlamaForCausalLM'`.
+
+    model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...))
+    module = build_module(model, groups, seed=1234)
+    loss = model.loss(groups)(module(ids), labels)
+
+The layers are the token table, what stands before the blocks, the blocks, what stands after them, the head and what is
+done to its logits; names within a block are transformers' own. Initial weights are transformers' own, too: drawn
+module by module from a generator seeded by the module's name, so they depend on no layout.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
+from dslpar.distributed.groups import Groups
+from dslpar.layers import cross_entropy, placement
+from dslpar.layers.parameter import PlacedModule
+from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.policies import attention, modules, probe, skeleton
+from dslpar.policies.apply import Cut, apply
+from dslpar.policies.derive import derive
+from dslpar.policies.families import POLICIES
+from dslpar.policies.initial import TransformersInit
+from dslpar.policies.policy import Policy
+from dslpar.policies.skeleton import Skeleton
+
+Ids = Tensor | tuple[Tensor, Tensor]
+"""Ids [batch, sequence]; or these and which of them are tokens, bool [batch, sequence]; whole on every rank."""
+
+
+class HuggingFaceModel(LayeredModel):
+    """A decoder-only language model of transformers', its code as it is.
+
+    Raises:
+        DslparError: something of the model is not understood; a policy, or a rule, is needed.
+    """
+
+    def __init__(self, cls: type[Any], config: Any, policy: Policy | None = None) -> None:
+        config = copy.deepcopy(config)
+        with torch.device("meta"):
+            self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
+        self.config = self.model.config
+        self.policy = policy or POLICIES.get(cls.__name__) or derive(self.model)
+        self.skeleton = Skeleton(self.model, self.policy.blocks)
+        self.is_tied = _is_tied(self.model, self.skeleton)
+        self._context: dict[tuple[int, torch.dtype], list[skeleton.Call]] = {}
+        loose = self.skeleton.outline.loose
+        if loose:
+            message = f"{', '.join(loose)}: its forward over tokens never calls it, and it holds weights"
+            raise DslparError([finding("TEN111", message, "train it without that part", key="model.type")])
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits, before padding."""
+        return int(self.model.get_submodule(self.skeleton.head).weight.shape[0])
+
+    def layers(self, groups: Groups) -> list[LayerSpec]:
+        """Return the table, front, blocks, back, head and logits; those that would do nothing are left out."""
+        outline, cut = self.skeleton.outline, Cut(groups, self.policy, self.skeleton.hidden_size, self.config)
+        table = partial(self._table, groups)
+        specs = [LayerSpec(name=outline.table, build=table, forward=_first)]
+        if outline.front or not self._is_identity(self._run_front):
+            build = partial(self._surroundings, cut, outline.front)
+            specs.append(LayerSpec(name="front", build=build, forward=partial(self._front, groups)))
+        index = 0
+        for name in self.policy.blocks:
+            for number in range(len(self.skeleton.lists[name])):
+                specs.append(
+                    LayerSpec(
+                        name=f"{name}.{number}",
+                        build=partial(self._block, cut, f"{name}.{number}"),
+                        forward=partial(self._run_block, groups, index),
+                        layer_idx=index,
+                        recomputable=True,
+                    )
+                )
+                index += 1
+        if outline.back or not self._is_identity(self._run_back):
+            build = partial(self._surroundings, cut, outline.back)
+            specs.append(LayerSpec(name="back", build=build, forward=partial(_on_residual, self._run_back)))
+        if self.is_tied:
+            specs.append(LayerSpec(name=outline.head, build=table, tied=outline.table, forward=_last))
+        else:
+            specs.append(LayerSpec(name=outline.head, build=partial(self._head, groups), forward=_last))
+        if not self._is_identity(self._run_logits):
+            specs.append(LayerSpec(name="logits", build=partial(self._surroundings, cut, ()), forward=self._run_logits))
+        return specs
+
+    def loss(self, groups: Groups) -> Loss:
+        """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, by their number."""
+
+        def loss(logits: Tensor, labels: Labels) -> Tensor:
+            labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
+            return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
+
+        return loss
+
+    # ---- parts ----
+
+    def _table(self, groups: Groups) -> nn.Module:
+        name = self.skeleton.table
+        table = copy.deepcopy(self.model.get_submodule(name))
+        skeleton.fill_buffers(self.model, table)
+        factor = probe.factor_of(table)
+        if factor is None:
+            message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
+            raise DslparError([finding("TEN111", message, "report the model: it needs a rule of its own")])
+        made = modules.Table(groups, table, factor, {"weight": (modules.Source(f"{name}.weight"),)})
+        return self._drawn(made)
+
+    def _head(self, groups: Groups) -> nn.Module:
+        name = self.skeleton.head
+        head = self.model.get_submodule(name)
+        own = [own for own, _ in head.named_parameters()]
+        return self._drawn(
+            modules.OutputHead(groups, head, {each: (modules.Source(f"{name}.{each}"),) for each in own})
+        )
+
+    def _block(self, cut: Cut, name: str) -> nn.Module:
+        part = apply(copy.deepcopy(self.model.get_submodule(name)), name, cut)
+        skeleton.fill_buffers(self.model, part)
+        return self._drawn(part)
+
+    def _surroundings(self, cut: Cut, own: Sequence[str]) -> nn.Module:
+        """Build the part that holds the leaves `own`, applied, and stand-ins for the rest."""
+        part = self.skeleton.part(own)
+        for name in own:
+            skeleton._put(part, name, apply(part.get_submodule(name), name, cut))
+        skeleton.fill_buffers(self.model, part)
+        return self._drawn(part)
+
+    def _drawn(self, part: nn.Module) -> nn.Module:
+        """Have the part's parameters drawn as transformers draws them."""
+        for module in part.modules():
+            sources: modules.Sources = getattr(module, "sources", {})
+            for name, of in sources.items():
+                assert isinstance(module, PlacedModule)
+                module.set_init(name, TransformersInit(self.model, of))
+        return part
+
+    # ---- their forwards ----
+
+    def _front(self, groups: Groups, module: nn.Module, x: Ids) -> Any:
+        residual = x[0] if isinstance(x, tuple) else x
+        count = placement.piece(groups.tensor, groups.coord, placement.residual_cuts(groups.tensor).sequence)[1]
+        return _on_residual(partial(self._run_front, length=residual.shape[1] * count), module, x)
+
+    def _run_front(self, module: nn.Module, x: Tensor, length: int | None = None) -> Tensor:
+        positions = torch.arange(x.shape[1] if length is None else length, device=x.device)[None]
+        skeleton.run(module, x, positions)
+        block: Any = module.get_submodule(self.policy.blocks[0])[0]  # type: ignore[index]
+        entered: Tensor = block.input
+        return entered
+
+    def _run_back(self, module: nn.Module, x: Tensor) -> Tensor:
+        block: Any = module.get_submodule(self.policy.blocks[-1])[0]  # type: ignore[index]
+        block.output = x
+        skeleton.run(module, x, torch.arange(x.shape[1], device=x.device)[None])
+        block.output = None
+        head: Any = module.get_submodule(self.skeleton.head)
+        left: Tensor = head.input
+        return left
+
+    def _run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
+        head: Any = module.get_submodule(self.skeleton.head)
+        head.output = logits
+        y = skeleton.run(module, logits, torch.arange(logits.shape[1], device=logits.device)[None])
+        head.output = None
+        return y
+
+    def _run_block(self, groups: Groups, index: int, module: nn.Module, x: Ids) -> Ids:
+        residual, padding = x if isinstance(x, tuple) else (x, None)
+        count = placement.piece(groups.tensor, groups.coord, placement.residual_cuts(groups.tensor).sequence)[1]
+        call = self._calls(groups, residual.shape[1] * count, residual)[index]
+        args = [_with_padding(value, padding) for value in call.args]
+        kwargs = {name: _with_padding(value, padding) for name, value in call.kwargs.items()}
+        y = module(residual, *args, **kwargs)
+        y = y[0] if isinstance(y, tuple) else y
+        return y if padding is None else (y, padding)
+
+    def _calls(self, groups: Groups, length: int, like: Tensor) -> list[skeleton.Call]:
+        """Return what each block is called with for sequences of `length` tokens: recorded once."""
+        key = (length, like.dtype)
+        if key not in self._context:
+            lists = self.policy.blocks
+            rotary = [name for name, module in self.model.named_modules() if skeleton._is_rotary(module)]
+            part: Any = self.skeleton.part(rotary, num_blocks=max(len(self.skeleton.lists[name]) for name in lists))
+            skeleton.fill_buffers(self.model, part)
+            part.to(like.device)
+            cuts = placement.inner_cuts(groups.tensor)
+            positions = torch.arange(length, device=like.device)[None]
+            positions = placement.take(positions, 1, groups.tensor, groups.coord, cuts.sequence)
+            x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], self.skeleton.hidden_size)
+            with torch.no_grad():
+                skeleton.run(part, x, positions)
+            blocks = [block for name in lists for block in part.get_submodule(name)]
+            self._context[key] = [block.call for block in blocks]
+        return self._context[key]
+
+    @probe.on_cpu
+    def _is_identity(self, run: Any) -> bool:
+        """Whether a part without weights changes nothing: tried on random numbers."""
+        x = torch.randn(1, 4, self.skeleton.hidden_size, generator=torch.Generator().manual_seed(0))
+        return torch.equal(run(self.skeleton.part(()), x), x)
+
+
+def _is_tied(model: Any, found: Skeleton) -> bool:
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return False
+    tied = getattr(model, "_tied_weights_keys", None) or {}
+    return f"{found.head}.weight" in tied
+
+
+def _with_padding(value: Any, padding: Tensor | None) -> Any:
+    return value.with_padding(padding) if isinstance(value, attention.Recipe) else value
+
+
+def _first(module: nn.Module, x: Ids) -> Ids:
+    return (module(x[0]), x[1].bool()) if isinstance(x, tuple) else module(x)
+
+
+def _last(module: nn.Module, x: Ids) -> Tensor:
+    logits: Tensor = module(x[0] if isinstance(x, tuple) else x)
+    return logits
+
+
+def _on_residual(run: Any, module: nn.Module, x: Ids) -> Any:
+    return (run(module, x[0]), x[1]) if isinstance(x, tuple) else run(module, x)

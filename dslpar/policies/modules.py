@@ -1,0 +1,252 @@
+"""What stands in place of transformers' own modules: the same mathematics on this rank's piece.
+
+Letters as in dslpar.layers: H residual features, F inner features, y and x what cuts them and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Embedding, Head, LayerNorm, Linear, RMSNorm, placement
+from dslpar.layers.dropout import shard_rng
+from dslpar.layers.norm import normalize
+from dslpar.layers.parameter import ZEROS, Layer, Shared, parameter
+from dslpar.layers.placement import Placement
+from dslpar.policies.probe import Norm
+
+
+class Source(NamedTuple):
+    """A tensor of transformers' own."""
+
+    name: str
+    """Its name in the model's state dict."""
+    transposed: bool = False
+    """Whether it is [in, out], as in transformers' Conv1D."""
+
+
+Sources = Mapping[str, tuple[Source, ...]]
+"""Own parameter's name -> the tensors that it is, one after the other along dim 0."""
+
+
+class Stream:
+    """Which activations the code that runs now works on; entrances and outward linears say so."""
+
+    def __init__(self) -> None:
+        self.is_inner = False
+
+
+class Slot(nn.Module):
+    """Where transformers' code calls an inward linear: hands out what the region's entrance has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return this rank's features [batch/x, sequence, F/y], once; `x` is the region's own input, and not read."""
+        y, self.ready = self.ready, None
+        assert y is not None, "a region's forward has called one of its linears twice, or not through its own entrance"
+        return y
+
+
+class Entrance(Linear):
+    """All inward linears of a region that read the same input, as one product: one gather, one message.
+
+    `lengths` are their features, `shares` to how many of these each slot is entitled.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        hidden_size: int,
+        lengths: Sequence[int],
+        shares: Sequence[int],
+        *,
+        bias: bool,
+        sources: Sources,
+    ) -> None:
+        blocks = lengths if len(lengths) > 1 else lengths[0]
+        super().__init__(groups, hidden_size, blocks, role="inward", bias=bias)
+        self.sources = sources
+        count = placement.piece(groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).features)[1]
+        rest = iter(lengths)
+        self.local = [sum(next(rest) for _ in range(share)) // count for share in shares]
+
+    def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
+        """Compute all from the stored residual [batch/x, sequence, H/z] and fill the slots; return the first part."""
+        parts = torch.split(self(x), self.local, dim=-1)
+        for slot, part in zip(slots, parts, strict=True):
+            slot.ready = part
+        return parts[0]
+
+
+class Outward(Linear):
+    """The linear that ends a region: inner [batch/x, sequence, F/y] to the stored residual."""
+
+    def __init__(
+        self, groups: Groups, in_features: int, out_features: int, *, bias: bool, sources: Sources, stream: Stream
+    ) -> None:
+        super().__init__(groups, in_features, out_features, role="outward", bias=bias)
+        self.sources, self.stream = sources, stream
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        """[batch/x, sequence, F/y] to [batch/x, sequence, H/z]."""
+        self.stream.is_inner = False
+        return super().forward(x, shared)
+
+
+class Table(Embedding):
+    """A table of tokens, whose rows may be scaled when they are looked up (Gemma's), and its use as a tied head."""
+
+    def __init__(self, groups: Groups, table: nn.Embedding, factor: float, sources: Sources) -> None:
+        super().__init__(groups, table.num_embeddings, table.embedding_dim, padding_idx=table.padding_idx)
+        self.factor, self.sources = factor, sources
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look up ids [batch, sequence], or multiply the stored residual, as head."""
+        y = super().forward(x)
+        return y if x.is_floating_point() or self.factor == 1 else y * self.factor
+
+
+class OutputHead(Head):
+    """An untied head (V, H)."""
+
+    def __init__(self, groups: Groups, head: nn.Linear, sources: Sources) -> None:
+        super().__init__(groups, head.in_features, head.out_features, bias=head.bias is not None)
+        self.sources = sources
+
+
+class Rows(Layer):
+    """A small table whose rows are added to the residual: positions, token types. transformers' own code looks up."""
+
+    def __init__(self, groups: Groups, table: nn.Embedding, sources: Sources) -> None:
+        super().__init__(groups)
+        self.weight = parameter(placement.position_table(groups.tensor, *table.weight.shape), ZEROS)
+        self.table = [table]  # in a list: its weight is not this model's
+        self.sources = sources
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Ids [batch or 1, sequence], whole on every rank, to rows as the residual is stored."""
+        weight = self.stand_in(self.weight, self.share())
+        assert weight is not None
+        rows: Tensor = torch.func.functional_call(self.table[0], {"weight": weight}, args, kwargs)
+        cuts = placement.residual_cuts(self.groups.tensor)
+        for dim, letters in enumerate((cuts.batch if rows.shape[0] > 1 else (), cuts.sequence)):
+            rows = placement.take(rows, dim, self.groups.tensor, self.groups.coord, letters)
+        return rows
+
+
+def make_norm(groups: Groups, hidden_size: int, norm: Norm, sources: Sources) -> nn.Module:
+    """Make a norm over the stored residual, [..., H/z] to the same."""
+    made: LayerNorm | RMSNorm
+    if norm.centred:
+        made = LayerNorm(groups, hidden_size, eps=norm.eps, bias=norm.bias)
+    else:
+        made = RMSNorm(groups, hidden_size, eps=norm.eps)
+    return _OnePlus(made, sources) if norm.one_plus else _with_sources(made, sources)
+
+
+class InnerNorm(Layer):
+    """A norm over the features of a region: [.., F/y] to the same, its statistics over all F."""
+
+    def __init__(self, groups: Groups, features: int, norm: Norm, sources: Sources) -> None:
+        super().__init__(groups)
+        vector = placement.inner_vector(groups.tensor, features)
+        self.weight = parameter(vector, ZEROS)
+        self.bias = parameter(vector, ZEROS) if norm.bias else None
+        self.norm, self.sources = norm, sources
+        self.axis = groups.axis(*placement.inner_cuts(groups.tensor).features)
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        """[.., F/y] to the same."""
+        shared = self.share() if shared is None else shared
+        weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
+        assert weight is not None
+        weight = 1 + weight if self.norm.one_plus else weight
+        return normalize(x, weight, bias, axis=self.axis, eps=self.norm.eps, centred=self.norm.centred)
+
+
+def _with_sources(made: nn.Module, sources: Sources) -> nn.Module:
+    made.sources = sources  # type: ignore[assignment]
+    return made
+
+
+class _OnePlus(Layer):
+    """A norm whose gain is 1 + weight: Gemma's."""
+
+    def __init__(self, norm: LayerNorm | RMSNorm, sources: Sources) -> None:
+        super().__init__(norm.groups)
+        self.weight, self.bias = norm.weight, norm.bias
+        self.norm = [norm]  # in a list: its parameters are this module's
+        self.sources = sources
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        shared = self.share() if shared is None else shared
+        weight, bias = self.stand_in(self.weight, shared), self.stand_in(self.bias, shared)
+        assert weight is not None
+        norm = self.norm[0]
+        return normalize(x, 1 + weight, bias, axis=norm.axis, eps=norm.eps, centred=norm.centred)
+
+
+class PerHead(Layer):
+    """A module of transformers' own on [.., heads/y, D], with vectors that every head shares: called as it is."""
+
+    def __init__(self, groups: Groups, module: nn.Module, name: str) -> None:
+        super().__init__(groups)
+        cuts = placement.inner_cuts(groups.tensor)
+        letters = tuple(each for each in TENSOR_AXES if each in (*cuts.tokens, *cuts.features))
+        self.module = [module]  # in a list: its parameters are not this model's
+        for own, p in module.named_parameters(recurse=False):
+            uncut = Placement(groups.tensor, tuple(p.shape), ((),) * p.dim(), partial=letters)
+            self.register_parameter(own, parameter(uncut, ZEROS))
+        self.sources = {own: (Source(f"{name}.{own}"),) for own, _ in module.named_parameters(recurse=False)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] to the same."""
+        shared = self.share()
+        given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
+        y: Tensor = torch.func.functional_call(self.module[0], given, (x,))
+        return y
+
+
+class StreamDropout(nn.Module):
+    """Dropout of the activations that it stands in: equal masks on copies, others on other pieces."""
+
+    def __init__(self, groups: Groups, p: float, stream: Stream) -> None:
+        super().__init__()
+        self.groups, self.p, self.stream = groups, p, stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape to the same."""
+        if not self.training or self.p == 0:
+            return x
+        cuts = placement.inner_cuts if self.stream.is_inner else placement.residual_cuts
+        with shard_rng(self.groups, cuts(self.groups.tensor), x.device):
+            return functional.dropout(x, self.p)
+
+
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def entering(entrances: Mapping[str, tuple[Entrance, Sequence[Slot]]], stream: Stream) -> Hook:
+    """Return the pre-hook of a region: it replaces the arguments by what their linears make of them."""
+    first = next(iter(entrances))
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        stream.is_inner = True
+        kwargs = dict(kwargs)
+        for argument, (entrance, slots) in entrances.items():
+            if kwargs.get(argument) is not None:
+                kwargs[argument] = entrance.fill(kwargs[argument], slots)
+            elif argument == first:
+                args = (entrance.fill(args[0], slots), *args[1:])
+        return args, kwargs
+
+    return hook

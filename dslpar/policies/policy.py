@@ -1,0 +1,56 @@
+"""A policy: what dslpar must know of a transformers model to cut it, as data. No torch.
+
+A transformer is a residual stream that linears read (inward) and add to (outward). Between an inward and an outward
+linear lies a region, attention or an MLP, whose forward runs on inner activations. A policy names these; what else
+there is in a model (norms, tables, tying, dropout, masks, positions) is found by looking at what modules do.
+
+transformers' own plans (`base_model_tp_plan`) and ColossalAI's and Megatron-LM's lists of layers to replace name the
+same linears; the region is what makes them enough for modes that cut the hidden dim, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Patterns of module names; `*` stands for one part of a name, as in transformers' plans."""
+
+    blocks: Names
+    """The lists of blocks that a pipeline cuts, in the order in which they run: ("model.layers",)."""
+    regions: Mapping[str, Names | Mapping[str, Names]]
+    """Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
+    Where its arguments feed different linears: argument -> names.
+    """
+    outward: Names
+    """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
+    per_head: Names = ()
+    """Modules within a region that act on each head alike, with vectors that all heads share."""
+    inner_norms: Names = ()
+    """Norms within a region over all of its features, not over those of a head (OLMo 2's q_norm)."""
+    fused: Mapping[str, int | Names] = field(default_factory=dict)
+    """Last part of an inward linear's name -> of how many linears of equal length its weight is made (GPT-2's c_attn:
+    3), or the config's numbers that their lengths are in proportion to.
+    """
+    local: Mapping[str, Names] = field(default_factory=dict)
+    """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
+
+
+def match(patterns: Iterable[str], name: str) -> str | None:
+    """Return the first pattern that `name` has the form of, or None.
+
+    >>> match(["model.layers.*.mlp"], "model.layers.3.mlp"), match(["layers.*"], "layers.3.mlp")
+    ('model.layers.*.mlp', None)
+    """
+    return next((pattern for pattern in patterns if _compiled(pattern).fullmatch(name)), None)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))

@@ -1,0 +1,101 @@
+"""What modules of transformers' do, found by trying them: norms, and factors of tables.
+
+Never by class or name: dozens of files subclass nn.LayerNorm and nn.Embedding, or give their RMSNorm a gain of
+1 + weight. A module is called with random weights and input, in float64, and its output compared with what it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_EPS = ("eps", "variance_epsilon", "epsilon")
+"""Names under which transformers' norms keep what they add to the variance."""
+_CLOSE = 1e-5
+"""Norms compute in float32 inside, whatever they are given."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Have what a function makes be on the CPU, also where a model is built on the meta device to be measured."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return run
+
+
+class Norm(NamedTuple):
+    """A norm over the last dim."""
+
+    centred: bool
+    """LayerNorm; else RMSNorm."""
+    one_plus: bool
+    """Whether its gain is 1 + weight."""
+    eps: float
+    bias: bool
+
+
+@on_cpu
+def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
+    """Return which norm over `hidden_size` features a module is; None: none that is known."""
+    own = dict(module.named_parameters(recurse=False))
+    shapes = {name: tuple(p.shape) for name, p in own.items()}
+    if list(module.children()) or shapes not in (
+        {"weight": (hidden_size,)},
+        dict.fromkeys(("weight", "bias"), (hidden_size,)),
+    ):
+        return None
+    eps = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), None)
+    if eps is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 5, hidden_size, generator=generator, dtype=torch.float64) * 2 + 1
+    given = {name: torch.randn(hidden_size, generator=generator, dtype=torch.float64) for name in own}
+    y = _call(module, given, x)
+    if y is None or y.shape != x.shape:
+        return None
+    weight, bias = given["weight"], given.get("bias")
+    for one_plus in (False, True):
+        gain = 1 + weight if one_plus else weight
+        if torch.allclose(y, functional.layer_norm(x, (hidden_size,), gain, bias, eps), rtol=0, atol=_CLOSE * 10):
+            return Norm(True, one_plus, eps, bias is not None)
+        if bias is None and torch.allclose(
+            y, functional.rms_norm(x, (hidden_size,), gain, eps), rtol=0, atol=_CLOSE * 10
+        ):
+            return Norm(False, one_plus, eps, False)
+    return None
+
+
+@on_cpu
+def factor_of(table: nn.Embedding) -> float | None:
+    """Return what a table's rows are multiplied with when they are looked up; None: it does something else."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(8, table.embedding_dim, generator=generator, dtype=torch.float64)
+    rows = torch.cat([rows, rows.new_zeros(max(0, (table.padding_idx or 0) + 1 - len(rows)), table.embedding_dim)])
+    ids = torch.arange(1, 7).view(2, 3)
+    y = _call(table, {"weight": rows}, ids)
+    if y is None:
+        return None
+    factor = float((y / rows[ids]).median())
+    return factor if torch.allclose(y, rows[ids] * factor, rtol=1e-6) else None
+
+
+@torch.no_grad()
+def _call(module: nn.Module, given: dict[str, Tensor], x: Tensor) -> Tensor | None:
+    """Call a module, whose own parameters may be on the meta device, with these; None: it fails, or gives no tensor."""
+    try:
+        y = torch.func.functional_call(module, given, (x,))
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # of code that is not a norm's
+        return None
+    return y.double() if isinstance(y, Tensor) else None

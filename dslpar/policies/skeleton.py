@@ -1,0 +1,189 @@
+"""A transformers model with parts taken out: what stands between its blocks runs as transformers wrote it.
+
+A pipeline cuts a model's list of blocks, but a model is more than its blocks: scaled embeddings, position tables,
+masks, soft caps on logits stand in the `forward` around them. So no such forward is rewritten here. A stage runs the
+model's own, with stand-ins for all but its part: the blocks' stand-in records what would enter the first one, or gives
+what has left the last one; what a block is called with besides its input is recorded from the same forward.
+
+transformers has no training pipeline, and its `pp_plan` names modules alone; tracing (torch.distributed.pipelining)
+needs a graph without breaks. Neither knows what is done between modules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.policies.probe import on_cpu
+
+
+class Call(NamedTuple):
+    """What a block is called with besides its input."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class BlockStandIn(nn.Module):
+    """In place of a block: records its call, and gives `output`, or its input where that is None."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(block).items():  # loops read such as `layer.attention_type`
+            if not name.startswith("_") and isinstance(value, (str, int, float, bool)):
+                setattr(self, name, value)
+        self.input: Tensor | None = None
+        self.call: Call | None = None
+        self.output: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output, alone or in a tuple as the block would."""
+        if args:
+            self.input, rest = args[0], args[1:]
+        else:
+            self.input, rest = kwargs.pop("hidden_states"), ()
+        self.call = Call(rest, kwargs)
+        return self.input if self.output is None else self.output
+
+
+class LeafStandIn(nn.Module):
+    """In place of a module that holds weights, or buffers: passes its input on; of ids, a zero that adds nothing."""
+
+    def __init__(self, module: nn.Module, name: str, calls: list[str]) -> None:
+        super().__init__()
+        self.name, self.calls = name, calls
+        self.gives_nothing = isinstance(module, nn.Embedding)
+        self.is_rotary = _is_rotary(module)
+        self.input: Tensor | None = None
+        self.output: Tensor | None = None
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Return `output` where one is set."""
+        self.calls.append(self.name)
+        self.input = x
+        if self.output is not None:
+            return self.output
+        if self.is_rotary:
+            return None
+        return torch.zeros(1, 1, 1, device=x.device) if self.gives_nothing else x
+
+
+class Outline(NamedTuple):
+    """Which leaves outside the blocks run before and after them, in order; without the table and the head."""
+
+    front: Sequence[str]
+    back: Sequence[str]
+    table: str
+    head: str
+    loose: Sequence[str]
+    """What a forward never calls, and holds weights."""
+
+
+class Skeleton:
+    """A model on the meta device without its blocks, which is copied for each part of the chain."""
+
+    def __init__(self, model: Any, blocks: Sequence[str]) -> None:
+        self.model, self.blocks = model, blocks
+        self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in blocks}
+        self._bare = _without(model, blocks)
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        names = {module: name for name, module in model.named_modules()}
+        self.table, self.head = names[embeddings], names[head]
+        self.outline = self._outline()
+
+    def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
+        """Return a copy of the model with stand-ins for all but the leaves `own`; `num_blocks`: in each list."""
+        model = copy.deepcopy(self._bare)
+        calls: list[str] = []
+        for name in self.blocks:
+            stand_ins = [BlockStandIn(block) for block in self.lists[name][:num_blocks]]
+            _put(model, name, nn.ModuleList(stand_ins))
+        for name, module in list(_leaves(model)):
+            if name not in own and not isinstance(module, BlockStandIn):
+                _put(model, name, LeafStandIn(module, name, calls))
+        return model
+
+    @on_cpu
+    def _outline(self) -> Outline:
+        model: Any = self.part(())
+        order: list[str] = []
+        for module in model.modules():
+            if isinstance(module, LeafStandIn):
+                module.calls = order
+        for name in self.blocks:
+            for block in model.get_submodule(name):
+                block.register_forward_pre_hook(lambda *_: order.append(""))
+        x = torch.zeros(1, 4, self.hidden_size)
+        run(model, x, torch.arange(4)[None])
+        first, last = order.index(""), len(order) - 1 - order[::-1].index("")
+        leaves = dict(_leaves(self._bare))
+        kept = [name for name in dict.fromkeys(order) if name and name not in (self.table, self.head)]
+        kept = [name for name in kept if not _is_rotary(leaves[name])]
+        front = [name for name in kept if order.index(name) < first]
+        back = [name for name in kept if order.index(name) > last]
+        with_weights = [name for name, module in leaves.items() if list(module.parameters(recurse=False))]
+        loose = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
+        return Outline(front, back, self.table, self.head, loose)
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of the residual stream."""
+        return int(self.model.get_submodule(self.table).weight.shape[1])
+
+
+def run(model: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
+    """Run a part on the residual `x`; return what its forward gives as logits."""
+    logits: Tensor = model(inputs_embeds=x, position_ids=positions, use_cache=False).logits
+    return logits
+
+
+@on_cpu
+def fill_buffers(model: Any, part: nn.Module) -> None:
+    """Give buffers that are on the meta device their values, as transformers does when it loads a model.
+
+    One that `_init_weights` does not know stays where it is: torch refuses to compute with it.
+    """
+    for module in part.modules():
+        on_meta = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+        for name, buffer in on_meta.items():
+            # NaN tells which were filled.
+            module._buffers[name] = torch.full_like(
+                buffer, torch.nan if buffer.is_floating_point() else 0, device="cpu"
+            )
+        if on_meta:
+            model._init_weights(module)
+        for name, buffer in on_meta.items():
+            filled = module._buffers[name]
+            if filled is None or not filled.is_floating_point() or filled.isnan().any():
+                module._buffers[name] = buffer
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return any("inv_freq" in name for name, _ in module.named_buffers(recurse=False))
+
+
+def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if name and not list(module.children()) and not isinstance(module, nn.ModuleList):
+            yield name, module
+
+
+def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:
+    """Return a copy of the model, its lists of blocks empty; the model itself is as before."""
+    lists = {name: model.get_submodule(name) for name in blocks}
+    for name in blocks:
+        _put(model, name, nn.ModuleList())
+    try:
+        return copy.deepcopy(model)
+    finally:
+        for name, found in lists.items():
+            _put(model, name, found)
+
+
+def _put(root: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(root.get_submodule(parent) if parent else root, leaf, module)
