@@ -15,7 +15,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
@@ -26,6 +28,7 @@ from dslpar.layers import placement
 from dslpar.layers.attention import attend
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
+from dslpar.layers.upcast import upcast
 
 IMPLEMENTATION = "dslpar"
 """Name of the doors in transformers' registries."""
@@ -85,11 +88,38 @@ def _attend(
     cuts = placement.inner_cuts(groups.tensor)
     if groups.axis(*cuts.sequence).size > 1:
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
+    if unknown := [name for name, value in kwargs.items() if name not in {*_KNOWN, "softcap"} and value is not None]:
+        message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
+        raise_finding("TEN226", message, "report the model: it needs a rule of its own", key="model.type")
     if isinstance(mask, Recipe):
         mask = mask.mask(groups, q, k)
+    softcap = kwargs.pop("softcap", None)
     with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
+        if softcap is not None:
+            return _capped(module, q, k, v, mask, dropout, kwargs["scaling"], softcap), None
         y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
     return y, None
+
+
+def _capped(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float,
+    softcap: float,
+) -> Tensor:
+    """Attend with scores that are softly kept below `softcap` (Gemma 2), which torch's fused attention cannot do."""
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
+    if mask is None and getattr(module, "is_causal", True):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = torch.softmax(upcast(scores), -1).to(q.dtype)
+    return (functional.dropout(weights, dropout) @ v).transpose(1, 2)
 
 
 def _attend_pieces_of_sequences(

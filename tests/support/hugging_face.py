@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -91,8 +91,6 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family("Olmo2", SIZES),
     "gpt_neox": Family("GPTNeoX", SIZES),
     "gpt2": Family("GPT2", {**_GPT2, "n_inner": 48}, "LMHeadModel"),
-    "opt": Family("OPT", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "bloom": Family("Bloom", SIZES | {"n_head": 8, "n_layer": 3}),
     "cohere": Family("Cohere", SIZES | {"logit_scale": 0.3}),
 }
 
@@ -158,8 +156,8 @@ def reference(model: Any, given: Batch, *, padded: bool) -> Result:
 
 @contextmanager
 def _wide() -> Iterator[None]:
-    """float64 stays float64 where transformers' code computes in float32 to be safe: norms."""
-    to, plain_float = Tensor.to, Tensor.float
+    """float64 stays float64 where transformers' code computes in float32 to be safe: norms, softmax."""
+    to, plain_float, softmax = Tensor.to, Tensor.float, functional.softmax
 
     def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.dtype is torch.float64 and (torch.float32 in args or kwargs.get("dtype") is torch.float32):
@@ -169,11 +167,14 @@ def _wide() -> Iterator[None]:
     def floated(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self if self.dtype is torch.float64 else plain_float(self, *args, **kwargs)
 
-    Tensor.to, Tensor.float = kept, floated  # type: ignore[method-assign,assignment]
+    def wide_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        return softmax(x, dim, dtype=None if x.dtype is torch.float64 else dtype)
+
+    Tensor.to, Tensor.float, functional.softmax = kept, floated, wide_softmax
     try:
         yield
     finally:
-        Tensor.to, Tensor.float = to, plain_float  # type: ignore[method-assign]
+        Tensor.to, Tensor.float, functional.softmax = to, plain_float, softmax
 
 
 def by_policy(
@@ -215,6 +216,3 @@ def worst(one: Result, other: Result) -> dict[str, float]:
     pairs |= {name: (one.gradients[name], other.gradients[name]) for name in set(other.gradients) - missing}
     differ = {name: float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for name, (a, b) in pairs.items()}
     return differ | dict.fromkeys(missing, float("inf"))
-
-
-Compute = Callable[[], Result]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -11,3 +13,7 @@ TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 def needs_torch(minor: int, why: str) -> pytest.MarkDecorator:
     """Skip a test with a torch before 2.`minor`."""
     return pytest.mark.skipif((2, minor) > TORCH, reason=f"torch before 2.{minor}: {why}")
+
+
+HAS_TRANSFORMERS = find_spec("transformers") is not None and TORCH >= (2, 6)
+NO_TRANSFORMERS = "transformers needs Python 3.11 and torch 2.6"

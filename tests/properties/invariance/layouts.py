@@ -141,11 +141,43 @@ def _sequential(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="tests.properties.invariance.layouts.Mlp", args={"width": GPT["hidden_size"]})
 
 
+def _transformers_llama(tied: bool) -> sections.OtherModel:
+    """transformers' own code, by a policy that is derived."""
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": GPT["hidden_size"],
+        "num_attention_heads": GPT["num_heads"],
+        "num_key_value_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": GPT["vocab_size"],
+        "max_position_embeddings": GPT["max_seq_len"],
+        "tie_word_embeddings": tied,
+    }
+    return sections.OtherModel(target="transformers.LlamaForCausalLM", args={"config": config})
+
+
+def _transformers_gpt2(tied: bool) -> sections.OtherModel:
+    config = {
+        "n_layer": 2,
+        "n_embd": GPT["hidden_size"],
+        "n_head": GPT["num_heads"],
+        "vocab_size": GPT["vocab_size"],
+        "n_positions": GPT["max_seq_len"],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": tied,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }
+    return sections.OtherModel(target="transformers.GPT2LMHeadModel", args={"config": config})
+
+
 MODELS: Mapping[str, Callable[[bool], Any]] = {
     "GPT": _gpt,
     "Llama": _llama,
     "layers_cfg": _layers_cfg,
     "Sequential": _sequential,
+    "transformers' Llama": _transformers_llama,
+    "transformers' GPT-2": _transformers_gpt2,
 }
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
 takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
@@ -322,6 +354,24 @@ LAYOUTS: dict[str, Layout] = {
     "Sequential, pipe 2, data 2": Layout(4, pipe(2), ignoring=True, model="Sequential"),
     "Sequential, data 2, ZeRO 2": Layout(2, {}, zero=2, model="Sequential"),
     "pipe 2, ring 2, recompute 2": Layout(4, pipe(2) | tensor("sequence", 2), recompute=2),
+    # transformers' code, by policy
+    "transformers' Llama, one process": ONE._replace(model="transformers' Llama"),
+    "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, tied=False, recompute=1, model="transformers' Llama"
+    ),
+    "transformers' Llama, data 2, 2d 4, ZeRO 3": Layout(8, tensor("2d", 4), zero=3, model="transformers' Llama"),
+    "transformers' Llama, pipe 2, data 2, ring 2": Layout(
+        8, pipe(2) | tensor("sequence", 2), ignoring=True, model="transformers' Llama"
+    ),
+    "transformers' Llama, 3d 8, untied": Layout(8, tensor("3d", 8), tied=False, model="transformers' Llama"),
+    "transformers' GPT-2, one process": ONE._replace(model="transformers' GPT-2"),
+    "transformers' GPT-2, pipe 2, 1d 2": Layout(4, pipe(2) | tensor("1d", 2), model="transformers' GPT-2"),
+    "transformers' GPT-2, data 2, 1d 2, ZeRO 3, recompute 1": Layout(
+        4, tensor("1d", 2), zero=3, recompute=1, tied=False, model="transformers' GPT-2"
+    ),
+    "transformers' GPT-2, pipe 2, cuboid (1, 2, 2), ZeRO 1": Layout(
+        8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2)), zero=1, model="transformers' GPT-2"
+    ),
     # Llama's form
     "Llama, one process": ONE._replace(model="Llama", tied=False),
     "Llama, 1d 2, tied": Layout(2, tensor("1d", 2), model="Llama"),

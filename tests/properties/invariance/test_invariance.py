@@ -12,14 +12,19 @@ from tests.properties.invariance.cover import covering, seen_in, small
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, MODES, Layout, bound_of, grid, pipe, tensor
 from tests.properties.invariance.measure import Samples, deviation, reference, run
 from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 SMALL = small(LAYOUTS)
 SAMPLE = covering(SMALL)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.prove]) for name in LAYOUTS]
-)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    missing = name.startswith("transformers'") and not HAS_TRANSFORMERS
+    skip = [pytest.mark.skip(reason=NO_TRANSFORMERS)] if missing else []
+    return skip if name in SAMPLE else [*skip, pytest.mark.prove]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in LAYOUTS])
 def test_the_layout_does_not_change_the_maths(name: str) -> None:
     layout = LAYOUTS[name]
     off, bound = deviation(layout, run(layout)), bound_of(layout)

@@ -1,0 +1,81 @@
+"""transformers' models by policy against plain transformers: logits, loss and every gradient, in float64."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+
+import pytest
+import torch
+
+from dslpar.core import mesh
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import RankError, on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+from tests.support import hugging_face as hf
+
+CLOSE = 1e-12
+"""Sums of some hundred terms of order 1, three blocks deep, in another order: a thousand roundings of float64."""
+NAMES = (
+    *("1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "cuboid-1-2-2-replicated", "ring-2", "ulysses-2"),
+    *("1d-4", "1d-sequence-4", "2.5d-8-depth-2", "3d-8", "3d-8-sequence-heads"),
+)
+WINDOWS = {"mistral", "gemma2", "gemma3"}
+"""Families whose layers attend to a window."""
+
+
+@lru_cache
+def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], hf.Result]:
+    model, weights = hf.plain(hf.FAMILIES[family])
+    return weights, hf.reference(model, hf.batch(), padded=padded)
+
+
+def off(family: str, layout: str, padded: bool) -> dict[str, float]:
+    """How far each tensor is off on the rank that is farthest."""
+    weights, reference = plain(family, padded)
+    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+
+    def rank() -> dict[str, float]:
+        return hf.worst(hf.by_policy(hf.FAMILIES[family], weights, tensor, hf.batch(), padded=padded), reference)
+
+    found = on_ranks(mesh.Mesh(tensor=tensor).world_size, rank)
+    return {name: max(each[name] for each in found) for name in found[0]}
+
+
+def is_quick(family: str, layout: str, padded: bool) -> bool:
+    """Whether `make test` runs a cell: each family once, each layout once, padding on."""
+    number = NAMES.index(layout) if layout else 0
+    return padded and (layout == "2d-4" or list(hf.FAMILIES).index(family) == number % len(hf.FAMILIES))
+
+
+CELLS = [
+    pytest.param(*cell, marks=[] if is_quick(*cell) else [pytest.mark.prove])
+    for cell in product(hf.FAMILIES, ("", *NAMES), (True, False))
+]
+
+
+@pytest.mark.parametrize(("family", "layout", "padded"), CELLS)
+def test_a_policy_does_not_change_the_maths(family: str, layout: str, padded: bool) -> None:
+    if layout and LAYOUTS[layout].mode == "sequence" and family in WINDOWS:
+        with pytest.raises(RankError, match=r"TEN226 .*a mask of its own, such as a window"):
+            off(family, layout, padded)
+        return
+    found = off(family, layout, padded)
+    assert len(found) > 20
+    assert {name: value for name, value in found.items() if not value <= CLOSE} == {}
+
+
+def test_a_weight_that_is_another_is_seen() -> None:
+    """The comparison can fail: one number changed by a hundred-millionth."""
+    weights, reference = plain("llama", True)
+    weights = {name: value.clone() for name, value in weights.items()}
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-8
+    family = hf.FAMILIES["llama"]
+    (found,) = on_ranks(
+        1, lambda: hf.worst(hf.by_policy(family, weights, mesh.Tensor(), hf.batch(), padded=True), reference)
+    )
+    assert found["logits"] > CLOSE
