@@ -7,7 +7,10 @@ neither by the policy nor by a probe is refused, by the name of its first parame
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -51,6 +54,7 @@ class _Application:
         self._regions(part, name)
         for own, module in list(holder.named_modules()):
             if own:
+                self._refuse_functional_dropout(module, name + own.removeprefix("part"))
                 made = self._replacement(module, (name + own.removeprefix("part")))
                 if made is not None:
                     _put(holder, own, made)
@@ -67,6 +71,16 @@ class _Application:
 
     def _begin(self, *_: object) -> None:
         self.stream.is_inner = False
+
+    def _refuse_functional_dropout(self, module: nn.Module, name: str) -> None:
+        """Refuse code that drops by torch's function: nothing tells it which piece of an activation it has."""
+        drops = any(
+            "drop" in key and type(value) is float and value > 0 for key, value in vars(self.cut.config).items()
+        )
+        if drops and _calls_dropout(type(module)):
+            message = f"{name} of {type(module).__name__} calls torch.nn.functional.dropout, whose masks know no layout"
+            hint = "set the dropouts of the config to 0.0"
+            self.findings.append(finding("TEN111", message, hint, key="model.config"))
 
     def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
         """Return what stands for a module; None: it stays."""
@@ -155,6 +169,13 @@ class _Application:
                         owner = module.config
                     last = attribute.rpartition(".")[2]
                     setattr(owner, last, getattr(owner, last) // count)
+
+
+@cache
+def _calls_dropout(cls: Any) -> bool:
+    if cls.__module__.startswith(("torch.", "dslpar.")):
+        return False
+    return re.search(r"(functional|F)\.dropout\(", inspect.getsource(cls.forward)) is not None
 
 
 def features(linear: Any) -> tuple[int, int]:

@@ -9,6 +9,10 @@ import pytest
 import torch
 
 from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.collectives import all_gather
+from dslpar.distributed.groups import Groups
+from dslpar.models.layered import build_module
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import RankError, on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
@@ -16,6 +20,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
+from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
 
 CLOSE = 1e-12
@@ -79,3 +84,35 @@ def test_a_weight_that_is_another_is_seen() -> None:
         1, lambda: hf.worst(hf.by_policy(family, weights, mesh.Tensor(), hf.batch(), padded=True), reference)
     )
     assert found["logits"] > CLOSE
+
+
+DROPS = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
+
+
+def _copies(layout: str) -> dict[str, list[torch.Tensor]]:
+    """Gradients with dropout on, by name, of all ranks that hold the same piece; and the whole residual's pieces."""
+    groups = Groups(mesh.Mesh(tensor=LAYOUTS[layout]))
+    family = hf.FAMILIES["gpt2"]
+    model = HuggingFaceModel(family.classes()[0], family.config(**DROPS))
+    module = build_module(model, groups, seed=1).train()
+    torch.manual_seed(11)
+    given = hf.batch()
+    model.loss(groups)(module((given.ids, given.mask)), given.labels).backward()
+    found = {}
+    for name, p in module.named_parameters():
+        pieces = all_gather(p.grad[None], groups.axis("tensor"))
+        held: dict[tuple[tuple[int, ...], ...], torch.Tensor] = {}
+        own = Mesh(tensor=LAYOUTS[layout])
+        for rank, piece in enumerate(pieces):
+            coord = own.coord(rank)
+            cut = tuple(tuple(coord[letter] for letter in letters) for letters in p.placement.cuts)
+            assert torch.equal(held.setdefault(cut, piece), piece), f"{name}: copies differ"
+        found[name] = list(held.values())
+    return found
+
+
+@pytest.mark.parametrize("layout", ["1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "ulysses-2"])
+def test_copies_have_equal_gradients_with_dropout_on(layout: str) -> None:
+    """To the bit: GPT-2's dropout after attention stands in a region, and acts on the residual."""
+    found = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size, _copies, layout)
+    assert len(found[0]) == 40

@@ -1,0 +1,150 @@
+"""What a policy model is made of: its layers, its initial weights, what it refuses."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.distributed.groups import Groups
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+import transformers
+
+from dslpar.models.layered import build_layer, build_module
+from dslpar.policies.apply import Cut, apply
+from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.policy import Policy
+from dslpar.policies.weights import parameters_with_sources
+from tests.support import hugging_face as hf
+
+
+def model_of(family: str, **config: Any) -> HuggingFaceModel:
+    return HuggingFaceModel(hf.FAMILIES[family].classes()[0], hf.FAMILIES[family].config(**config))
+
+
+def names_of(model: HuggingFaceModel) -> list[str]:
+    return [layer.name for layer in model.layers(Groups(Mesh()))]
+
+
+@pytest.mark.parametrize(
+    ("family", "around"),
+    [
+        ("llama", ["model.embed_tokens", "back", "lm_head"]),
+        ("gpt2", ["transformer.wte", "front", "back", "lm_head"]),
+        ("gemma2", ["model.embed_tokens", "back", "lm_head", "logits"]),
+        ("cohere", ["model.embed_tokens", "back", "lm_head", "logits"]),
+    ],
+)
+def test_layers_that_do_nothing_are_left_out(family: str, around: list[str]) -> None:
+    """A soft cap and a scale of the logits are not in any module: they are the forward's own."""
+    names = names_of(model_of(family))
+    assert [name for name in names if not name[-1].isdigit()] == around
+    assert [layer.layer_idx for layer in model_of(family).layers(Groups(Mesh())) if layer.layer_idx is not None] == [
+        0,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("family", hf.FAMILIES)
+def test_each_weight_of_transformers_is_in_one_parameter(family: str) -> None:
+    model, plain = model_of(family), hf.plain(hf.FAMILIES[family])[0]
+    module = build_module(model, Groups(Mesh()), seed=1)
+    found = [source.name for _, _, sources in parameters_with_sources(module) for source in sources]
+    assert sorted(found) == sorted(name for name, _ in plain.named_parameters())
+    assert len(list(module.parameters())) == len([*parameters_with_sources(module)])
+
+
+def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
+    """GPT-2 draws projections to the residual smaller; norms are ones, biases zeros; a tensor rank has its piece."""
+    model = model_of("gpt2")
+    layers = {layer.name: layer for layer in model.layers(Groups(Mesh()))}
+    block = build_layer(layers["transformer.h.1"], Groups(Mesh()), seed=5)
+    weights = dict(block.named_parameters())
+    assert weights["attn.entrance.weight"].std().item() == pytest.approx(0.2, rel=0.05)
+    assert weights["attn.c_proj.weight"].std().item() == pytest.approx(0.2 / math.sqrt(6), rel=0.1)
+    assert weights["ln_1.weight"].eq(1).all()
+    assert weights["attn.c_proj.bias"].eq(0).all()
+    again = build_layer(layers["transformer.h.1"], Groups(Mesh()), seed=5)
+    assert all(torch.equal(p, weights[name]) for name, p in again.named_parameters())
+    other = build_layer(layers["transformer.h.0"], Groups(Mesh()), seed=5)
+    assert not torch.equal(dict(other.named_parameters())["attn.c_proj.weight"], weights["attn.c_proj.weight"])
+    groups = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
+    half = build_layer({layer.name: layer for layer in model.layers(groups)}["transformer.h.1"], groups, seed=5)
+    assert torch.equal(dict(half.named_parameters())["attn.c_proj.weight"], weights["attn.c_proj.weight"][:, :16])
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 70}, "no tensor plan"),
+        ("OPTForCausalLM", hf.SIZES, "no tensor plan"),
+        (
+            "MixtralForCausalLM",
+            hf.SIZES | {"num_local_experts": 2},
+            r"model\.layers\.\*\.mlp\.experts.*: 'moe_tp_experts'",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(name: str, config: dict[str, Any], said: str) -> None:
+    cls = getattr(transformers, name)
+    with pytest.raises(DslparError, match=f"TEN111 .*{said}"):
+        HuggingFaceModel(cls, cls.config_class(**config))
+
+
+def test_a_parameter_that_nothing_tells_how_to_cut_is_named() -> None:
+    policy = Policy(
+        blocks=("model.layers",),
+        regions={"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")},
+        outward=("model.layers.*.self_attn.o_proj",),
+    )
+    family = hf.FAMILIES["llama"]
+    model = HuggingFaceModel(family.classes()[0], family.config(), policy)
+    with pytest.raises(DslparError, match=r"model\.layers\.0\.mlp\.gate_proj\.weight \(48, 32\) of Linear") as raised:
+        build_module(model, Groups(Mesh()), seed=1)
+    assert len(raised.value.findings) == 3
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    groups = Groups.without_processes(Mesh(tensor=Tensor(y=3, mode="1d")))
+    with pytest.raises(DslparError, match="TEN227"):
+        [layer.build() for layer in model_of("llama").layers(groups)]
+
+
+def test_the_user_s_config_stays_as_it_was() -> None:
+    family = hf.FAMILIES["phi3"]
+    config = family.config()
+    before = config.to_dict()
+    groups = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
+    for layer in HuggingFaceModel(family.classes()[0], config).layers(groups):
+        layer.build()
+    assert config.to_dict() == before
+
+
+class Dropping(nn.Module):
+    """A block that drops by torch's function, whose masks would be those of no piece."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.1, self.training)
+
+
+def test_dropout_by_function_is_refused_where_it_drops() -> None:
+    policy, groups = Policy(blocks=(), regions={}, outward=()), Groups(Mesh())
+    still = Cut(groups, policy, 8, SimpleNamespace(hidden_dropout=0.0, use_dropout=True))
+    apply(Dropping(None), "block", still)
+    with pytest.raises(DslparError, match=r"TEN111 .*block of Dropping calls torch\.nn\.functional\.dropout"):
+        apply(Dropping(None), "block", still._replace(config=SimpleNamespace(hidden_dropout=0.1)))
