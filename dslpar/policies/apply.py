@@ -74,10 +74,10 @@ class _Application:
 
     def _refuse_functional_dropout(self, module: nn.Module, name: str) -> None:
         """Refuse code that drops by torch's function: nothing tells it which piece of an activation it has."""
-        drops = any(
-            "drop" in key and type(value) is float and value > 0 for key, value in vars(self.cut.config).items()
-        )
-        if drops and _calls_dropout(type(module)):
+        settings: Mapping[str, Any] = vars(self.cut.config)
+        drops = any("drop" in key and isinstance(value, float) and value > 0 for key, value in settings.items())
+        cls: Any = type(module)
+        if drops and _calls_dropout(cls):
             message = f"{name} of {type(module).__name__} calls torch.nn.functional.dropout, whose masks know no layout"
             hint = "set the dropouts of the config to 0.0"
             self.findings.append(finding("TEN111", message, hint, key="model.config"))

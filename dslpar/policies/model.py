@@ -30,7 +30,7 @@ from dslpar.policies.apply import Cut, apply
 from dslpar.policies.derive import derive
 from dslpar.policies.families import POLICIES
 from dslpar.policies.initial import TransformersInit
-from dslpar.policies.policy import Policy
+from dslpar.policies.policy import as_policy
 from dslpar.policies.skeleton import Skeleton
 
 Ids = Tensor | tuple[Tensor, Tensor]
@@ -40,16 +40,21 @@ Ids = Tensor | tuple[Tensor, Tensor]
 class HuggingFaceModel(LayeredModel):
     """A decoder-only language model of transformers', its code as it is.
 
+    `policy`: a `Policy`, its fields as a dict, or the name of a class that has one; None: that of `cls`, or derived.
+
     Raises:
         DslparError: something of the model is not understood; a policy, or a rule, is needed.
     """
 
-    def __init__(self, cls: type[Any], config: Any, policy: Policy | None = None) -> None:
+    def __init__(self, cls: type[Any], config: Any, policy: object = None) -> None:
         config = copy.deepcopy(config)
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
-        self.policy = policy or POLICIES.get(cls.__name__) or derive(self.model)
+        if policy is not None:
+            self.policy = as_policy(policy, POLICIES)
+        else:
+            self.policy = POLICIES.get(cls.__name__) or derive(self.model)
         self.skeleton = Skeleton(self.model, self.policy.blocks)
         self.is_tied = _is_tied(self.model, self.skeleton)
         self._context: dict[tuple[int, torch.dtype], list[skeleton.Call]] = {}

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from typing import Any
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.suggest import did_you_mean
 
 Names = tuple[str, ...]
 
@@ -40,6 +44,36 @@ class Policy:
     """
     local: Mapping[str, Names] = field(default_factory=dict)
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
+
+
+def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:
+    """Return the policy that a config gives: one, its fields as a dict, or the name of a class that has one.
+
+    Raises:
+        DslparError: no such name, a field that a policy does not have, or one that it needs.
+    """
+    if isinstance(value, Policy):
+        return value
+    if isinstance(value, str):
+        if value in known:
+            return known[value]
+        hint = did_you_mean(value, known) or f"one of {', '.join(map(repr, known))}, or the fields of a policy"
+        raise_finding("CFG223", f"no policy is known as {value!r}", hint, key="model.policy")
+    names = [each.name for each in fields(Policy)]
+    needed = [each.name for each in fields(Policy) if each.default is MISSING and each.default_factory is MISSING]
+    given: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if unknown := [f"unknown key {name!r}{did_you_mean(name, names, '; ')}" for name in given if name not in names]:
+        raise_finding("CFG223", f"policy: {', '.join(unknown)}", f"its keys: {', '.join(names)}", key="model.policy")
+    if missing := [name for name in needed if name not in given]:
+        message = f"policy: no {', '.join(missing)}"
+        raise_finding("CFG223", message, "policy=dict(blocks=..., regions=..., outward=...)", key="model.policy")
+    return Policy(**{name: _frozen(part) for name, part in given.items()})
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _frozen(part) for name, part in value.items()}
+    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def match(patterns: Iterable[str], name: str) -> str | None:
