@@ -24,8 +24,8 @@ Shared = Mapping[nn.Parameter, torch.Tensor]
 class Drawing(Protocol):
     """How a parameter begins."""
 
-    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> torch.Tensor:
-        """Draw the full parameter `name` of a run with `seed`: float32, on the CPU."""
+    def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> torch.Tensor:
+        """Return the piece of the rank at `coord` of the parameter `name`, of a run with `seed`; on the CPU."""
         ...
 
 
@@ -37,9 +37,9 @@ class Init(NamedTuple):
     zero_row: int | None = None
     """This row is zero, as a table's row of padding is; the others are drawn as if it were not."""
 
-    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> torch.Tensor:
-        """Draw the full parameter `name` of a run with `seed`: float32, on the CPU."""
-        return draw(shape, self, seed, name)
+    def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> torch.Tensor:
+        """Draw the parameter whole, and cut the piece out of it."""
+        return placement.cut(draw(placement.shape, self, seed, name), coord)
 
 
 ZEROS, ONES = Init(0.0), Init(1.0)
@@ -78,9 +78,9 @@ def initialize(module: nn.Module, groups: Groups, seed: int, prefix: str = "") -
     """
     for name, p in module.named_parameters():
         if (placement := placement_of(p)) is not None:
-            full = cast("Drawing", p.init).draw(placement.shape, seed, prefix + name)  # type: ignore[attr-defined]
+            drawing = cast("Drawing", p.init)  # type: ignore[attr-defined]
             with torch.no_grad():
-                p.copy_(placement.cut(full, groups.coord))
+                p.copy_(drawing.piece(placement, groups.coord, seed, prefix + name))
 
 
 def draw(shape: tuple[int, ...], init: Init, seed: int, name: str) -> torch.Tensor:

@@ -91,11 +91,11 @@ def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted
 
     arguments = dict(instantiate(dict(args), trusted))
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
-    config: Any = arguments.pop("config")
+    config = arguments.get("config")
     if isinstance(config, Mapping):
         check_arguments(cls.config_class, config, Location(path), "model.config")
-        config = cls.config_class(**config)
-    return HuggingFaceModel(cls, config, **arguments)
+    model: LayeredModel = HuggingFaceModel(cls, **arguments)
+    return model
 
 
 def as_layered_model(model: object, path: str) -> LayeredModel:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dslpar.layers.parameter import stable_hash
+from dslpar.layers.placement import Placement
 from dslpar.policies.modules import Source
 
 
@@ -19,16 +21,14 @@ class TransformersInit(NamedTuple):
     """On the meta device; a PreTrainedModel."""
     sources: tuple[Source, ...]
 
-    def draw(self, shape: tuple[int, ...], seed: int, name: str) -> Tensor:
-        """Return the full tensor, float32 on the CPU: its sources one after the other."""
+    def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
+        """Draw the sources one after the other, whole, float32 on the CPU; return the piece of the rank at `coord`."""
         parts = []
         for source in self.sources:
             owner, _, own = source.name.rpartition(".")
             part = getattr(_drawn(self.model, owner, seed), own)
             parts.append(part.t() if source.transposed else part)
-        full = torch.cat(parts)
-        assert tuple(full.shape) == shape, f"{name} {tuple(full.shape)} is not {shape}"
-        return full
+        return placement.cut(torch.cat(parts), coord)
 
 
 @torch.no_grad()

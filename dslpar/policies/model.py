@@ -12,14 +12,15 @@ module by module from a generator seeded by the module's name, so they depend on
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.catalog import finding
+from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
 from dslpar.layers import cross_entropy, placement
@@ -31,6 +32,7 @@ from dslpar.policies.derive import derive
 from dslpar.policies.families import POLICIES
 from dslpar.policies.initial import TransformersInit
 from dslpar.policies.policy import as_policy
+from dslpar.policies.pretrained import HINT, Folder, PretrainedWeights
 from dslpar.policies.skeleton import Skeleton
 
 Ids = Tensor | tuple[Tensor, Tensor]
@@ -40,17 +42,22 @@ Ids = Tensor | tuple[Tensor, Tensor]
 class HuggingFaceModel(LayeredModel):
     """A decoder-only language model of transformers', its code as it is.
 
-    `policy`: a `Policy`, its fields as a dict, or the name of a class that has one; None: that of `cls`, or derived.
+    `config` is an object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved: its
+    weights are those that training begins with, its config.json holds but for what `config` says. `policy` is a
+    `Policy`, its fields as a dict, or the name of a class that has one; None: that of `cls`, or derived.
 
     Raises:
         DslparError: something of the model is not understood; a policy, or a rule, is needed.
     """
 
-    def __init__(self, cls: type[Any], config: Any, policy: object = None) -> None:
-        config = copy.deepcopy(config)
+    def __init__(
+        self, cls: type[Any], config: Any = None, policy: object = None, pretrained: str | None = None
+    ) -> None:
+        config = _config_of(cls, config, pretrained)
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
+        self.folder = None if pretrained is None else Folder(pretrained, self.model.base_model_prefix)
         if policy is not None:
             self.policy = as_policy(policy, POLICIES)
         else:
@@ -144,12 +151,13 @@ class HuggingFaceModel(LayeredModel):
         return self._drawn(part)
 
     def _drawn(self, part: nn.Module) -> nn.Module:
-        """Have the part's parameters drawn as transformers draws them."""
+        """Have the part's parameters begin as the folder has them, or as transformers draws them."""
         for module in part.modules():
             sources: modules.Sources = getattr(module, "sources", {})
             for name, of in sources.items():
                 assert isinstance(module, PlacedModule)
-                module.set_init(name, TransformersInit(self.model, of))
+                drawing = PretrainedWeights(self.folder, of) if self.folder else TransformersInit(self.model, of)
+                module.set_init(name, drawing)
         return part
 
     # ---- their forwards ----
@@ -216,6 +224,20 @@ class HuggingFaceModel(LayeredModel):
         """Whether a part without weights changes nothing: tried on random numbers."""
         x = torch.randn(1, 4, self.skeleton.hidden_size, generator=torch.Generator().manual_seed(0))
         return torch.equal(run(self.skeleton.part(()), x), x)
+
+
+def _config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
+    """Return a config of its own: the one that is given, over that of the folder."""
+    if pretrained is not None:
+        found = Path(pretrained, "config.json")
+        if not found.is_file():
+            raise_finding("CKP205", f"cannot read {found}: there is no such file", HINT, pretrained)
+        if config is not None and not isinstance(config, Mapping):
+            raise_finding("CFG223", "a config beside pretrained= is a dict of what differs", "dict(...)", key="model")
+        return cls.config_class.from_pretrained(pretrained, local_files_only=True, **(config or {}))
+    if config is None:
+        raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
+    return cls.config_class(**config) if isinstance(config, Mapping) else copy.deepcopy(config)
 
 
 def _is_tied(model: Any, found: Skeleton) -> bool:
