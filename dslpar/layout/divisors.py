@@ -81,7 +81,7 @@ def batch(micro_size: int, cuboid: Tensor) -> Iterator[Condition]:
     """What the samples of a micro-batch divide by."""
     cuts = [("d", "q") if cuboid.split == "batch" else (), residual_cuts(cuboid).batch, inner_cuts(cuboid).batch]
     for axes in dict.fromkeys(cuts):
-        yield _cut("batch.micro_size", micro_size, cuboid, axes, "BAT102")
+        yield cut("batch.micro_size", micro_size, cuboid, axes, "BAT102")
 
 
 def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
@@ -92,10 +92,10 @@ def attention(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 
 def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
     """What attention's heads divide by."""
-    axes = _head_axes(cuboid)
-    yield _cut("num_heads", sizes.num_heads, cuboid, axes, "TEN201")
+    axes = head_axes(cuboid)
+    yield cut("num_heads", sizes.num_heads, cuboid, axes, "TEN201")
     if sizes.num_kv_heads is not None:
-        yield _cut("num_kv_heads", sizes.num_kv_heads, cuboid, axes, "TEN206")
+        yield cut("num_kv_heads", sizes.num_kv_heads, cuboid, axes, "TEN206")
         why = f"num_kv_heads = {sizes.num_kv_heads}"
         yield Condition("num_heads", sizes.num_heads, sizes.num_kv_heads, why, "TEN207")
 
@@ -103,13 +103,13 @@ def heads(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 def residual_features(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
     """What the features of the residual stream divide by, where attention cuts as many as inner ones."""
     for axes in residual_axes(cuboid):
-        yield _cut(key, size, cuboid, axes, "TEN202")
+        yield cut(key, size, cuboid, axes, "TEN202")
 
 
 def inner_features(size: int, cuboid: Tensor, key: str = "ffn_hidden_size") -> Iterator[Condition]:
     """What the features between an inward and an outward layer divide by."""
-    for axes in _inner_axes(cuboid):
-        yield _cut(key, size, cuboid, axes, "TEN203")
+    for axes in inner_axes(cuboid):
+        yield cut(key, size, cuboid, axes, "TEN203")
 
 
 def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
@@ -131,7 +131,7 @@ def hidden(sizes: Attention, cuboid: Tensor) -> Iterator[Condition]:
 def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
     """What the tokens of a sample divide by."""
     if axes := residual_cuts(cuboid).sequence:
-        yield _cut("data.seq_len", seq_len, cuboid, axes, "TEN204")
+        yield cut("data.seq_len", seq_len, cuboid, axes, "TEN204")
 
 
 def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
@@ -154,7 +154,7 @@ def common(conditions: Iterable[Condition]) -> int:
 Axes = tuple[str, ...]
 
 
-def _cut(key: str, value: int, cuboid: Tensor, axes: Axes, code: str) -> Condition:
+def cut(key: str, value: int, cuboid: Tensor, axes: Axes, code: str) -> Condition:
     """A size that is cut over these axes; d and q together are called x."""
     named = ("x", *axes[2:]) if axes[:2] == ("d", "q") else axes
     by = ranks(cuboid, axes)
@@ -166,14 +166,14 @@ def ranks(cuboid: Tensor, axes: Axes) -> int:
     return math.prod(getattr(cuboid, axis) for axis in axes)
 
 
-def _head_axes(cuboid: Tensor) -> Axes:
+def head_axes(cuboid: Tensor) -> Axes:
     """What attention's heads are shared out over; Ulysses shares those of a rank out once more."""
     if cuboid.split == "sequence" and cuboid.impl == "ulysses":
         return ("y", "x")
     return _cutting(cuboid, inner_cuts(cuboid).features)
 
 
-def _inner_axes(cuboid: Tensor) -> list[Axes]:
+def inner_axes(cuboid: Tensor) -> list[Axes]:
     """What inner features are cut over: in weights, and in activations."""
     activations = _cutting(cuboid, inner_cuts(cuboid).features)
     return [INWARD_WEIGHT[0]] + ([activations] if "z" in activations else [])
@@ -182,7 +182,13 @@ def _inner_axes(cuboid: Tensor) -> list[Axes]:
 def residual_axes(cuboid: Tensor) -> list[Axes]:
     """What residual features are cut over: in weights, as features of attention, and in activations."""
     kept = [("y", "z")] if "y" in residual_cuts(cuboid).features and cuboid.z > 1 else []
-    return list(dict.fromkeys([OUTWARD_WEIGHT[0], *_inner_axes(cuboid), *kept]))
+    return list(dict.fromkeys([OUTWARD_WEIGHT[0], *inner_axes(cuboid), *kept]))
+
+
+def residual_only_axes(cuboid: Tensor) -> list[Axes]:
+    """What residual features are cut over, whatever attention makes of them: in weights, and in activations."""
+    kept = [residual_cuts(cuboid).features] if residual_cuts(cuboid).features else []
+    return list(dict.fromkeys([OUTWARD_WEIGHT[0], *kept]))
 
 
 def _cutting(cuboid: Tensor, axes: Axes) -> Axes:
@@ -192,7 +198,7 @@ def _cutting(cuboid: Tensor, axes: Axes) -> Axes:
 
 def head_ranks(cuboid: Tensor) -> int:
     """Return the ranks that share attention's heads."""
-    return ranks(cuboid, _head_axes(cuboid))
+    return ranks(cuboid, head_axes(cuboid))
 
 
 # Numbers ----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,10 @@ def said_twice(cx: Context) -> Iterator[Problem]:
 def unknown_model(cx: Context) -> Iterator[Problem]:
     """The layers of the model are not known."""
     if cx.unlisted:
-        message = f"the layers of {cx.unlisted} are not known: rules about layers and sizes are skipped"
+        skipped = "rules about layers and sizes are skipped"
+        if cx.unlisted.startswith("transformers."):
+            skipped = "rules about layers are skipped, and sizes are checked where model.config gives them"
+        message = f"the layers of {cx.unlisted} are not known: {skipped}"
         yield cx.problem("model", message, "")
 
 

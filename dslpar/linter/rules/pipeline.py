@@ -138,7 +138,9 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
     """A pipeline over a model whose layers are known only when it is built."""
     if cx.unlisted and cx.stages > 1 and not cx.by_program:  # of that, CFG111 says it all
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
-        yield cx.problem(cx.pipeline_key, message, "add layers_cfg=[...] to model: then its layers are known")
+        of_transformers = cx.unlisted.startswith("transformers.")
+        hint = "" if of_transformers else "add layers_cfg=[...] to model: then its layers are known"
+        yield cx.problem(cx.pipeline_key, message, hint)
 
 
 @rule("PIP111", "layer-idx-with-gaps")

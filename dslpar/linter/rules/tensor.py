@@ -136,6 +136,29 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
             return
 
 
+@rule("TEN131", "size-of-transformers-does-not-divide")
+def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
+    """A size in the config of a transformers model that does not divide over the ranks that cut it."""
+    from dslpar.layout import transformers_sizes  # most configs need none of it
+    from dslpar.layout.nearest import multiples
+
+    sizes = transformers_sizes.sizes_of(cx.other_model)
+    given = {size.key: size.value for size in sizes.values()}
+    wrong: dict[str, divisors.Condition] = {}
+    for each in transformers_sizes.conditions(sizes, cx.cuboid):
+        if not each.holds:
+            wrong.setdefault(each.key, each)
+    for name, each in wrong.items():
+        key = f"model.config.{name}"
+        if each.value == given[name]:
+            legal = " or ".join(map(str, multiples(each.value, each.by)))
+            message, hint = f"{name} {each.value} does not divide by {each.why}", f"{name}={legal}"
+        else:
+            message = f"the {each.value} features of {name} {given[name]} do not divide by {each.why}"
+            hint = "choose more features a head, or fewer tensor ranks"
+        yield Problem(cx.config.at(key), message, hint, key)
+
+
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     """The sequence length is not a multiple of the number of ranks that split the sequence."""
@@ -195,5 +218,6 @@ RULES = (
     option_of_another_mode,
     keep_without_effect,
     layers_not_parallel,
+    size_of_transformers_does_not_divide,
     sequence_does_not_divide,
 )

@@ -216,6 +216,6 @@ def test_lint_says_what_the_table_says(mode: TensorParallel) -> None:
 
 
 def test_a_table_that_forgets_a_cut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divisors, "_inner_axes", lambda cuboid: [("y",)])
+    monkeypatch.setattr(divisors, "inner_axes", lambda cuboid: [("y",)])
     with pytest.raises(AssertionError):
         test_heads_and_hidden_divide_where_the_placements_can_be_made((2, None))
