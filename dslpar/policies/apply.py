@@ -134,7 +134,10 @@ class _Application:
             lengths += parts
             shares.append(len(parts))
         biases = {getattr(linear, "bias", None) is not None for linear in linears}
-        assert len(biases) == 1, f"{name}: some of {names} have a bias, and some have none"
+        if len(biases) > 1:
+            message = f"{name}: of its linears {', '.join(names)} some have a bias, and some have none"
+            hint = "report the model: it needs a rule of its own"
+            self.findings.append(finding("TEN111", message, hint, key="model.policy"))
         sources = {
             own: tuple(
                 modules.Source(f"{name}.{each}.{own}", own == "weight" and isinstance(linear, Conv1D))

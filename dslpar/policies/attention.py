@@ -49,10 +49,16 @@ class Recipe:
     padding: Tensor | None = None
     """Bool [batch, sequence] of the whole micro-batch; True is a token."""
     made: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict, repr=False)
+    padded: Recipe | None = field(default=None, repr=False)
+    """The same for the newest micro-batch, so that its blocks share a mask."""
 
     def with_padding(self, padding: Tensor | None) -> Recipe:
         """Return the recipe for a micro-batch."""
-        return self if padding is self.padding else Recipe(self.function, self.options, padding)
+        if padding is None:
+            return self
+        if self.padded is None or self.padded.padding is not padding:
+            self.padded = Recipe(self.function, self.options, padding)
+        return self.padded
 
     def mask(self, groups: Groups, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the mask of queries [batch/x, heads, sequence, D] and keys; None: all, or causal, as the module is."""

@@ -36,6 +36,12 @@ OLMO2 = Policy(
     inner_norms=("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"),
 )
 
+DERIVED = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Cohere", "GPTNeoX", "Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3")
+)
+"""Classes whose derived policy is proven: tests/distributed/policies compares each with plain transformers."""
+
 POLICIES: Mapping[str, Policy] = {
     "GPT2LMHeadModel": GPT2,
     "Phi3ForCausalLM": PHI3,

@@ -29,9 +29,9 @@ from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.policies import attention, modules, probe, skeleton
 from dslpar.policies.apply import Cut, apply
 from dslpar.policies.derive import derive
-from dslpar.policies.families import POLICIES
+from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initial import TransformersInit
-from dslpar.policies.policy import as_policy
+from dslpar.policies.policy import Policy, as_policy
 from dslpar.policies.pretrained import HINT, Folder, PretrainedWeights
 from dslpar.policies.skeleton import Skeleton
 
@@ -44,7 +44,8 @@ class HuggingFaceModel(LayeredModel):
 
     `config` is an object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved: its
     weights are those that training begins with, its config.json holds but for what `config` says. `policy` is a
-    `Policy`, its fields as a dict, or the name of a class that has one; None: that of `cls`, or derived.
+    `Policy`, its fields as a dict, the name of a class that has one, or "derived": what transformers' plan tells,
+    proven or not. None: that of `cls`.
 
     Raises:
         DslparError: something of the model is not understood; a policy, or a rule, is needed.
@@ -54,17 +55,22 @@ class HuggingFaceModel(LayeredModel):
         self, cls: type[Any], config: Any = None, policy: object = None, pretrained: str | None = None
     ) -> None:
         config = _config_of(cls, config, pretrained)
+        if not getattr(cls, "_supports_attention_backend", False):
+            message = f"{cls.__name__}: its attention does not go through transformers' interface"
+            raise_finding("TEN111", message, "a family of docs/transformers.md", key="model.type")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
         self.folder = None if pretrained is None else Folder(pretrained, self.model.base_model_prefix)
-        if policy is not None:
+        if policy == "derived":
+            self.policy = derive(self.model)
+        elif policy is not None:
             self.policy = as_policy(policy, POLICIES)
         else:
-            self.policy = POLICIES.get(cls.__name__) or derive(self.model)
+            self.policy = POLICIES.get(cls.__name__) or _derived(self.model)
         self.skeleton = Skeleton(self.model, self.policy.blocks)
         self.is_tied = _is_tied(self.model, self.skeleton)
-        self._context: dict[tuple[int, torch.dtype], list[skeleton.Call]] = {}
+        self._context: dict[object, list[skeleton.Call]] = {}
         loose = self.skeleton.outline.loose
         if loose:
             message = f"{', '.join(loose)}: its forward over tokens never calls it, and it holds weights"
@@ -171,23 +177,24 @@ class HuggingFaceModel(LayeredModel):
         positions = torch.arange(x.shape[1] if length is None else length, device=x.device)[None]
         skeleton.run(module, x, positions)
         block: Any = module.get_submodule(self.policy.blocks[0])[0]  # type: ignore[index]
-        entered: Tensor = block.input
+        entered: Tensor = block.take_input()
         return entered
 
     def _run_back(self, module: nn.Module, x: Tensor) -> Tensor:
         block: Any = module.get_submodule(self.policy.blocks[-1])[0]  # type: ignore[index]
-        block.output = x
-        skeleton.run(module, x, torch.arange(x.shape[1], device=x.device)[None])
-        block.output = None
         head: Any = module.get_submodule(self.skeleton.head)
+        block.output, head.keeps_input = x, True
+        skeleton.run(module, x, torch.arange(x.shape[1], device=x.device)[None])
         left: Tensor = head.input
+        block.input, block.call, block.output, head.input = None, None, None, None
         return left
 
     def _run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
         head: Any = module.get_submodule(self.skeleton.head)
         head.output = logits
         y = skeleton.run(module, logits, torch.arange(logits.shape[1], device=logits.device)[None])
-        head.output = None
+        block: Any = module.get_submodule(self.policy.blocks[-1])[0]  # type: ignore[index]
+        block.input, block.call, head.output = None, None, None
         return y
 
     def _run_block(self, groups: Groups, index: int, module: nn.Module, x: Ids) -> Ids:
@@ -202,14 +209,15 @@ class HuggingFaceModel(LayeredModel):
 
     def _calls(self, groups: Groups, length: int, like: Tensor) -> list[skeleton.Call]:
         """Return what each block is called with for sequences of `length` tokens: recorded once."""
-        key = (length, like.dtype)
+        cuts = placement.inner_cuts(groups.tensor)
+        index, _ = placement.piece(groups.tensor, groups.coord, cuts.sequence)
+        key = (length, like.dtype, like.device, groups.tensor, index)
         if key not in self._context:
             lists = self.policy.blocks
             rotary = [name for name, module in self.model.named_modules() if skeleton._is_rotary(module)]
             part: Any = self.skeleton.part(rotary, num_blocks=max(len(self.skeleton.lists[name]) for name in lists))
             skeleton.fill_buffers(self.model, part)
             part.to(like.device)
-            cuts = placement.inner_cuts(groups.tensor)
             positions = torch.arange(length, device=like.device)[None]
             positions = placement.take(positions, 1, groups.tensor, groups.coord, cuts.sequence)
             x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], self.skeleton.hidden_size)
@@ -238,6 +246,16 @@ def _config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
     if config is None:
         raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
     return cls.config_class(**config) if isinstance(config, Mapping) else copy.deepcopy(config)
+
+
+def _derived(model: Any) -> Policy:
+    """Return the policy of a class whose plan has been proven to tell it. Raises: DslparError: it has not."""
+    name = type(model).__name__
+    found = derive(model)  # first, since it may say what is not understood
+    if name not in DERIVED:
+        message = f"{name}: the policy that transformers' plan tells is not proven for this class"
+        raise_finding("TEN111", message, "policy='derived' takes it as it is; or write one", key="model.policy")
+    return found
 
 
 def _is_tied(model: Any, found: Skeleton) -> bool:

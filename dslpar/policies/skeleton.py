@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.policies.probe import on_cpu
 
 
@@ -29,7 +30,10 @@ class Call(NamedTuple):
 
 
 class BlockStandIn(nn.Module):
-    """In place of a block: records its call, and gives `output`, or its input where that is None."""
+    """In place of a block: records its call, and gives `output`, or its input where that is None.
+
+    What it has recorded, or is to give, is taken away by whoever ran the forward: else a graph would live on.
+    """
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -49,22 +53,32 @@ class BlockStandIn(nn.Module):
         self.call = Call(rest, kwargs)
         return self.input if self.output is None else self.output
 
+    def take_input(self) -> Tensor:
+        """Return what has entered, once."""
+        entered, self.input, self.call = self.input, None, None
+        assert entered is not None, "a forward that has not come to its blocks"
+        return entered
+
 
 class LeafStandIn(nn.Module):
     """In place of a module that holds weights, or buffers: passes its input on; of ids, a zero that adds nothing."""
 
-    def __init__(self, module: nn.Module, name: str, calls: list[str]) -> None:
+    def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()
-        self.name, self.calls = name, calls
+        self.name = name
+        self.calls: list[str] | None = None
+        """Where its name is noted when it is called."""
         self.gives_nothing = isinstance(module, nn.Embedding)
         self.is_rotary = _is_rotary(module)
+        self.keeps_input = False
         self.input: Tensor | None = None
         self.output: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return `output` where one is set."""
-        self.calls.append(self.name)
-        self.input = x
+        if self.calls is not None:
+            self.calls.append(self.name)
+        self.input = x if self.keeps_input else None
         if self.output is not None:
             return self.output
         if self.is_rotary:
@@ -91,6 +105,9 @@ class Skeleton:
         self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in blocks}
         self._bare = _without(model, blocks)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if not isinstance(embeddings, nn.Embedding) or not isinstance(head, nn.Linear):
+            message = f"{type(model).__name__} has no table of tokens, or no linear head"
+            raise_finding("TEN111", message, "name a class for causal language modelling", key="model.type")
         names = {module: name for name, module in model.named_modules()}
         self.table, self.head = names[embeddings], names[head]
         self.outline = self._outline()
@@ -98,13 +115,12 @@ class Skeleton:
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
         """Return a copy of the model with stand-ins for all but the leaves `own`; `num_blocks`: in each list."""
         model = copy.deepcopy(self._bare)
-        calls: list[str] = []
         for name in self.blocks:
             stand_ins = [BlockStandIn(block) for block in self.lists[name][:num_blocks]]
             _put(model, name, nn.ModuleList(stand_ins))
         for name, module in list(_leaves(model)):
             if name not in own and not isinstance(module, BlockStandIn):
-                _put(model, name, LeafStandIn(module, name, calls))
+                _put(model, name, LeafStandIn(module, name))
         return model
 
     @on_cpu
@@ -125,7 +141,7 @@ class Skeleton:
         kept = [name for name in kept if not _is_rotary(leaves[name])]
         front = [name for name in kept if order.index(name) < first]
         back = [name for name in kept if order.index(name) > last]
-        with_weights = [name for name, module in leaves.items() if list(module.parameters(recurse=False))]
+        with_weights = [name for name, module in self._bare.named_modules() if list(module.parameters(recurse=False))]
         loose = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
         return Outline(front, back, self.table, self.head, loose)
 

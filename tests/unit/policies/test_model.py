@@ -22,6 +22,7 @@ import transformers
 
 from dslpar.models.layered import build_layer, build_module
 from dslpar.policies.apply import Cut, apply
+from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.policy import Policy
 from dslpar.policies.weights import parameters_with_sources
@@ -87,7 +88,11 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
-        ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 70}, "no tensor plan"),
+        (
+            "BloomForCausalLM",
+            {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 70},
+            "its attention does not",
+        ),
         ("OPTForCausalLM", hf.SIZES, "no tensor plan"),
         (
             "MixtralForCausalLM",
@@ -148,3 +153,15 @@ def test_dropout_by_function_is_refused_where_it_drops() -> None:
     apply(Dropping(None), "block", still)
     with pytest.raises(DslparError, match=r"TEN111 .*block of Dropping calls torch\.nn\.functional\.dropout"):
         apply(Dropping(None), "block", still._replace(config=SimpleNamespace(hidden_dropout=0.1)))
+
+
+def test_every_class_that_needs_no_policy_is_among_the_proven_families() -> None:
+    assert {hf.FAMILIES[family].classes()[0].__name__ for family in hf.FAMILIES} == {*DERIVED, *POLICIES}
+
+
+def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked() -> None:
+    cls = transformers.GraniteForCausalLM
+    config = cls.config_class(**hf.SIZES)
+    with pytest.raises(DslparError, match=r"TEN111 .*GraniteForCausalLM: .* is not proven for this class"):
+        HuggingFaceModel(cls, config)
+    assert "model.layers.0" in names_of(HuggingFaceModel(cls, config, policy="derived"))
