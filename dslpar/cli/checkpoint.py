@@ -12,14 +12,14 @@ import importlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 from dslpar.checkpoint import folder, index, manifest
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.cli import arguments
+from dslpar.cli.action import Action
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.visible import visible
@@ -28,22 +28,6 @@ from dslpar.linter.report import text as report_text
 from dslpar.reporting import run_dir
 
 _SOURCE = "a checkpoint, or an output_dir for the newest one in it"
-
-
-class Action(NamedTuple):
-    """A word after `dslpar checkpoint`, with its flags and what it does."""
-
-    help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
-
-    def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-        """Act; print the findings of an error, and return 1 then."""
-        try:
-            return self.act(args, parser)
-        except DslparError as error:
-            arguments.print_findings(error.findings, {})
-            return 1
 
 
 # ---- which checkpoint ----

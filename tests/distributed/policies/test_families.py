@@ -20,6 +20,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
+from dslpar.policies import compare
 from dslpar.policies.model import HuggingFaceModel
 from tests.support import hugging_face as hf
 
@@ -34,9 +35,9 @@ WINDOWS = {"mistral", "gemma2", "gemma3"}
 
 
 @lru_cache
-def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], hf.Result]:
+def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], compare.Result]:
     model, weights = hf.plain(hf.FAMILIES[family])
-    return weights, hf.reference(model, hf.batch(), padded=padded)
+    return weights, compare.reference(model, compare.batch(), padded=padded)
 
 
 def off(family: str, layout: str, padded: bool) -> dict[str, float]:
@@ -45,7 +46,10 @@ def off(family: str, layout: str, padded: bool) -> dict[str, float]:
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        return hf.worst(hf.by_policy(hf.FAMILIES[family], weights, tensor, hf.batch(), padded=padded), reference)
+        return compare.worst(
+            compare.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, compare.batch(), padded=padded),
+            reference,
+        )
 
     found = on_ranks(mesh.Mesh(tensor=tensor).world_size, rank)
     return {name: max(each[name] for each in found) for name in found[0]}
@@ -79,10 +83,12 @@ def test_a_weight_that_is_another_is_seen() -> None:
     weights, reference = plain("llama", True)
     weights = {name: value.clone() for name, value in weights.items()}
     weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-8
-    family = hf.FAMILIES["llama"]
-    (found,) = on_ranks(
-        1, lambda: hf.worst(hf.by_policy(family, weights, mesh.Tensor(), hf.batch(), padded=True), reference)
-    )
+    subject, tensor = hf.subject(hf.FAMILIES["llama"]), mesh.Tensor()
+
+    def rank() -> dict[str, float]:
+        return compare.worst(compare.by_policy(subject, weights, tensor, compare.batch(), padded=True), reference)
+
+    (found,) = on_ranks(1, rank)
     assert found["logits"] > CLOSE
 
 
@@ -96,7 +102,7 @@ def _copies(layout: str) -> dict[str, list[torch.Tensor]]:
     model = HuggingFaceModel(family.classes()[0], family.config(**DROPS))
     module = build_module(model, groups, seed=1).train()
     torch.manual_seed(11)
-    given = hf.batch()
+    given = compare.batch()
     model.loss(groups)(module((given.ids, given.mask)), given.labels).backward()
     found = {}
     for name, p in module.named_parameters():

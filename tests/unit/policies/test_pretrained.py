@@ -20,7 +20,7 @@ if not HAS_TRANSFORMERS:
 
 from dslpar.layers.parameter import placement_of
 from dslpar.models.layered import build_module
-from dslpar.policies import pretrained
+from dslpar.policies import compare, pretrained
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import merged, parameters_with_sources
 from tests.support import hugging_face as hf
@@ -86,7 +86,7 @@ def test_training_begins_with_the_folder_s_weights(folders: dict[str, Path]) -> 
     """The logits are those of transformers, in float32."""
     plain, _ = hf.plain(hf.FAMILIES["gpt2"])
     module = build_module(opened("gpt2", folders["gpt2"]), Groups(Mesh()), seed=1)
-    ids = hf.batch().ids
+    ids = compare.batch().ids
     torch.testing.assert_close(module(ids), plain.float()(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
 
 

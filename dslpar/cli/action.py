@@ -1,0 +1,26 @@
+"""A command of two words: what follows `dslpar checkpoint` and `dslpar policy`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dslpar.cli import arguments
+from dslpar.core.errors import DslparError
+
+
+class Action(NamedTuple):
+    """The second word, with its flags and what it does."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    act: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+
+    def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+        """Act; print the findings of an error, and return 1 then."""
+        try:
+            return self.act(args, parser)
+        except DslparError as error:
+            arguments.print_findings(error.findings, {})
+            return 1

@@ -1,0 +1,99 @@
+"""`dslpar policy show | check CLASS`: how a transformers model is laid out, and whether that is exact."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from dslpar.cli.action import Action
+from dslpar.core.errors import DslparError, Location
+from dslpar.core.visible import visible
+
+_CLASS = "a class of transformers, such as LlamaForCausalLM, or the full name of one of your own"
+
+
+def _add_class(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="CLASS", help=_CLASS)
+    help = "changes of the config, which is in miniature otherwise: num_attention_heads=6"
+    parser.add_argument("changes", nargs="*", metavar="key=value", help=help)
+    parser.add_argument("--policy", metavar="NAME", help="the policy of that class, or 'derived'; default: its own")
+
+
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+Builds the model in miniature on torch's meta device, and prints the policy that holds for it, and its layers.
+
+exit status: 0 there is a policy, 1 there is none, 2 wrong usage"""
+    _add_class(parser)
+
+
+def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    subject = _subject(args, parser)
+    model = importlib.import_module("dslpar.policies.model").HuggingFaceModel(*subject)
+    for name, value in vars(model.policy).items():
+        if value:
+            print(visible(f"{name}: {', '.join(map(str, value)) if isinstance(value, tuple) else ''}").rstrip())
+            for key, part in value.items() if isinstance(value, Mapping) else ():
+                print(visible(f"  {key}: {part}"))
+    groups = importlib.import_module("dslpar.distributed.groups")
+    mesh = importlib.import_module("dslpar.core.mesh")
+    layers = [layer.name for layer in model.layers(groups.Groups(mesh.Mesh()))]
+    print(visible(f"layers: {', '.join(layers)}{' (tied)' if model.is_tied else ''}"))
+    return 0
+
+
+def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+Trains nothing: the model in miniature computes one batch with padding, in float64, in every tensor mode on up to eight
+CPU ranks; logits, loss and every gradient are compared with plain transformers. Takes some seconds a mode.
+
+exit status: 0 every mode is exact or refused, 1 one is wrong or there is no policy, 2 wrong usage"""
+    _add_class(parser)
+
+
+def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    subject = _subject(args, parser)
+    wrong = 0
+    for row in importlib.import_module("dslpar.policies.check").check(subject):
+        off = "" if row.outcome == "refused" else f"{row.worst:.1e}"
+        print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}"), flush=True)
+        wrong += row.outcome == "wrong"
+    return 1 if wrong else 0
+
+
+def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
+    """Return the class, its config in miniature, and the policy that was asked for."""
+    lazy = importlib.import_module("dslpar.language.lazy")
+    name = args.target if "." in args.target else f"transformers.{args.target}"
+    try:
+        cls = lazy.locate(name, Location("<command line>"))
+        config = cls.config_class()
+    except (DslparError, AttributeError) as error:
+        parser.error(f"{args.target} is no model of transformers: {str(error).partition(chr(10))[0]}")
+    changes: dict[str, Any] = {}
+    for change in args.changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            parser.error(f"{change!r} is not key=value")
+        changes[key] = _parsed(value)
+    check = importlib.import_module("dslpar.policies.check")
+    return check.Subject(cls, check.shrunk(config, changes), args.policy)
+
+
+def _parsed(value: str) -> Any:
+    """Parse a value as JSON has it; anything else is text."""
+    import json
+
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
+    except ValueError:
+        return value
+
+
+ACTIONS: Mapping[str, Action] = {
+    "show": Action("print the policy of a class, and its layers", _add_show_arguments, _show),
+    "check": Action("compare a class in every tensor mode with plain transformers", _add_check_arguments, _check),
+}
+"""What follows `dslpar policy`."""

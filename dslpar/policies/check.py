@@ -1,0 +1,134 @@
+"""Whether a policy changes the maths: a model in miniature in every tensor mode, on CPU ranks, against transformers.
+
+    for row in check(Subject(LlamaForCausalLM, shrunk(LlamaConfig()))): ...
+
+Each mode has ranks of its own, forked and joined over gloo. A mode is exact, refused with its reason, or wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
+
+from dslpar.core import mesh
+from dslpar.core.errors import DslparError
+from dslpar.layout.modes import cuboid_of
+from dslpar.policies import compare
+from dslpar.policies.compare import Subject
+from dslpar.policies.model import HuggingFaceModel
+from dslpar.schema.sections import TensorParallel
+
+CLOSE = 1e-12
+"""Sums of some hundred terms of order 1, a few blocks deep, in another order: a thousand roundings of float64."""
+TIMEOUT = timedelta(seconds=120)
+MODES: Mapping[str, TensorParallel | None] = {
+    "one process": None,
+    "1d 2": TensorParallel(size=2, mode="1d"),
+    "1d 2 sequence": TensorParallel(size=2, mode="1d", sequence=True),
+    "1d 4": TensorParallel(size=4, mode="1d"),
+    "2d 4": TensorParallel(size=4, mode="2d"),
+    "2.5d 8 (depth 2)": TensorParallel(size=8, mode="2.5d", depth=2),
+    "3d 8": TensorParallel(size=8, mode="3d"),
+    "cuboid (1, 2, 2)": TensorParallel(size=4, mode="cuboid", shape=(1, 2, 2)),
+    "ring 2": TensorParallel(size=2, mode="sequence"),
+    "ulysses 2": TensorParallel(size=2, mode="sequence", impl="ulysses"),
+}
+_SMALL: Mapping[str, int] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "intermediate_size": 48,
+    "vocab_size": 70,
+    "max_position_embeddings": 32,
+    "sliding_window": 5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 1,
+}
+"""What a config is shrunk to; 70 rows need padding in every mode."""
+
+
+class Row(NamedTuple):
+    """What a mode has shown."""
+
+    mode: str
+    outcome: str
+    """exact, refused, or wrong."""
+    worst: float = 0.0
+    """How far the farthest tensor is off, relative to its largest element."""
+    tensor: str = ""
+    """Which one; where the mode is refused, or has failed, why."""
+
+
+def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
+    """Return the config in miniature, with `changes`: of the same family, and with its switches as they are."""
+    small = copy.deepcopy(config)
+    for name, value in _SMALL.items():
+        own = getattr(config, "attribute_map", {}).get(name, name)
+        if getattr(config, own, None) is not None:
+            setattr(small, own, 0.2 if name == "initializer_range" else value)
+    for name, value in (changes or {}).items():
+        setattr(small, name, value)
+    for name, value in vars(small).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(small, name, 0.0)
+    layer_types = getattr(small, "layer_types", None)
+    if isinstance(layer_types, list):
+        small.layer_types = layer_types[: small.num_hidden_layers]
+    return small
+
+
+def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) -> Iterator[Row]:
+    """Yield what each mode has shown, with padded samples.
+
+    Raises:
+        DslparError: the model has no policy, or is not understood in any mode.
+    """
+    HuggingFaceModel(*subject)
+    torch.set_num_threads(1)  # ranks fork
+    attention = "eager" if getattr(subject.config, "attn_logit_softcapping", None) else "sdpa"
+    model, weights = compare.plain(subject.cls, subject.config, attention)
+    given = compare.batch(subject.config.vocab_size)
+    reference = compare.reference(model, given, padded=True)
+    for name, parallel in modes.items():
+        yield _row(name, cuboid_of(parallel), (subject, weights, given, reference))
+
+
+def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
+    with tempfile.TemporaryDirectory(prefix="dslpar_check_") as folder:
+        try:
+            start_processes(_rank, (folder, tensor, job), tensor.size, start_method="fork")  # type: ignore[no-untyped-call]
+        except ProcessRaisedException as error:
+            return Row(name, "wrong", float("inf"), str(error).strip().rpartition("\n")[2])
+        found = [pickle.loads(path.read_bytes()) for path in sorted(Path(folder).glob("*.rank"))]
+    refused = next((each for each in found if isinstance(each, str)), None)
+    if refused is not None:
+        return Row(name, "refused", tensor=refused)
+    farthest, value = max(((key, off) for each in found for key, off in each.items()), key=lambda pair: pair[1])
+    return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest)
+
+
+def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> None:
+    """Compute and compare on one rank; leave how far each tensor is off, or why the mode is refused."""
+    subject, weights, given, reference = job
+    store = dist.FileStore(str(Path(folder, "store")), tensor.size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
+    found: dict[str, float] | str
+    try:
+        found = compare.worst(compare.by_policy(subject, weights, tensor, given, padded=True), reference)
+    except DslparError as error:
+        found = error.findings[0].message
+    Path(folder, f"{rank}.rank").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()

@@ -1,0 +1,79 @@
+"""`dslpar policy`: what is shown of a class, and what is found out about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+import transformers
+
+from dslpar.cli.main import main
+from dslpar.policies import check
+from dslpar.policies.check import Subject, shrunk
+from dslpar.policies.families import POLICIES, Policy
+from dslpar.schema.sections import TensorParallel
+
+TWO = {"1d 2": TensorParallel(size=2, mode="1d"), "ring 2": TensorParallel(size=2, mode="sequence")}
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "show", "GPT2LMHeadModel"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[:3] == ["blocks: transformer.h", "regions:", "  transformer.h.*.attn: ('c_attn',)"]
+    layers = "transformer.wte, front, transformer.h.0, transformer.h.1, transformer.h.2, back, lm_head (tied)"
+    assert shown[-1] == f"layers: {layers}"
+
+
+def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window is refused in the ring, and that is no mistake."""
+    monkeypatch.setattr(check, "MODES", TWO)
+    monkeypatch.setattr(check.check, "__defaults__", (TWO,))
+    assert main(["policy", "check", "MistralForCausalLM", "num_hidden_layers=2"]) == 0
+    first, second = (line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines())
+    assert first[:3] == ["1d", "2", "exact"]
+    assert second[:3] == ["ring", "2", "refused"]
+    assert "a mask of its own, such as a window" in second[3]
+
+
+def test_a_policy_that_says_something_else_is_found_out() -> None:
+    """q, k and v of GPT-2 as one block of features: each rank takes a third for a half."""
+    told = POLICIES["GPT2LMHeadModel"]
+    policy = Policy(told.blocks, told.regions, told.outward, local=told.local)
+    subject = Subject(transformers.GPT2LMHeadModel, shrunk(transformers.GPT2Config()), policy)
+    one, two = check.check(subject, {"one process": None, "1d 2": TWO["1d 2"]})
+    assert (one.outcome, two.outcome) == ("exact", "wrong")
+    assert two.worst > 1e-3
+
+
+def test_a_class_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "check", "BloomForCausalLM"]) == 1
+    assert "TEN111" in capsys.readouterr().err
+    assert main(["policy", "show", "GraniteForCausalLM"]) == 1
+    assert "policy='derived'" in capsys.readouterr().err
+    assert main(["policy", "show", "GraniteForCausalLM", "--policy", "derived"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["NoSuchModel"], "NoSuchModel is no model of transformers"),
+        (["collections.OrderedDict"], "collections.OrderedDict is no model of transformers"),
+        (["LlamaForCausalLM", "num_layers"], "'num_layers' is not key=value"),
+    ],
+)
+def test_wrong_usage(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["policy", "show", *argv])
+    assert said in capsys.readouterr().err
+
+
+def test_a_config_in_miniature_keeps_its_switches() -> None:
+    config = transformers.Qwen2Config(use_sliding_window=True, attention_dropout=0.3, tie_word_embeddings=True)
+    small = shrunk(config, {"num_attention_heads": 4})
+    assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (32, 4, 70)
+    assert (small.use_sliding_window, small.tie_word_embeddings, small.attention_dropout) == (True, True, 0.0)
+    assert (config.hidden_size, config.attention_dropout) == (4096, 0.3)
