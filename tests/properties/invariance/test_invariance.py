@@ -15,7 +15,8 @@ from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 SMALL = small(LAYOUTS)
-SAMPLE = covering(SMALL)
+SAMPLE = [*covering(SMALL), "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1"]
+"""The last is the one that has another's code on stages and tensor ranks."""
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
