@@ -25,7 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "diff": "print what differs between two configs, and what follows from it",
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "convert a config of another framework to dslpar, and report on every key",
-    "policy": "show how a transformers model is cut, and check that it computes the same in every tensor mode",
+    "policy": "show how a transformers model is cut; check that every mode computes the same",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Help by name; each command is a module of dslpar.cli."""

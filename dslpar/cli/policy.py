@@ -23,7 +23,7 @@ def _add_class(parser: argparse.ArgumentParser) -> None:
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Builds the model in miniature on torch's meta device, and prints the policy that holds for it, and its layers.
+Builds the model in miniature on torch's meta device; prints the policy that holds, and its layers.
 
 exit status: 0 there is a policy, 1 there is none, 2 wrong usage"""
     _add_class(parser)
@@ -46,8 +46,9 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
-Trains nothing: the model in miniature computes one batch with padding, in float64, in every tensor mode on up to eight
-CPU ranks; logits, loss and every gradient are compared with plain transformers. Takes some seconds a mode.
+Trains nothing: the model in miniature computes one batch with padding, in float64, in every tensor
+mode on up to eight CPU ranks; logits, loss and every gradient are compared with plain transformers.
+Takes some seconds a mode.
 
 exit status: 0 every mode is exact or refused, 1 one is wrong or there is no policy, 2 wrong usage"""
     _add_class(parser)

@@ -77,3 +77,10 @@ def test_a_config_in_miniature_keeps_its_switches() -> None:
     assert (small.hidden_size, small.num_attention_heads, small.vocab_size) == (32, 4, 70)
     assert (small.use_sliding_window, small.tie_word_embeddings, small.attention_dropout) == (True, True, 0.0)
     assert (config.hidden_size, config.attention_dropout) == (4096, 0.3)
+
+
+@pytest.mark.parametrize("action", ["show", "check"])
+def test_help_fits_a_terminal(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["policy", action, "--help"])
+    assert all(len(line) <= 100 for line in capsys.readouterr().out.splitlines())
