@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from dslpar.layout.resolve import Job
-from tests.properties.invariance.layouts import Layout, bound_of
+from tests.properties.invariance.layouts import Layout, bound_of, pipe, tensor
 from tests.properties.reshape.layouts import LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
 from tests.properties.reshape.measure import Run, deviation, differing, resumed_under, saved_under
 from tests.support.layouts import mode_of
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,15 @@ def assert_one_curve(layout: Layout, before: Run, after: Run) -> None:
     assert differ == []
     assert loss <= bound_of(layout).loss
     assert norm <= bound_of(layout).grad_norm
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_a_model_of_transformers_resumes_on_another_layout(tmp_path: Path) -> None:
+    """Weights of other modules' names, three in one of a region's entrance, and a table that two stages hold."""
+    folder = tmp_path / "run"
+    before = saved_under(Layout(4, pipe(2) | tensor("1d", 2), model="transformers' Llama"), folder)
+    after = Layout(4, tensor("2d", 4), zero=1, model="transformers' Llama")
+    assert_one_curve(after, before, resumed_under(after, folder))
 
 
 # ---- what the table has ----
