@@ -2,8 +2,8 @@
 
 A family is one package. `section` has a class of the family's name, the section of a config; `layout` says what must
 divide by what and what a pipeline weighs, `costs` what the model sends, holds and computes; `rules` are its lint rules;
-`model` has its layers, in a class of the same name. A new family is its package and one line here. The modules are
-imported by name, when a config uses them, so that nothing below dslpar.models depends on it.
+`model` has its layers, in a class of the same name. A new family is its package, one line here and one in
+setup.cfg. The modules are imported by name, when a config uses them, so that nothing below dslpar.models depends on it.
 """
 
 from __future__ import annotations
