@@ -225,7 +225,7 @@ def initialize(
         job = with_program_model(job, model)
         layered = layered if criterion is None else CustomModel(layered, criterion)
     elif criterion is not None:
-        layered = CustomModel(model_from_job(job), criterion)
+        layered = CustomModel(model_from_job(job, has_criterion=True), criterion)
     *samples, text = _resolve_data(run, job, train_data, eval_data, model_from_config=model is None)
     # The order of samples depends on their number. A stage between the first and the last may have no data.
     train_size, eval_size = (getattr(data, "num_samples", None) for data in samples)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dslpar.cli import arguments
 from dslpar.core.errors import DslparError
@@ -24,3 +27,9 @@ class Action(NamedTuple):
         except DslparError as error:
             arguments.print_findings(error.findings, {})
             return 1
+
+
+def import_with_torch(name: str) -> Any:
+    """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return importlib.import_module(name)

@@ -7,19 +7,16 @@ until all of it is on disk, and nothing is ever overwritten.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from dslpar.checkpoint import folder, index, manifest
 from dslpar.checkpoint.folder import Checkpoint
 from dslpar.cli import arguments
-from dslpar.cli.action import Action
+from dslpar.cli.action import Action, import_with_torch
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.core.visible import visible
@@ -76,7 +73,7 @@ def _folders(path: Path, parser: argparse.ArgumentParser) -> list[Path]:
 
 def _require_intact(stored: Checkpoint) -> None:
     """Raise DslparError, with every corrupted file, unless the checkpoint is as it was written."""
-    if damages := _import_with_torch("contents").corruptions(stored):
+    if damages := import_with_torch("dslpar.checkpoint.contents").corruptions(stored):
         raise DslparError([_corrupted(Path(stored.path), damages)])
 
 
@@ -208,16 +205,10 @@ def _damages(path: Path) -> Iterator[str]:
     if problem := _other_format(stored):
         yield f"{folder.MANIFEST}: {problem}"
         return
-    yield from _import_with_torch("contents").corruptions(stored)
+    yield from import_with_torch("dslpar.checkpoint.contents").corruptions(stored)
 
 
 # ---- reshard ----
-
-
-def _import_with_torch(name: str) -> ModuleType:
-    """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        return importlib.import_module(f"dslpar.checkpoint.{name}")
 
 
 def _add_reshard_arguments(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +241,7 @@ def _reshard(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if job is None:
         return 1
     _require_intact(stored)
-    written = _import_with_torch("reshard").reshard(stored, job, Path(args.output))
+    written = import_with_torch("dslpar.checkpoint.reshard").reshard(stored, job, Path(args.output))
     before, after = (manifest.describe_layout(each.manifest["layout"]) for each in (stored, _read(written)))
     print(visible(f"{stored.path} ({before})"), visible(f"  -> {written} ({after})"), sep="\n")
     return 0
@@ -288,7 +279,7 @@ def _num_bytes(text: str) -> int:
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     stored = _source(args.path, parser)
     _require_intact(stored)
-    for path in _import_with_torch("export").export(
+    for path in import_with_torch("dslpar.checkpoint.export").export(
         stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
     ):
         print(visible(f"{path}  {path.stat().st_size:,} bytes"))

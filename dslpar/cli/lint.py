@@ -195,9 +195,9 @@ def _listing(args: argparse.Namespace, parser: argparse.ArgumentParser, configs:
         return 0
     if args.format not in ("text", "json"):
         parser.error(f"--targets has the formats text and json, not {args.format}")
-    from dslpar.cli import targets
+    from dslpar.cli import lint_targets
 
-    report, refused = targets.listing(configs, args.format)
+    report, refused = lint_targets.listing(configs, args.format)
     # Of what could not be evaluated, nobody knows what it would call.
     unread = [item for config in configs for item in config.findings if item.severity == "error"]
     arguments.print_findings(unread, {path: text for config in configs for path, text in config.sources.items()})

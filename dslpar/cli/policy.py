@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from dslpar.cli.action import Action
+from dslpar.cli.action import Action, import_with_torch
 from dslpar.core.errors import DslparError, Location
 from dslpar.core.visible import visible
+from dslpar.language.lazy import locate
 
 _CLASS = "a class of transformers, such as LlamaForCausalLM, or the full name of one of your own"
 
@@ -31,14 +32,14 @@ exit status: 0 there is a policy, 1 there is none, 2 wrong usage"""
 
 def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     subject = _subject(args, parser)
-    model = importlib.import_module("dslpar.policies.model").HuggingFaceModel(*subject)
+    model = import_with_torch("dslpar.policies.model").HuggingFaceModel(*subject)
     for name, value in vars(model.policy).items():
         if value:
             print(visible(f"{name}: {', '.join(map(str, value)) if isinstance(value, tuple) else ''}").rstrip())
             for key, part in value.items() if isinstance(value, Mapping) else ():
                 print(visible(f"  {key}: {part}"))
-    groups = importlib.import_module("dslpar.distributed.groups")
-    mesh = importlib.import_module("dslpar.core.mesh")
+    groups = import_with_torch("dslpar.distributed.groups")
+    mesh = import_with_torch("dslpar.core.mesh")
     layers = [layer.name for layer in model.layers(groups.Groups(mesh.Mesh()))]
     print(visible(f"layers: {', '.join(layers)}{' (tied)' if model.is_tied else ''}"))
     return 0
@@ -57,7 +58,7 @@ exit status: 0 every mode is exact or refused, 1 one is wrong or there is no pol
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     subject = _subject(args, parser)
     wrong = 0
-    for row in importlib.import_module("dslpar.policies.check").check(subject):
+    for row in import_with_torch("dslpar.policies.check").check(subject):
         off = "" if row.outcome == "refused" else f"{row.worst:.1e}"
         print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}"), flush=True)
         wrong += row.outcome == "wrong"
@@ -66,10 +67,9 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
     """Return the class, its config in miniature, and the policy that was asked for."""
-    lazy = importlib.import_module("dslpar.language.lazy")
     name = args.target if "." in args.target else f"transformers.{args.target}"
     try:
-        cls = lazy.locate(name, Location("<command line>"))
+        cls = locate(name, Location("<command line>"))
         config = cls.config_class()
     except (DslparError, AttributeError) as error:
         parser.error(f"{args.target} is no model of transformers: {str(error).partition(chr(10))[0]}")
@@ -79,14 +79,12 @@ def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
         if not equals:
             parser.error(f"{change!r} is not key=value")
         changes[key] = _parsed(value)
-    check = importlib.import_module("dslpar.policies.check")
+    check = import_with_torch("dslpar.policies.check")
     return check.Subject(cls, check.shrunk(config, changes), args.policy)
 
 
 def _parsed(value: str) -> Any:
     """Parse a value as JSON has it; anything else is text."""
-    import json
-
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
     except ValueError:

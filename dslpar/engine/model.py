@@ -30,13 +30,18 @@ from dslpar.schema.sections import Model
 LAYERS_CFG = "layers_cfg"
 
 
-def model_from_job(job: Job) -> LayeredModel:
-    """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model."""
+def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
+    """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model.
+
+    `has_criterion`: a program brings the loss. What it makes of a transformers model is the class's own output, so
+    where nothing is cut the class is a plain module, whichever it is.
+    """
     model = job.spec.model
     if isinstance(model, Model):
         return _family_model(type(model).__name__, vars(model))
     cls = _find_class(model.target, job.path)
-    if _is_of_transformers(cls):
+    is_cut = job.mesh.tensor.size > 1 or job.mesh.pipe > 1
+    if _is_of_transformers(cls) and (is_cut or not has_criterion):
         return _transformers_model(cls, model.args, job.path, job.trusted)
     size = job.mesh.tensor.size
     if size > 1 and not issubclass(cls, LayeredModel | nn.Sequential):

@@ -25,7 +25,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
 }
 """What transformers' config classes call each size."""
 
@@ -41,7 +40,7 @@ class Size(NamedTuple):
 def sizes_of(model: OtherModel) -> dict[str, Size]:
     """Return the sizes that `model.config` gives; empty for a model that is not transformers'."""
     given = model.args.get("config")
-    if not model.target.startswith("transformers.") or not isinstance(given, Mapping):
+    if not model.is_of_transformers or not isinstance(given, Mapping):
         return {}
     written = {size: next((name for name in names if name in given), "") for size, names in NAMES.items()}
     sizes = {size: Size(name, given[name]) for size, name in written.items() if name}

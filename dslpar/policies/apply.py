@@ -24,7 +24,7 @@ from dslpar.policies import modules, probe
 from dslpar.policies.policy import Policy, match
 
 
-class Cut(NamedTuple):
+class Setting(NamedTuple):
     """What the parts of a model have in common."""
 
     groups: Groups
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
     config: Any
 
 
-def apply(part: nn.Module, name: str, cut: Cut) -> nn.Module:
+def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
     """Change a part of a model, whose global name is `name`, and return it; a part that is a leaf is replaced.
 
     Raises:
@@ -43,7 +43,7 @@ def apply(part: nn.Module, name: str, cut: Cut) -> nn.Module:
 
 
 class _Application:
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: Setting) -> None:
         self.cut, self.groups = cut, cut.groups
         self.stream = modules.Stream()
         self.findings: list[Finding] = []
@@ -57,7 +57,7 @@ class _Application:
                 self._refuse_functional_dropout(module, name + own.removeprefix("part"))
                 made = self._replacement(module, (name + own.removeprefix("part")))
                 if made is not None:
-                    _put(holder, own, made)
+                    holder.set_submodule(own, made)
         part = holder.part
         self._local_attributes(part, name)
         if self.findings:
@@ -80,7 +80,7 @@ class _Application:
         if drops and _calls_dropout(cls):
             message = f"{name} of {type(module).__name__} calls torch.nn.functional.dropout, whose masks know no layout"
             hint = "set the dropouts of the config to 0.0"
-            self.findings.append(finding("TEN111", message, hint, key="model.config"))
+            self.findings.append(finding("TEN234", message, hint, key="model.config"))
 
     def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
         """Return what stands for a module; None: it stays."""
@@ -100,15 +100,20 @@ class _Application:
             length = sum(p.shape[0] for own, p in module.named_parameters() if own == "weight")
             if inner := probe.norm_of(module, length):
                 return modules.InnerNorm(groups, length, inner, sources)
-        if norm := probe.norm_of(module, hidden):
+        if not self._is_in_region(name) and (norm := probe.norm_of(module, hidden)):
             return modules.make_norm(groups, hidden, norm, sources)
         if isinstance(module, nn.Embedding) and module.embedding_dim == hidden:
             return modules.Rows(groups, module, sources)
         for each, p in module.named_parameters(recurse=False):
             message = f"{name}.{each} {tuple(p.shape)} of {type(module).__name__}: nothing says how it is cut"
             hint = f"name {name!r} in a policy, or report the model: it needs a rule of its own"
-            self.findings.append(finding("TEN111", message, hint, key="model.policy"))
+            self.findings.append(finding("TEN234", message, hint, key="model.policy"))
         return None
+
+    def _is_in_region(self, name: str) -> bool:
+        """Whether a module works on inner activations, whatever their length: a norm there is of a head, or of all."""
+        parts = name.split(".")
+        return any(match(self.cut.policy.regions, ".".join(parts[:end])) for end in range(1, len(parts)))
 
     def _regions(self, part: nn.Module, name: str) -> None:
         policy = self.cut.policy
@@ -137,7 +142,7 @@ class _Application:
         if len(biases) > 1:
             message = f"{name}: of its linears {', '.join(names)} some have a bias, and some have none"
             hint = "report the model: it needs a rule of its own"
-            self.findings.append(finding("TEN111", message, hint, key="model.policy"))
+            self.findings.append(finding("TEN234", message, hint, key="model.policy"))
         sources = {
             own: tuple(
                 modules.Source(f"{name}.{each}.{own}", own == "weight" and isinstance(linear, Conv1D))
@@ -149,7 +154,7 @@ class _Application:
         entrance = modules.Entrance(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
         slots = [modules.Slot() for _ in names]
         for each, slot in zip(names, slots, strict=True):
-            _put(region, each, slot)
+            region.set_submodule(each, slot)
         return entrance, slots
 
     def _lengths(self, name: str, length: int) -> list[int]:
@@ -190,8 +195,3 @@ def features(linear: Any) -> tuple[int, int]:
 def _sources(module: nn.Module, name: str) -> modules.Sources:
     own = [own for own, _ in module.named_parameters(recurse=False)]
     return {each: (modules.Source(f"{name}.{each}", each == "weight" and isinstance(module, Conv1D)),) for each in own}
-
-
-def _put(root: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(root.get_submodule(parent) if parent else root, leaf, module)

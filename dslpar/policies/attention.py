@@ -96,7 +96,7 @@ def _attend(
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
     if unknown := [name for name, value in kwargs.items() if name not in {*_KNOWN, "softcap"} and value is not None]:
         message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
-        raise_finding("TEN226", message, "report the model: it needs a rule of its own", key="model.type")
+        raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
     if isinstance(mask, Recipe):
         mask = mask.mask(groups, q, k)
     softcap = kwargs.pop("softcap", None)
@@ -132,7 +132,7 @@ def _attend_pieces_of_sequences(
     module: nn.Module, groups: Groups, qkv: tuple[Tensor, Tensor, Tensor], mask: Any, dropout: float, kwargs: Any
 ) -> Tensor:
     q, k, v = qkv
-    refuse_unless_plain(module, mask, kwargs, q.shape[-1])
+    _refuse_unless_plain(module, mask, kwargs, q.shape[-1])
     causal = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
     padding = None if mask is None or mask.padding is None else _samples(groups, mask.padding)
@@ -156,7 +156,7 @@ def _samples(groups: Groups, padding: Tensor) -> Tensor:
     return placement.take(padding, 0, groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).batch)
 
 
-def refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any], head_dim: int) -> None:
+def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any], head_dim: int) -> None:
     """Raise DslparError where ring and ulysses would compute something else than the model's attention."""
     name = type(module).__name__
     reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
@@ -167,7 +167,7 @@ def refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any],
         reasons.append(f"scaling={scaling:g}")
     if reasons:
         message = f"{name} attends with {', '.join(reasons)}, and mode 'sequence' knows causal and padding masks alone"
-        raise_finding("TEN226", message, "another tensor mode, which attends to whole sequences", key="parallel.tensor")
+        raise_finding("TEN235", message, "another tensor mode, which attends to whole sequences", key="parallel.tensor")
 
 
 AttentionInterface.register(IMPLEMENTATION, _attend)

@@ -53,7 +53,7 @@ def derive(model: Any) -> Policy:
         problems.append("no list of blocks holds its regions")
     if problems:
         message = f"{type(model).__name__}: {'; '.join(problems)}"
-        raise DslparError([finding("TEN111", message, "give the model a policy", key="model.policy")])
+        raise DslparError([finding("TEN234", message, "give the model a policy", key="model.policy")])
     return Policy(
         blocks=blocks,
         regions={region: {argument: tuple(names) for argument, names in of.items()} for region, of in regions.items()},

@@ -27,10 +27,10 @@ from dslpar.layers import cross_entropy, placement
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.policies import attention, modules, probe, skeleton
-from dslpar.policies.apply import Cut, apply
+from dslpar.policies.apply import Setting, apply
 from dslpar.policies.derive import derive
 from dslpar.policies.families import DERIVED, POLICIES
-from dslpar.policies.initial import TransformersInit
+from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.policy import Policy, as_policy
 from dslpar.policies.pretrained import HINT, Folder, PretrainedWeights
 from dslpar.policies.skeleton import Skeleton
@@ -57,7 +57,7 @@ class HuggingFaceModel(LayeredModel):
         config = _config_of(cls, config, pretrained)
         if not getattr(cls, "_supports_attention_backend", False):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
-            raise_finding("TEN111", message, "a family of docs/transformers.md", key="model.type")
+            raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
@@ -71,10 +71,10 @@ class HuggingFaceModel(LayeredModel):
         self.skeleton = Skeleton(self.model, self.policy.blocks)
         self.is_tied = _is_tied(self.model, self.skeleton)
         self._context: dict[object, list[skeleton.Call]] = {}
-        loose = self.skeleton.outline.loose
-        if loose:
-            message = f"{', '.join(loose)}: its forward over tokens never calls it, and it holds weights"
-            raise DslparError([finding("TEN111", message, "train it without that part", key="model.type")])
+        uncalled = self.skeleton.outline.uncalled
+        if uncalled:
+            message = f"{', '.join(uncalled)}: its forward over tokens never calls it, and it holds weights"
+            raise DslparError([finding("TEN234", message, "train it without that part", key="model.type")])
 
     @property
     def vocab_size(self) -> int:
@@ -83,9 +83,9 @@ class HuggingFaceModel(LayeredModel):
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the table, front, blocks, back, head and logits; those that would do nothing are left out."""
-        outline, cut = self.skeleton.outline, Cut(groups, self.policy, self.skeleton.hidden_size, self.config)
+        outline, cut = self.skeleton.outline, Setting(groups, self.policy, self.skeleton.hidden_size, self.config)
         table = partial(self._table, groups)
-        specs = [LayerSpec(name=outline.table, build=table, forward=_first)]
+        specs = [LayerSpec(name=outline.table, build=table, forward=_look_up)]
         if outline.front or not self._is_identity(self._run_front):
             build = partial(self._surroundings, cut, outline.front)
             specs.append(LayerSpec(name="front", build=build, forward=partial(self._front, groups)))
@@ -106,9 +106,9 @@ class HuggingFaceModel(LayeredModel):
             build = partial(self._surroundings, cut, outline.back)
             specs.append(LayerSpec(name="back", build=build, forward=partial(_on_residual, self._run_back)))
         if self.is_tied:
-            specs.append(LayerSpec(name=outline.head, build=table, tied=outline.table, forward=_last))
+            specs.append(LayerSpec(name=outline.head, build=table, tied=outline.table, forward=_apply_head))
         else:
-            specs.append(LayerSpec(name=outline.head, build=partial(self._head, groups), forward=_last))
+            specs.append(LayerSpec(name=outline.head, build=partial(self._head, groups), forward=_apply_head))
         if not self._is_identity(self._run_logits):
             specs.append(LayerSpec(name="logits", build=partial(self._surroundings, cut, ()), forward=self._run_logits))
         return specs
@@ -131,32 +131,32 @@ class HuggingFaceModel(LayeredModel):
         factor = probe.factor_of(table)
         if factor is None:
             message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
-            raise DslparError([finding("TEN111", message, "report the model: it needs a rule of its own")])
+            raise DslparError([finding("TEN234", message, "report the model: it needs a rule of its own")])
         made = modules.Table(groups, table, factor, {"weight": (modules.Source(f"{name}.weight"),)})
-        return self._drawn(made)
+        return self._with_init(made)
 
     def _head(self, groups: Groups) -> nn.Module:
         name = self.skeleton.head
         head = self.model.get_submodule(name)
         own = [own for own, _ in head.named_parameters()]
-        return self._drawn(
+        return self._with_init(
             modules.OutputHead(groups, head, {each: (modules.Source(f"{name}.{each}"),) for each in own})
         )
 
-    def _block(self, cut: Cut, name: str) -> nn.Module:
+    def _block(self, cut: Setting, name: str) -> nn.Module:
         part = apply(copy.deepcopy(self.model.get_submodule(name)), name, cut)
         skeleton.fill_buffers(self.model, part)
-        return self._drawn(part)
+        return self._with_init(part)
 
-    def _surroundings(self, cut: Cut, own: Sequence[str]) -> nn.Module:
+    def _surroundings(self, cut: Setting, own: Sequence[str]) -> nn.Module:
         """Build the part that holds the leaves `own`, applied, and stand-ins for the rest."""
         part = self.skeleton.part(own)
         for name in own:
-            skeleton._put(part, name, apply(part.get_submodule(name), name, cut))
+            part.set_submodule(name, apply(part.get_submodule(name), name, cut))
         skeleton.fill_buffers(self.model, part)
-        return self._drawn(part)
+        return self._with_init(part)
 
-    def _drawn(self, part: nn.Module) -> nn.Module:
+    def _with_init(self, part: nn.Module) -> nn.Module:
         """Have the part's parameters begin as the folder has them, or as transformers draws them."""
         for module in part.modules():
             sources: modules.Sources = getattr(module, "sources", {})
@@ -170,37 +170,37 @@ class HuggingFaceModel(LayeredModel):
 
     def _front(self, groups: Groups, module: nn.Module, x: Ids) -> Any:
         residual = x[0] if isinstance(x, tuple) else x
-        count = placement.piece(groups.tensor, groups.coord, placement.residual_cuts(groups.tensor).sequence)[1]
-        return _on_residual(partial(self._run_front, length=residual.shape[1] * count), module, x)
+        return _on_residual(partial(self._run_front, length=_length(groups, residual)), module, x)
 
     def _run_front(self, module: nn.Module, x: Tensor, length: int | None = None) -> Tensor:
-        positions = torch.arange(x.shape[1] if length is None else length, device=x.device)[None]
-        skeleton.run(module, x, positions)
-        block: Any = module.get_submodule(self.policy.blocks[0])[0]  # type: ignore[index]
-        entered: Tensor = block.take_input()
+        block: Any = module.get_submodule(f"{self.policy.blocks[0]}.0")
+        skeleton.run(module, x, _positions(x, length))
+        entered: Tensor = block.input
+        block.clear()
         return entered
 
     def _run_back(self, module: nn.Module, x: Tensor) -> Tensor:
-        block: Any = module.get_submodule(self.policy.blocks[-1])[0]  # type: ignore[index]
+        block: Any = module.get_submodule(f"{self.policy.blocks[-1]}.0")
         head: Any = module.get_submodule(self.skeleton.head)
         block.output, head.keeps_input = x, True
-        skeleton.run(module, x, torch.arange(x.shape[1], device=x.device)[None])
+        skeleton.run(module, x, _positions(x))
         left: Tensor = head.input
-        block.input, block.call, block.output, head.input = None, None, None, None
+        block.clear()
+        head.clear()
         return left
 
     def _run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
+        block: Any = module.get_submodule(f"{self.policy.blocks[-1]}.0")
         head: Any = module.get_submodule(self.skeleton.head)
         head.output = logits
-        y = skeleton.run(module, logits, torch.arange(logits.shape[1], device=logits.device)[None])
-        block: Any = module.get_submodule(self.policy.blocks[-1])[0]  # type: ignore[index]
-        block.input, block.call, head.output = None, None, None
+        y = skeleton.run(module, logits, _positions(logits))
+        block.clear()
+        head.clear()
         return y
 
     def _run_block(self, groups: Groups, index: int, module: nn.Module, x: Ids) -> Ids:
         residual, padding = x if isinstance(x, tuple) else (x, None)
-        count = placement.piece(groups.tensor, groups.coord, placement.residual_cuts(groups.tensor).sequence)[1]
-        call = self._calls(groups, residual.shape[1] * count, residual)[index]
+        call = self._calls(groups, _length(groups, residual), residual)[index]
         args = [_with_padding(value, padding) for value in call.args]
         kwargs = {name: _with_padding(value, padding) for name, value in call.kwargs.items()}
         y = module(residual, *args, **kwargs)
@@ -214,12 +214,11 @@ class HuggingFaceModel(LayeredModel):
         key = (length, like.dtype, like.device, groups.tensor, index)
         if key not in self._context:
             lists = self.policy.blocks
-            rotary = [name for name, module in self.model.named_modules() if skeleton._is_rotary(module)]
+            rotary = [name for name, module in self.model.named_modules() if skeleton.is_rotary(module)]
             part: Any = self.skeleton.part(rotary, num_blocks=max(len(self.skeleton.lists[name]) for name in lists))
             skeleton.fill_buffers(self.model, part)
             part.to(like.device)
-            positions = torch.arange(length, device=like.device)[None]
-            positions = placement.take(positions, 1, groups.tensor, groups.coord, cuts.sequence)
+            positions = placement.take(_positions(like, length), 1, groups.tensor, groups.coord, cuts.sequence)
             x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], self.skeleton.hidden_size)
             with torch.no_grad():
                 skeleton.run(part, x, positions)
@@ -254,7 +253,7 @@ def _derived(model: Any) -> Policy:
     found = derive(model)  # first, since it may say what is not understood
     if name not in DERIVED:
         message = f"{name}: the policy that transformers' plan tells is not proven for this class"
-        raise_finding("TEN111", message, "policy='derived' takes it as it is; or write one", key="model.policy")
+        raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
     return found
 
 
@@ -265,15 +264,25 @@ def _is_tied(model: Any, found: Skeleton) -> bool:
     return f"{found.head}.weight" in tied
 
 
+def _length(groups: Groups, residual: Tensor) -> int:
+    """Return the tokens of a whole sequence, of which the residual may have a piece."""
+    letters = placement.residual_cuts(groups.tensor).sequence
+    return int(residual.shape[1]) * placement.piece(groups.tensor, groups.coord, letters)[1]
+
+
+def _positions(like: Tensor, length: int | None = None) -> Tensor:
+    return torch.arange(like.shape[1] if length is None else length, device=like.device)[None]
+
+
 def _with_padding(value: Any, padding: Tensor | None) -> Any:
     return value.with_padding(padding) if isinstance(value, attention.Recipe) else value
 
 
-def _first(module: nn.Module, x: Ids) -> Ids:
+def _look_up(module: nn.Module, x: Ids) -> Ids:
     return (module(x[0]), x[1].bool()) if isinstance(x, tuple) else module(x)
 
 
-def _last(module: nn.Module, x: Ids) -> Tensor:
+def _apply_head(module: nn.Module, x: Ids) -> Tensor:
     logits: Tensor = module(x[0] if isinstance(x, tuple) else x)
     return logits
 

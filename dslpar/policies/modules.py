@@ -35,6 +35,12 @@ Sources = Mapping[str, tuple[Source, ...]]
 """Own parameter's name -> the tensors that it is, one after the other along dim 0."""
 
 
+def merged(sources: tuple[Source, ...], read: Callable[[str], Tensor]) -> Tensor:
+    """Return the full tensor that a parameter is a piece of."""
+    parts = [read(source.name) for source in sources]
+    return torch.cat([part.t() if source.transposed else part for part, source in zip(parts, sources, strict=True)])
+
+
 class Stream:
     """Which activations the code that runs now works on; entrances and outward linears say so."""
 

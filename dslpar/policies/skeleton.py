@@ -53,11 +53,9 @@ class BlockStandIn(nn.Module):
         self.call = Call(rest, kwargs)
         return self.input if self.output is None else self.output
 
-    def take_input(self) -> Tensor:
-        """Return what has entered, once."""
-        entered, self.input, self.call = self.input, None, None
-        assert entered is not None, "a forward that has not come to its blocks"
-        return entered
+    def clear(self) -> None:
+        """Forget what was recorded, and what was to be given."""
+        self.input, self.call, self.output = None, None, None
 
 
 class LeafStandIn(nn.Module):
@@ -69,7 +67,7 @@ class LeafStandIn(nn.Module):
         self.calls: list[str] | None = None
         """Where its name is noted when it is called."""
         self.gives_nothing = isinstance(module, nn.Embedding)
-        self.is_rotary = _is_rotary(module)
+        self.is_rotary = is_rotary(module)
         self.keeps_input = False
         self.input: Tensor | None = None
         self.output: Tensor | None = None
@@ -85,6 +83,10 @@ class LeafStandIn(nn.Module):
             return None
         return torch.zeros(1, 1, 1, device=x.device) if self.gives_nothing else x
 
+    def clear(self) -> None:
+        """Forget what was recorded, and what was to be given."""
+        self.input, self.output = None, None
+
 
 class Outline(NamedTuple):
     """Which leaves outside the blocks run before and after them, in order; without the table and the head."""
@@ -93,7 +95,7 @@ class Outline(NamedTuple):
     back: Sequence[str]
     table: str
     head: str
-    loose: Sequence[str]
+    uncalled: Sequence[str]
     """What a forward never calls, and holds weights."""
 
 
@@ -107,7 +109,7 @@ class Skeleton:
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         if not isinstance(embeddings, nn.Embedding) or not isinstance(head, nn.Linear):
             message = f"{type(model).__name__} has no table of tokens, or no linear head"
-            raise_finding("TEN111", message, "name a class for causal language modelling", key="model.type")
+            raise_finding("TEN234", message, "name a class for causal language modelling", key="model.type")
         names = {module: name for name, module in model.named_modules()}
         self.table, self.head = names[embeddings], names[head]
         self.outline = self._outline()
@@ -117,10 +119,10 @@ class Skeleton:
         model = copy.deepcopy(self._bare)
         for name in self.blocks:
             stand_ins = [BlockStandIn(block) for block in self.lists[name][:num_blocks]]
-            _put(model, name, nn.ModuleList(stand_ins))
+            model.set_submodule(name, nn.ModuleList(stand_ins))
         for name, module in list(_leaves(model)):
             if name not in own and not isinstance(module, BlockStandIn):
-                _put(model, name, LeafStandIn(module, name))
+                model.set_submodule(name, LeafStandIn(module, name))
         return model
 
     @on_cpu
@@ -138,12 +140,12 @@ class Skeleton:
         first, last = order.index(""), len(order) - 1 - order[::-1].index("")
         leaves = dict(_leaves(self._bare))
         kept = [name for name in dict.fromkeys(order) if name and name not in (self.table, self.head)]
-        kept = [name for name in kept if not _is_rotary(leaves[name])]
+        kept = [name for name in kept if not is_rotary(leaves[name])]
         front = [name for name in kept if order.index(name) < first]
         back = [name for name in kept if order.index(name) > last]
         with_weights = [name for name, module in self._bare.named_modules() if list(module.parameters(recurse=False))]
-        loose = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
-        return Outline(front, back, self.table, self.head, loose)
+        uncalled = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
+        return Outline(front, back, self.table, self.head, uncalled)
 
     @property
     def hidden_size(self) -> int:
@@ -178,7 +180,7 @@ def fill_buffers(model: Any, part: nn.Module) -> None:
                 module._buffers[name] = buffer
 
 
-def _is_rotary(module: nn.Module) -> bool:
+def is_rotary(module: nn.Module) -> bool:
     return any("inv_freq" in name for name, _ in module.named_buffers(recurse=False))
 
 
@@ -192,14 +194,9 @@ def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:
     """Return a copy of the model, its lists of blocks empty; the model itself is as before."""
     lists = {name: model.get_submodule(name) for name in blocks}
     for name in blocks:
-        _put(model, name, nn.ModuleList())
+        model.set_submodule(name, nn.ModuleList())
     try:
         return copy.deepcopy(model)
     finally:
         for name, found in lists.items():
-            _put(model, name, found)
-
-
-def _put(root: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(root.get_submodule(parent) if parent else root, leaf, module)
+            model.set_submodule(name, found)

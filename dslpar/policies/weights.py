@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import placement_of
-from dslpar.policies.modules import Source, Sources
+from dslpar.policies.modules import Source, Sources, merged
 
 
 def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, tuple[Source, ...]]]:
@@ -19,12 +19,6 @@ def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Paramet
         for own, of in sources.items():
             p = owner.get_parameter(own)
             yield (f"{name}.{own}" if name else own), p, of
-
-
-def merged(sources: tuple[Source, ...], read: Callable[[str], Tensor]) -> Tensor:
-    """Return the full tensor that a parameter is a piece of."""
-    parts = [read(source.name) for source in sources]
-    return torch.cat([part.t() if source.transposed else part for part, source in zip(parts, sources, strict=True)])
 
 
 @torch.no_grad()

@@ -141,6 +141,11 @@ class OtherModel:
     """Its keyword arguments."""
 
     @property
+    def is_of_transformers(self) -> bool:
+        """Whether the name is one of transformers', by which dslpar knows what its config says."""
+        return self.target.startswith("transformers.")
+
+    @property
     def layers(self) -> tuple[Mapping[str, Any], ...] | None:
         """The layers of `layers_cfg`; None where there is no such list."""
         layers = self.args.get("layers_cfg")

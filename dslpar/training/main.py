@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.catalog import raise_finding
-from dslpar.core.errors import DslparError, Finding, Location
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
 from dslpar.core.project import add_trust
 from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap, rendezvous
@@ -136,7 +136,8 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
         try:
             status = _run(request, stored, folder, session)
         except DslparError as error:  # what only the machine could know; every rank has the same findings
-            log.error(report_text.text(error.findings, {}).rstrip())
+            findings = [_at_key(finding, request) for finding in error.findings]
+            log.error(report_text.text(findings, request.config.sources).rstrip())
             return _end_after_rank_0(session, rank_monitor)
     session.enter_ending()
     bootstrap.teardown_distributed()
@@ -285,8 +286,8 @@ def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | N
 
 
 def _at_key(finding: Finding, request: Request) -> Finding:
-    """Return a finding at its key's place in the config: those who raise it know the file alone."""
-    known = finding.key and finding.location == Location(request.job.path)
+    """Return a finding at its key's place in the config: those who raise it know the file at most."""
+    known = finding.key and finding.location in (Location(request.job.path), Location(WORLD))
     return finding._replace(location=request.config.at(finding.key)) if known else finding
 
 

@@ -72,7 +72,7 @@ def unknown_model(cx: Context) -> Iterator[Problem]:
     """The layers of the model are not known."""
     if cx.unlisted:
         skipped = "rules about layers and sizes are skipped"
-        if cx.unlisted.startswith("transformers."):
+        if not cx.by_program and cx.other_model.is_of_transformers:
             skipped = "rules about layers are skipped, and sizes are checked where model.config gives them"
         message = f"the layers of {cx.unlisted} are not known: {skipped}"
         yield cx.problem("model", message, "")

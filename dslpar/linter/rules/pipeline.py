@@ -138,8 +138,7 @@ def layers_not_known(cx: Context) -> Iterator[Problem]:
     """A pipeline over a model whose layers are known only when it is built."""
     if cx.unlisted and cx.stages > 1 and not cx.by_program:  # of that, CFG111 says it all
         message = f"the partition of {cx.unlisted} over {cx.stages} stages is checked only when the model is built"
-        of_transformers = cx.unlisted.startswith("transformers.")
-        hint = "" if of_transformers else "add layers_cfg=[...] to model: then its layers are known"
+        hint = "" if cx.other_model.is_of_transformers else "add layers_cfg=[...] to model: then its layers are known"
         yield cx.problem(cx.pipeline_key, message, hint)
 
 

@@ -70,7 +70,7 @@ CELLS = [
 @pytest.mark.parametrize(("family", "layout", "padded"), CELLS)
 def test_a_policy_does_not_change_the_maths(family: str, layout: str, padded: bool) -> None:
     if layout and LAYOUTS[layout].mode == "sequence" and family in WINDOWS:
-        with pytest.raises(RankError, match=r"TEN226 .*a mask of its own, such as a window"):
+        with pytest.raises(RankError, match=r"TEN235 .*a mask of its own, such as a window"):
             off(family, layout, padded)
         return
     found = off(family, layout, padded)

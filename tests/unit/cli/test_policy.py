@@ -51,7 +51,7 @@ def test_a_policy_that_says_something_else_is_found_out() -> None:
 
 def test_a_class_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "check", "BloomForCausalLM"]) == 1
-    assert "TEN111" in capsys.readouterr().err
+    assert "TEN234" in capsys.readouterr().err
     assert main(["policy", "show", "GraniteForCausalLM"]) == 1
     assert "policy='derived'" in capsys.readouterr().err
     assert main(["policy", "show", "GraniteForCausalLM", "--policy", "derived"]) == 0

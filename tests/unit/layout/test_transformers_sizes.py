@@ -68,6 +68,6 @@ def _is_built(layers: list[LayerSpec]) -> bool:
 def test_names_of_several_families() -> None:
     given = {"n_embd": 8, "n_head": 2, "n_layer": 3, "n_inner": None, "use_cache": True}
     model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": given})
-    assert sizes_of(model) == {"hidden": Size("n_embd", 8), "heads": Size("n_head", 2), "layers": Size("n_layer", 3)}
+    assert sizes_of(model) == {"hidden": Size("n_embd", 8), "heads": Size("n_head", 2)}
     assert sizes_of(OtherModel(target="my.Model", args={"config": given})) == {}
     assert sizes_of(OtherModel(target="transformers.GPT2LMHeadModel", args={"pretrained": "folder"})) == {}

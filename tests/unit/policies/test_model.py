@@ -21,7 +21,7 @@ if not HAS_TRANSFORMERS:
 import transformers
 
 from dslpar.models.layered import build_layer, build_module
-from dslpar.policies.apply import Cut, apply
+from dslpar.policies.apply import Setting, apply
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.policy import Policy
@@ -103,7 +103,7 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
 )
 def test_what_is_not_understood_is_refused_by_name(name: str, config: dict[str, Any], said: str) -> None:
     cls = getattr(transformers, name)
-    with pytest.raises(DslparError, match=f"TEN111 .*{said}"):
+    with pytest.raises(DslparError, match=f"TEN234 .*{said}"):
         HuggingFaceModel(cls, cls.config_class(**config))
 
 
@@ -149,9 +149,9 @@ class Dropping(nn.Module):
 
 def test_dropout_by_function_is_refused_where_it_drops() -> None:
     policy, groups = Policy(blocks=(), regions={}, outward=()), Groups(Mesh())
-    still = Cut(groups, policy, 8, SimpleNamespace(hidden_dropout=0.0, use_dropout=True))
+    still = Setting(groups, policy, 8, SimpleNamespace(hidden_dropout=0.0, use_dropout=True))
     apply(Dropping(None), "block", still)
-    with pytest.raises(DslparError, match=r"TEN111 .*block of Dropping calls torch\.nn\.functional\.dropout"):
+    with pytest.raises(DslparError, match=r"TEN234 .*block of Dropping calls torch\.nn\.functional\.dropout"):
         apply(Dropping(None), "block", still._replace(config=SimpleNamespace(hidden_dropout=0.1)))
 
 
@@ -162,6 +162,6 @@ def test_every_class_that_needs_no_policy_is_among_the_proven_families() -> None
 def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked() -> None:
     cls = transformers.GraniteForCausalLM
     config = cls.config_class(**hf.SIZES)
-    with pytest.raises(DslparError, match=r"TEN111 .*GraniteForCausalLM: .* is not proven for this class"):
+    with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not proven for this class"):
         HuggingFaceModel(cls, config)
     assert "model.layers.0" in names_of(HuggingFaceModel(cls, config, policy="derived"))

@@ -22,7 +22,8 @@ from dslpar.layers.parameter import placement_of
 from dslpar.models.layered import build_module
 from dslpar.policies import compare, pretrained
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.weights import merged, parameters_with_sources
+from dslpar.policies.modules import merged
+from dslpar.policies.weights import parameters_with_sources
 from tests.support import hugging_face as hf
 
 FAMILIES = ("llama, tied", "gpt2", "phi3", "cohere")

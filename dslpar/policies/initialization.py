@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.placement import Placement
-from dslpar.policies.modules import Source
+from dslpar.policies.modules import Source, merged
 
 
 class TransformersInit(NamedTuple):
@@ -23,12 +23,12 @@ class TransformersInit(NamedTuple):
 
     def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
         """Draw the sources one after the other, whole, float32 on the CPU; return the piece of the rank at `coord`."""
-        parts = []
-        for source in self.sources:
-            owner, _, own = source.name.rpartition(".")
-            part = getattr(_drawn(self.model, owner, seed), own)
-            parts.append(part.t() if source.transposed else part)
-        return placement.cut(torch.cat(parts), coord)
+
+        def draw(name: str) -> Tensor:
+            owner, _, own = name.rpartition(".")
+            return _drawn(self.model, owner, seed).get_parameter(own)
+
+        return placement.cut(merged(self.sources, draw), coord)
 
 
 @torch.no_grad()

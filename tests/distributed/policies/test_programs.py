@@ -1,0 +1,61 @@
+"""Programs over transformers' classes that no policy knows: with a loss of their own, and nothing cut, as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import dslpar
+from dslpar.core.errors import DslparError
+from tests.distributed.models.test_sequential import written
+from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+
+CONFIG = """
+from dslpar.config import LazyCall
+from transformers import BertConfig
+model = dict(type='transformers.BertForSequenceClassification', config=LazyCall(BertConfig)(
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=3,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+optimizer = dict(type='AdamW', lr=1e-2)
+batch = dict(global_size=8)
+train = dict(steps=5)
+"""
+
+
+def _losses(path: str) -> list[float]:
+    def criterion(output: Any, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(output.logits, labels)
+
+    engine = dslpar.initialize(path, criterion=criterion, train_data=iter(())).engine
+    generator = torch.Generator().manual_seed(3)
+    ids, labels = torch.randint(20, (8, 6), generator=generator), torch.randint(3, (8,), generator=generator)
+    size, index = engine.groups.mesh.data, engine.groups.coord["data"]
+    return [engine.train_batch([(ids.chunk(size)[index], labels.chunk(size)[index])]) for _ in range(5)]
+
+
+def test_replicas_train_a_class_as_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, CONFIG)
+    (one,), two = on_ranks(1, _losses, path, init="deepspeed"), on_ranks(2, _losses, path, init="deepspeed")
+    assert two[0] == two[1] == pytest.approx(one, rel=1e-5)
+    assert one[-1] < one[0]
+
+
+def test_what_is_cut_needs_a_policy(tmp_path: Path) -> None:
+    path = written(tmp_path, CONFIG + "parallel = dict(tensor=dict(size=2, mode='1d'))\n")
+
+    def rank() -> str:
+        with pytest.raises(DslparError) as error:
+            _losses(path)
+        return str(error.value)
+
+    assert all("TEN234" in each for each in on_ranks(2, rank, init="deepspeed"))
