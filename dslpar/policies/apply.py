@@ -7,10 +7,7 @@ neither by the policy nor by a probe is refused, by the name of its first parame
 from __future__ import annotations
 
 import copy
-import inspect
-import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -20,7 +17,7 @@ from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.policies import modules, probe
+from dslpar.policies import dropout, modules, probe
 from dslpar.policies.policy import Policy, match
 
 
@@ -45,7 +42,7 @@ def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
 class _Application:
     def __init__(self, cut: Setting) -> None:
         self.cut, self.groups = cut, cut.groups
-        self.stream = modules.Stream()
+        self.stream = dropout.Stream()
         self.findings: list[Finding] = []
 
     def part(self, part: nn.Module, name: str) -> nn.Module:
@@ -54,7 +51,6 @@ class _Application:
         self._regions(part, name)
         for own, module in list(holder.named_modules()):
             if own:
-                self._refuse_functional_dropout(module, name + own.removeprefix("part"))
                 made = self._replacement(module, (name + own.removeprefix("part")))
                 if made is not None:
                     holder.set_submodule(own, made)
@@ -65,6 +61,7 @@ class _Application:
         for module in part.modules():
             if not isinstance(module, modules.Entrance):
                 object.__setattr__(module, "dslpar_groups", self.groups)
+        dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
             part.register_forward_pre_hook(self._begin)
         return part
@@ -72,28 +69,22 @@ class _Application:
     def _begin(self, *_: object) -> None:
         self.stream.is_inner = False
 
-    def _refuse_functional_dropout(self, module: nn.Module, name: str) -> None:
-        """Refuse code that drops by torch's function: nothing tells it which piece of an activation it has."""
-        settings: Mapping[str, Any] = vars(self.cut.config)
-        drops = any("drop" in key and isinstance(value, float) and value > 0 for key, value in settings.items())
-        cls: Any = type(module)
-        if drops and _calls_dropout(cls):
-            message = f"{name} of {type(module).__name__} calls torch.nn.functional.dropout, whose masks know no layout"
-            hint = "set the dropouts of the config to 0.0"
-            self.findings.append(finding("TEN234", message, hint, key="model.config"))
-
     def _replacement(self, module: nn.Module, name: str) -> nn.Module | None:
         """Return what stands for a module; None: it stays."""
         sources = _sources(module, name)
         policy, groups, hidden = self.cut.policy, self.groups, self.cut.hidden_size
-        if isinstance(module, modules.Entrance | modules.Outward):
+        if isinstance(module, modules.Entrance | modules.Inward | modules.Outward):
             return None
         if isinstance(module, nn.Dropout):
-            return modules.StreamDropout(groups, module.p, self.stream)
+            return dropout.StreamDropout(groups, module.p, self.stream)
         if match(policy.outward, name):
             outputs, inputs = features(module)
             bias = getattr(module, "bias", None) is not None
             return modules.Outward(groups, inputs, outputs, bias=bias, sources=sources, stream=self.stream)
+        if match(policy.inward, name):
+            length, inputs = features(module)
+            bias, lengths = getattr(module, "bias", None) is not None, self._lengths(name, length)
+            return modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
         if match(policy.per_head, name):
             return modules.PerHead(groups, module, name)
         if match(policy.inner_norms, name):
@@ -177,13 +168,6 @@ class _Application:
                         owner = module.config
                     last = attribute.rpartition(".")[2]
                     setattr(owner, last, getattr(owner, last) // count)
-
-
-@cache
-def _calls_dropout(cls: Any) -> bool:
-    if cls.__module__.startswith(("torch.", "dslpar.")):
-        return False
-    return re.search(r"(functional|F)\.dropout\(", inspect.getsource(cls.forward)) is not None
 
 
 def features(linear: Any) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
@@ -125,14 +124,17 @@ def _capped(
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = torch.softmax(upcast(scores), -1).to(q.dtype)
-    return (functional.dropout(weights, dropout) @ v).transpose(1, 2)
+    return (torch.dropout(weights, dropout, train=True) @ v).transpose(1, 2)
 
 
 def _attend_pieces_of_sequences(
     module: nn.Module, groups: Groups, qkv: tuple[Tensor, Tensor, Tensor], mask: Any, dropout: float, kwargs: Any
 ) -> Tensor:
     q, k, v = qkv
-    _refuse_unless_plain(module, mask, kwargs, q.shape[-1])
+    _refuse_unless_plain(module, mask, kwargs)
+    scaling = kwargs.get("scaling")
+    if scaling is not None and scaling != q.shape[-1] ** -0.5:
+        q = q * (scaling * q.shape[-1] ** 0.5)  # ring and ulysses scale by 1 / sqrt(D)
     causal = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True)) if causal is None else bool(causal)
     padding = None if mask is None or mask.padding is None else _samples(groups, mask.padding)
@@ -156,15 +158,12 @@ def _samples(groups: Groups, padding: Tensor) -> Tensor:
     return placement.take(padding, 0, groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).batch)
 
 
-def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any], head_dim: int) -> None:
+def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise DslparError where ring and ulysses would compute something else than the model's attention."""
     name = type(module).__name__
     reasons = [f"{key}=" for key, value in kwargs.items() if key not in _KNOWN and value is not None]
     if mask is not None and not (isinstance(mask, Recipe) and mask.function in _PLAIN):
         reasons.append("a mask of its own, such as a window")
-    scaling = kwargs.get("scaling")
-    if scaling is not None and abs(scaling - head_dim**-0.5) > 1e-9 * scaling:
-        reasons.append(f"scaling={scaling:g}")
     if reasons:
         message = f"{name} attends with {', '.join(reasons)}, and mode 'sequence' knows causal and padding masks alone"
         raise_finding("TEN235", message, "another tensor mode, which attends to whole sequences", key="parallel.tensor")

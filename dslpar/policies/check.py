@@ -49,6 +49,8 @@ _SMALL: Mapping[str, float] = {
     "num_key_value_heads": 4,
     "head_dim": 4,
     "intermediate_size": 48,
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
     "vocab_size": 70,
     "max_position_embeddings": 32,
     "sliding_window": 5,

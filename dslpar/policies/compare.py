@@ -25,6 +25,7 @@ from dslpar.policies.weights import load, parameters_with_sources
 
 BATCH, SEQUENCE = 4, 12
 IGNORED = -100
+_ZERO = 1e-13
 
 
 class Batch(NamedTuple):
@@ -149,9 +150,15 @@ def _padded(model: HuggingFaceModel, groups: Groups) -> int:
 
 
 def worst(one: Result, other: Result) -> dict[str, float]:
-    """Return max|a - b| / max|b| of the logits, the loss and every gradient; one that is not there is infinite."""
+    """Return max|a - b| / max|b| of the logits, the loss and every gradient; one that is not there is infinite.
+
+    A gradient that is zero but for rounding (that of a key's bias: softmax does not see it) is measured by the largest.
+    """
+    largest = max(float(each.abs().max()) for each in other.gradients.values())
     pairs = {"logits": (one.logits, other.logits), "loss": (one.loss, other.loss)}
     missing = set(other.gradients) ^ set(one.gradients)
     pairs |= {name: (one.gradients[name], other.gradients[name]) for name in set(other.gradients) - missing}
-    differ = {name: float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for name, (a, b) in pairs.items()}
+    scales = {name: float(b.abs().max()) for name, (_, b) in pairs.items()}
+    scales = {name: scale if scale > _ZERO * largest else largest for name, scale in scales.items()}
+    differ = {name: float((a - b).abs().max()) / max(scales[name], 1e-30) for name, (a, b) in pairs.items()}
     return differ | dict.fromkeys(missing, float("inf"))

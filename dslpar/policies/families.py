@@ -35,6 +35,14 @@ OLMO2 = Policy(
     outward=("model.layers.*.self_attn.o_proj", "model.layers.*.mlp.down_proj"),
     inner_norms=("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"),
 )
+OPT = Policy(
+    blocks=("model.decoder.layers",),
+    regions={"model.decoder.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")},
+    inward=("model.decoder.layers.*.fc1",),
+    outward=("model.decoder.layers.*.self_attn.out_proj", "model.decoder.layers.*.fc2"),
+    local={"model.decoder.layers.*.self_attn": ("num_heads",)},
+    requires={"layerdrop": 0.0, "layer_norm_elementwise_affine": True},
+)
 
 DERIVED = frozenset(
     f"{name}ForCausalLM"
@@ -46,5 +54,6 @@ POLICIES: Mapping[str, Policy] = {
     "GPT2LMHeadModel": GPT2,
     "Phi3ForCausalLM": PHI3,
     "Olmo2ForCausalLM": OLMO2,
+    "OPTForCausalLM": OPT,
 }
 """By the class's name."""

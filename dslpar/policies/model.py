@@ -26,7 +26,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import cross_entropy, placement
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
-from dslpar.policies import attention, modules, probe, skeleton
+from dslpar.policies import attention, modules, padding, probe, skeleton
 from dslpar.policies.apply import Setting, apply
 from dslpar.policies.derive import derive
 from dslpar.policies.families import DERIVED, POLICIES
@@ -68,7 +68,9 @@ class HuggingFaceModel(LayeredModel):
             self.policy = as_policy(policy, POLICIES)
         else:
             self.policy = POLICIES.get(cls.__name__) or _derived(self.model)
+        _check_settings(cls.__name__, self.config, self.policy)
         self.skeleton = Skeleton(self.model, self.policy.blocks)
+        self.mask_use = padding.mask_use(self.skeleton)
         self.is_tied = _is_tied(self.model, self.skeleton)
         self._context: dict[object, list[skeleton.Call]] = {}
         uncalled = self.skeleton.outline.uncalled
@@ -169,12 +171,15 @@ class HuggingFaceModel(LayeredModel):
     # ---- their forwards ----
 
     def _front(self, groups: Groups, module: nn.Module, x: Ids) -> Any:
-        residual = x[0] if isinstance(x, tuple) else x
-        return _on_residual(partial(self._run_front, length=_length(groups, residual)), module, x)
+        residual, mask = x if isinstance(x, tuple) else (x, None)
+        return _on_residual(partial(self._run_front, length=_length(groups, residual), mask=mask), module, x)
 
-    def _run_front(self, module: nn.Module, x: Tensor, length: int | None = None) -> Tensor:
+    def _run_front(self, module: nn.Module, x: Tensor, length: int | None = None, mask: Tensor | None = None) -> Tensor:
         block: Any = module.get_submodule(f"{self.policy.blocks[0]}.0")
-        skeleton.run(module, x, _positions(x, length))
+        if self.mask_use.positions and mask is not None:
+            skeleton.run(module, x, None, mask)
+        else:
+            skeleton.run(module, x, _positions(x, length))
         entered: Tensor = block.input
         block.clear()
         return entered
@@ -216,6 +221,7 @@ class HuggingFaceModel(LayeredModel):
             lists = self.policy.blocks
             rotary = [name for name, module in self.model.named_modules() if skeleton.is_rotary(module)]
             part: Any = self.skeleton.part(rotary, num_blocks=max(len(self.skeleton.lists[name]) for name in lists))
+            part.eval()  # dropout would draw from the run's generator
             skeleton.fill_buffers(self.model, part)
             part.to(like.device)
             positions = placement.take(_positions(like, length), 1, groups.tensor, groups.coord, cuts.sequence)
@@ -245,6 +251,23 @@ def _config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
     if config is None:
         raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
     return cls.config_class(**config) if isinstance(config, Mapping) else copy.deepcopy(config)
+
+
+def _check_settings(name: str, config: Any, policy: Policy) -> None:
+    """Raise DslparError, with every setting of the config that the policy does not know."""
+    wrong = {each: value for each, value in policy.requires.items() if getattr(config, each, value) != value}
+    if wrong:
+        raise DslparError(
+            [
+                finding(
+                    "TEN234",
+                    f"{name} with {each}={getattr(config, each)!r}: its policy is for {each}={value!r}",
+                    f"{each}={value!r}",
+                    key="model.config",
+                )
+                for each, value in wrong.items()
+            ]
+        )
 
 
 def _derived(model: Any) -> Policy:

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Embedding, Head, LayerNorm, Linear, RMSNorm, placement
-from dslpar.layers.dropout import shard_rng
 from dslpar.layers.norm import normalize
 from dslpar.layers.parameter import ZEROS, Layer, Shared, parameter
 from dslpar.layers.placement import Placement
+from dslpar.policies.dropout import Stream
 from dslpar.policies.probe import Norm
 
 
@@ -39,13 +38,6 @@ def merged(sources: tuple[Source, ...], read: Callable[[str], Tensor]) -> Tensor
     """Return the full tensor that a parameter is a piece of."""
     parts = [read(source.name) for source in sources]
     return torch.cat([part.t() if source.transposed else part for part, source in zip(parts, sources, strict=True)])
-
-
-class Stream:
-    """Which activations the code that runs now works on; entrances and outward linears say so."""
-
-    def __init__(self) -> None:
-        self.is_inner = False
 
 
 class Slot(nn.Module):
@@ -105,6 +97,22 @@ class Outward(Linear):
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[batch/x, sequence, F/y] to [batch/x, sequence, H/z]."""
         self.stream.is_inner = False
+        return super().forward(x, shared)
+
+
+class Inward(Linear):
+    """An inward linear that a block's own forward calls: a region begins with it, and no module is around it."""
+
+    def __init__(
+        self, groups: Groups, in_features: int, lengths: Sequence[int], *, bias: bool, sources: Sources, stream: Stream
+    ) -> None:
+        blocks = lengths if len(lengths) > 1 else lengths[0]
+        super().__init__(groups, in_features, blocks, role="inward", bias=bias)
+        self.sources, self.stream = sources, stream
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        """Return [batch/x, sequence, F/y] of [batch/x, sequence, H/z]; also of tokens in one dim."""
+        self.stream.is_inner = True
         return super().forward(x, shared)
 
 
@@ -220,22 +228,6 @@ class PerHead(Layer):
         given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
         y: Tensor = torch.func.functional_call(self.module[0], given, (x,))
         return y
-
-
-class StreamDropout(nn.Module):
-    """Dropout of the activations that it stands in: equal masks on copies, others on other pieces."""
-
-    def __init__(self, groups: Groups, p: float, stream: Stream) -> None:
-        super().__init__()
-        self.groups, self.p, self.stream = groups, p, stream
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same."""
-        if not self.training or self.p == 0:
-            return x
-        cuts = placement.inner_cuts if self.stream.is_inner else placement.residual_cuts
-        with shard_rng(self.groups, cuts(self.groups.tensor), x.device):
-            return functional.dropout(x, self.p)
 
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]

@@ -34,6 +34,8 @@ class Policy:
     """
     outward: Names
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
+    inward: Names = ()
+    """Inward linears that a block's own forward calls, with no module around them (OPT's fc1)."""
     per_head: Names = ()
     """Modules within a region that act on each head alike, with vectors that all heads share."""
     inner_norms: Names = ()
@@ -44,6 +46,8 @@ class Policy:
     """
     local: Mapping[str, Names] = field(default_factory=dict)
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
+    requires: Mapping[str, object] = field(default_factory=dict)
+    """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
 
 
 def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:

@@ -153,9 +153,10 @@ class Skeleton:
         return int(self.model.get_submodule(self.table).weight.shape[1])
 
 
-def run(model: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
+def run(model: nn.Module, x: Tensor, positions: Tensor | None, padding: Tensor | None = None) -> Tensor:
     """Run a part on the residual `x`; return what its forward gives as logits."""
-    logits: Tensor = model(inputs_embeds=x, position_ids=positions, use_cache=False).logits
+    mask = {} if padding is None else {"attention_mask": padding.long()}
+    logits: Tensor = model(inputs_embeds=x, position_ids=positions, use_cache=False, **mask).logits
     return logits
 
 

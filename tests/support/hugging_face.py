@@ -60,6 +60,16 @@ _GPT2 = {
     "eos_token_id": 1,
 }
 
+_OPT = SIZES | {
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
+    "pad_token_id": 0,
+    "init_std": 0.2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "layerdrop": 0.0,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", SIZES),
     "llama, tied": Family("Llama", SIZES | {"tie_word_embeddings": True}),
@@ -81,6 +91,8 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family("Olmo2", SIZES),
     "gpt_neox": Family("GPTNeoX", SIZES),
     "gpt2": Family("GPT2", {**_GPT2, "n_inner": 48}, "LMHeadModel"),
+    "opt": Family("OPT", _OPT),
+    "opt, norms after": Family("OPT", _OPT | {"do_layer_norm_before": False, "tie_word_embeddings": False}),
     "cohere": Family("Cohere", SIZES | {"logit_scale": 0.3}),
 }
 

@@ -171,6 +171,21 @@ def _transformers_gpt2(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="transformers.GPT2LMHeadModel", args={"config": config})
 
 
+def _transformers_opt(tied: bool) -> sections.OtherModel:
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": GPT["hidden_size"],
+        "word_embed_proj_dim": GPT["hidden_size"],
+        "num_attention_heads": GPT["num_heads"],
+        "ffn_dim": 96,
+        "vocab_size": GPT["vocab_size"],
+        "max_position_embeddings": GPT["max_seq_len"],
+        "tie_word_embeddings": tied,
+        **dict.fromkeys(("dropout", "attention_dropout", "layerdrop"), 0.0),
+    }
+    return sections.OtherModel(target="transformers.OPTForCausalLM", args={"config": config})
+
+
 MODELS: Mapping[str, Callable[[bool], Any]] = {
     "GPT": _gpt,
     "Llama": _llama,
@@ -178,6 +193,7 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "Sequential": _sequential,
     "transformers' Llama": _transformers_llama,
     "transformers' GPT-2": _transformers_gpt2,
+    "transformers' OPT": _transformers_opt,
 }
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
 takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
@@ -372,6 +388,8 @@ LAYOUTS: dict[str, Layout] = {
     "transformers' GPT-2, pipe 2, cuboid (1, 2, 2), ZeRO 1": Layout(
         8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2)), zero=1, model="transformers' GPT-2"
     ),
+    "transformers' OPT, one process": ONE._replace(model="transformers' OPT"),
+    "transformers' OPT, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' OPT"),
     # Llama's form
     "Llama, one process": ONE._replace(model="Llama", tied=False),
     "Llama, 1d 2, tied": Layout(2, tensor("1d", 2), model="Llama"),

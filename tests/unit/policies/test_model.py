@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
@@ -21,7 +19,6 @@ if not HAS_TRANSFORMERS:
 import transformers
 
 from dslpar.models.layered import build_layer, build_module
-from dslpar.policies.apply import Setting, apply
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.policy import Policy
@@ -93,7 +90,8 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
             {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 70},
             "its attention does not",
         ),
-        ("OPTForCausalLM", hf.SIZES, "no tensor plan"),
+        ("OPTForCausalLM", hf.SIZES | {"layerdrop": 0.1}, r"layerdrop=0\.1: its policy is for layerdrop=0\.0"),
+        ("PersimmonForCausalLM", hf.SIZES, "no tensor plan"),
         (
             "MixtralForCausalLM",
             hf.SIZES | {"num_local_experts": 2},
@@ -134,25 +132,6 @@ def test_the_user_s_config_stays_as_it_was() -> None:
     for layer in HuggingFaceModel(family.classes()[0], config).layers(groups):
         layer.build()
     assert config.to_dict() == before
-
-
-class Dropping(nn.Module):
-    """A block that drops by torch's function, whose masks would be those of no piece."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(x, 0.1, self.training)
-
-
-def test_dropout_by_function_is_refused_where_it_drops() -> None:
-    policy, groups = Policy(blocks=(), regions={}, outward=()), Groups(Mesh())
-    still = Setting(groups, policy, 8, SimpleNamespace(hidden_dropout=0.0, use_dropout=True))
-    apply(Dropping(None), "block", still)
-    with pytest.raises(DslparError, match=r"TEN234 .*block of Dropping calls torch\.nn\.functional\.dropout"):
-        apply(Dropping(None), "block", still._replace(config=SimpleNamespace(hidden_dropout=0.1)))
 
 
 def test_every_class_that_needs_no_policy_is_among_the_proven_families() -> None:

@@ -1,0 +1,79 @@
+"""What a model's own forward, around its blocks, makes of the padding mask: positions (OPT), alibi (Bloom).
+
+Most models hand the mask on to attention alone, and there a recipe is made of it. Those that compute with it are found
+by trying: the forward is run on stand-ins with and without a mask, and what tables and blocks are called with, besides
+the residual, is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.catalog import raise_finding
+from dslpar.policies import skeleton
+from dslpar.policies.probe import on_cpu
+from dslpar.policies.skeleton import BlockStandIn, LeafStandIn, Skeleton
+
+_LENGTH = 6
+
+
+class MaskUse(NamedTuple):
+    """What a forward computes with the padding mask; attention aside."""
+
+    anything: bool
+    """It must be run with the micro-batch's mask."""
+    positions: bool
+    """Positions are among it: none may be given."""
+
+
+@on_cpu
+def mask_use(found: Skeleton) -> MaskUse:
+    """Try what the model's forward makes of a mask.
+
+    Raises:
+        DslparError: it makes positions of the mask, and of how long the residual is, which may be cut.
+    """
+    arange = torch.arange(_LENGTH)[None]
+    mask = (arange > 1) & (arange < _LENGTH - 1)
+    with_mask = _seen(found, None, mask)
+    if _equal(with_mask, _seen(found, None, None)):
+        return MaskUse(False, False)
+    positions = not _equal(with_mask, _seen(found, arange, mask))
+    if positions and not _equal(with_mask, _seen(found, None, mask, _LENGTH // 2)):
+        name = type(found.model).__name__
+        message = f"{name} makes positions of the padding mask and of the residual's length, which may be cut"
+        raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+    return MaskUse(True, positions)
+
+
+@torch.no_grad()
+def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length: int = _LENGTH) -> list[Tensor]:
+    """Return the tensors that blocks and tables are called with, besides the residual."""
+    part = found.part(()).eval()
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+        seen.extend(_tensors((args[isinstance(module, BlockStandIn) :], rest)))
+
+    for module in part.modules():
+        if isinstance(module, BlockStandIn) or (isinstance(module, LeafStandIn) and module.gives_nothing):
+            module.register_forward_pre_hook(note, with_kwargs=True)
+    skeleton.run(part, torch.zeros(1, length, found.hidden_size), positions, mask)
+    return seen
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
