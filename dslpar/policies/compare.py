@@ -119,12 +119,12 @@ def in_float64() -> Iterator[None]:
 
 
 def by_policy(
-    subject: Subject, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch, *, padded: bool
+    subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch, *, padded: bool
 ) -> Result:
     """Compute the result on this rank of `tensor`, and gather all of it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
-    model = HuggingFaceModel(*subject)
+    model = subject if isinstance(subject, HuggingFaceModel) else HuggingFaceModel(*subject)
     with in_float64():
         module = assemble(model.layers(groups), groups, seed=1).train()
         mark_owners(module, groups)
