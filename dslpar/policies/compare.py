@@ -119,7 +119,12 @@ def in_float64() -> Iterator[None]:
 
 
 def by_policy(
-    subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch, *, padded: bool
+    subject: Subject | HuggingFaceModel,
+    weights: Mapping[str, Tensor],
+    tensor: mesh.Tensor,
+    given: Batch,
+    *,
+    padded: bool,
 ) -> Result:
     """Compute the result on this rank of `tensor`, and gather all of it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)

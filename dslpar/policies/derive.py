@@ -1,13 +1,17 @@
 """A policy from transformers' own tensor plan (`base_model_tp_plan`), for the models that have one.
 
 The plan says which linears are column- and row-parallel, which is Megatron-LM's half of a policy: regions are the
-modules around a "colwise" linear, and its argument is the first one of their forward. Words of the plan that are not
-understood, and models without a plan, are refused here: a policy must be written.
+modules around a "colwise" linear, and its argument is the first one of their forward. Where a plan gathers what a
+linear makes ("colwise_gather_output"), it says that something is between it and the row-parallel one; what, is seen in
+the model: several linears in one weight, or a norm over all features. Words that are not understood, and models without
+a plan, are refused here: a policy must be written.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -15,10 +19,15 @@ from transformers.pytorch_utils import Conv1D
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
-from dslpar.policies.policy import Policy, match
+from dslpar.policies import probe
+from dslpar.policies.policy import Names, Policy, match
 
-_IGNORED = {"embedding_rowwise", "colwise_gather_output", "colwise_rep", "rowwise_rep"}
+_INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
+_OUTWARD = {"rowwise", "rowwise_split_input"}
+_AROUND = {"embedding_rowwise", "colwise_gather_output", "colwise_rep", "rowwise_rep"}
 """Of the table and the head, which are found as the model's own."""
+_COUNTS = re.compile(r"\bself\.((?:config\.)?(?:num|n)_(?:\w+_)?heads)\b")
+"""Attributes that code of attention may read: how many heads there are, of which a rank has its part."""
 
 
 def derive(model: Any) -> Policy:
@@ -27,42 +36,132 @@ def derive(model: Any) -> Policy:
     Raises:
         DslparError: there is no plan, or it says what is not understood; all of it.
     """
-    named = dict(model.named_modules())
-    plan = {
-        name: word for name, word in dict(model.tp_plan or {}).items() if any(match([name], each) for each in named)
-    }
-    problems = [] if plan else [f"{type(model).__name__} has no tensor plan in transformers"]
-    regions: dict[str, dict[str, list[str]]] = {}
-    outward, per_head = [], []
-    for pattern, word in plan.items():
-        found = [name for name in named if match([pattern], name)]
-        linear = all(isinstance(named[name], nn.Linear | Conv1D) for name in found)
-        if word == "colwise" and linear:
-            region, _, last = pattern.rpartition(".")
-            around = named[found[0].rpartition(".")[0]]
-            argument = list(inspect.signature(type(around).forward).parameters)[1]
-            regions.setdefault(region, {}).setdefault(argument, []).append(last)
-        elif word == "rowwise" and linear:
-            outward.append(pattern)
-        elif word == "replicated_with_grad_allreduce":
-            per_head.append(pattern)
-        elif word not in _IGNORED:
-            problems.append(f"{pattern}: {word!r} of {type(named[found[0]]).__name__}")
-    blocks = _blocks(model, regions)
-    if not blocks and plan:
-        problems.append("no list of blocks holds its regions")
-    if problems:
-        message = f"{type(model).__name__}: {'; '.join(problems)}"
+    found = _Derivation(model)
+    if found.problems:
+        message = f"{type(model).__name__}: {'; '.join(found.problems)}"
         raise DslparError([finding("TEN234", message, "give the model a policy", key="model.policy")])
-    return Policy(
-        blocks=blocks,
-        regions={region: {argument: tuple(names) for argument, names in of.items()} for region, of in regions.items()},
-        outward=tuple(outward),
-        per_head=tuple(per_head),
-    )
+    return found.policy()
 
 
-def _blocks(model: Any, regions: Any) -> tuple[str, ...]:
-    """Return the names of the ModuleLists that hold the regions."""
-    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    return tuple(name for name in lists if any(region.startswith(f"{name}.*.") for region in regions))
+class _Derivation:
+    """What a plan says, word for word."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config
+        self.named = dict(model.named_modules())
+        self.hidden = model.get_input_embeddings().weight.shape[1]
+        self.problems: list[str] = []
+        self.regions: dict[str, dict[str, list[str]]] = {}
+        self.outward: list[str] = []
+        self.per_head: list[str] = []
+        around = {model.get_input_embeddings(), model.get_output_embeddings()}
+        plan: Mapping[str, str] = model.tp_plan or {}
+        for pattern, word in plan.items():
+            found = [module for name, module in self.named.items() if match([pattern], name)]
+            if found and not (word in _AROUND and around.issuperset(found)):
+                self._read(pattern, word, found)
+        if not plan:
+            self.problems.append(f"{type(model).__name__} has no tensor plan in transformers")
+        elif not self._blocks():
+            self.problems.append("no list of blocks holds its regions")
+
+    def _read(self, pattern: str, word: str, found: list[nn.Module]) -> None:
+        """Take one line of the plan."""
+        is_linear = all(isinstance(module, nn.Linear | Conv1D) for module in found)
+        region, _, last = pattern.rpartition(".")
+        if word in _INWARD and is_linear:
+            forward = type(self._first(region)).forward
+            argument = list(inspect.signature(forward).parameters)[1]
+            self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
+        elif word in _OUTWARD and is_linear:
+            self.outward.append(pattern)
+        elif word == "replicated_with_grad_allreduce":
+            self.per_head.append(pattern)
+        else:
+            self.problems.append(f"{pattern}: {word!r} of {type(found[0]).__name__}")
+
+    def policy(self) -> Policy:
+        """Return the policy, with what is seen in the model."""
+        return Policy(
+            blocks=self._blocks(),
+            regions={
+                region: {argument: tuple(names) for argument, names in of.items()}
+                for region, of in self.regions.items()
+            },
+            outward=tuple(self.outward),
+            per_head=(*self.per_head, *self._scalars()),
+            inner_norms=tuple(self._inner_norms()),
+            fused=self._fused(),
+            local=self._local(),
+        )
+
+    def _first(self, pattern: str) -> Any:
+        return next(module for name, module in self.named.items() if match([pattern], name))
+
+    def _blocks(self) -> Names:
+        """Return the names of the ModuleLists that hold the regions."""
+        lists = [name for name, module in self.named.items() if isinstance(module, nn.ModuleList)]
+        return tuple(name for name in lists if any(region.startswith(f"{name}.*.") for region in self.regions))
+
+    def _leaves(self, region: str) -> Iterator[tuple[str, nn.Module]]:
+        """Yield (pattern, module) of the modules with weights within a region that the plan does not name."""
+        known = {*self.outward, *self.per_head}
+        known |= {f"{region}.{name}" for names in self.regions[region].values() for name in names}
+        for name, module in self._first(region).named_modules():
+            pattern = f"{region}.{name}"
+            if name and pattern not in known and list(module.parameters(recurse=False)):
+                yield pattern, module
+
+    def _inner_norms(self) -> Iterator[str]:
+        """Yield norms over all features that one of their region's linears makes."""
+        for region, of in self.regions.items():
+            made = {_features(self._first(f"{region}.{name}"))[0] for names in of.values() for name in names}
+            for pattern, module in self._leaves(region):
+                if any(probe.norm_of(module, length) for length in made):
+                    yield pattern
+
+    def _scalars(self) -> Iterator[str]:
+        """Yield activations with weights, each a single number (xIELU)."""
+        for region in self.regions:
+            for pattern, module in self._leaves(region):
+                if all(p.numel() == 1 for p in module.parameters(recurse=False)):
+                    yield pattern
+
+    def _fused(self) -> dict[str, int | Names]:
+        """Return the linears whose weight is several: more features than their region's outward linear reads."""
+        fused: dict[str, int | Names] = {}
+        for region, of in self.regions.items():
+            names = [name for each in of.values() for name in each]
+            ends = [self._first(each) for each in self.outward if each.startswith(f"{region}.")]
+            if len(names) != 1 or len(ends) != 1:
+                continue
+            made, read = _features(self._first(f"{region}.{names[0]}"))[0], _features(ends[0])[1]
+            plan = self.model.tp_plan
+            if plan[f"{region}.{names[0]}"] == "colwise":
+                continue  # its rows are in an order that may be cut: GPT-NeoX's, head by head
+            if self._attends(region):
+                heads, keys = (getattr(self.config, f"num_{each}_heads", 0) for each in ("attention", "key_value"))
+                if keys and made * heads == read * (heads + 2 * keys):
+                    fused[names[0]] = ("num_attention_heads", "num_key_value_heads", "num_key_value_heads")
+            elif made == 2 * read:
+                fused[names[0]] = 2
+        return fused
+
+    def _attends(self, region: str) -> bool:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(self._first(region)).forward)
+
+    def _local(self) -> dict[str, Names]:
+        """Return what the code of regions that attend reads, and counts heads."""
+        local: dict[str, Names] = {}
+        for region in self.regions:
+            if self._attends(region):
+                read = _COUNTS.findall(inspect.getsource(type(self._first(region)).forward))
+                if read:
+                    local[region] = tuple(dict.fromkeys(read))
+        return local
+
+
+def _features(linear: Any) -> tuple[int, int]:
+    """Return (outputs, inputs)."""
+    outputs, inputs = linear.weight.shape
+    return (inputs, outputs) if isinstance(linear, Conv1D) else (outputs, inputs)

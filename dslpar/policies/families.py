@@ -16,25 +16,6 @@ GPT2 = Policy(
     fused={"c_attn": 3},
     local={"transformer.h.*.attn": ("split_size", "num_heads")},
 )
-PHI3 = Policy(
-    blocks=("model.layers",),
-    regions={"model.layers.*.self_attn": ("qkv_proj",), "model.layers.*.mlp": ("gate_up_proj",)},
-    outward=("model.layers.*.self_attn.o_proj", "model.layers.*.mlp.down_proj"),
-    fused={
-        "qkv_proj": ("num_attention_heads", "num_key_value_heads", "num_key_value_heads"),
-        "gate_up_proj": 2,
-    },
-    local={"model.layers.*.self_attn": ("config.num_attention_heads", "num_key_value_heads")},
-)
-OLMO2 = Policy(
-    blocks=("model.layers",),
-    regions={
-        "model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj"),
-        "model.layers.*.mlp": {"x": ("gate_proj", "up_proj")},
-    },
-    outward=("model.layers.*.self_attn.o_proj", "model.layers.*.mlp.down_proj"),
-    inner_norms=("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"),
-)
 OPT = Policy(
     blocks=("model.decoder.layers",),
     regions={"model.decoder.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")},
@@ -44,16 +25,20 @@ OPT = Policy(
     requires={"layerdrop": 0.0, "layer_norm_elementwise_affine": True},
 )
 
+
 DERIVED = frozenset(
     f"{name}ForCausalLM"
-    for name in ("Cohere", "GPTNeoX", "Gemma", "Gemma2", "Gemma3", "Llama", "Mistral", "Qwen2", "Qwen3")
+    for name in (
+        *("Arcee", "Cohere", "Cohere2", "CohereCompass", "Cwm", "Ernie4_5", "Exaone4", "GPTNeoX", "Gemma", "Gemma2"),
+        *("Gemma3", "Gemma4Unified", "Glm", "Glm4", "Granite", "Helium", "HyperCLOVAX", "Jais2", "Llama", "Ministral"),
+        *("Ministral3", "Mistral", "NanoChat", "Nemotron", "Olmo", "Olmo2", "Olmo3", "Phi", "Phi3", "Qwen2", "Qwen3"),
+        *("SeedOss", "SmolLM3", "Starcoder2", "VaultGemma"),
+    )
 )
-"""Classes whose derived policy is proven: tests/distributed/policies compares each with plain transformers."""
+"""Classes whose derived policy is proven, by `python -m tests.support.derive_all` (docs/derived_policies.md)."""
 
 POLICIES: Mapping[str, Policy] = {
     "GPT2LMHeadModel": GPT2,
-    "Phi3ForCausalLM": PHI3,
-    "Olmo2ForCausalLM": OLMO2,
     "OPTForCausalLM": OPT,
 }
 """By the class's name."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.policies import attention, modules, padding, probe, skeleton
 from dslpar.policies.apply import Setting, apply
 from dslpar.policies.derive import derive
+from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.policy import Policy, as_policy
@@ -62,15 +64,16 @@ class HuggingFaceModel(LayeredModel):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
         self.folder = None if pretrained is None else Folder(pretrained, self.model.base_model_prefix)
-        if policy == "derived":
-            self.policy = derive(self.model)
-        elif policy is not None:
+        if policy is not None and policy != "derived":
             self.policy = as_policy(policy, POLICIES)
         else:
-            self.policy = POLICIES.get(cls.__name__) or _derived(self.model)
+            with as_findings(f"{cls.__name__}: to derive a policy"):
+                unproven = policy == "derived"
+                self.policy = derive(self.model) if unproven else POLICIES.get(cls.__name__) or _derived(self.model)
         _check_settings(cls.__name__, self.config, self.policy)
-        self.skeleton = Skeleton(self.model, self.policy.blocks)
-        self.mask_use = padding.mask_use(self.skeleton)
+        with as_findings(f"{cls.__name__}: its forward without its blocks"):
+            self.skeleton = Skeleton(self.model, self.policy.blocks)
+            self.mask_use = padding.mask_use(self.skeleton)
         self.is_tied = _is_tied(self.model, self.skeleton)
         self._context: dict[object, list[skeleton.Call]] = {}
         uncalled = self.skeleton.outline.uncalled
@@ -113,7 +116,7 @@ class HuggingFaceModel(LayeredModel):
             specs.append(LayerSpec(name=outline.head, build=partial(self._head, groups), forward=_apply_head))
         if not self._is_identity(self._run_logits):
             specs.append(LayerSpec(name="logits", build=partial(self._surroundings, cut, ()), forward=self._run_logits))
-        return specs
+        return [_with_findings(spec) for spec in specs]
 
     def loss(self, groups: Groups) -> Loss:
         """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, by their number."""
@@ -226,10 +229,7 @@ class HuggingFaceModel(LayeredModel):
             part.to(like.device)
             positions = placement.take(_positions(like, length), 1, groups.tensor, groups.coord, cuts.sequence)
             x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], self.skeleton.hidden_size)
-            with torch.no_grad():
-                skeleton.run(part, x, positions)
-            blocks = [block for name in lists for block in part.get_submodule(name)]
-            self._context[key] = [block.call for block in blocks]
+            self._context[key] = skeleton.calls(part, lists, x, positions)
         return self._context[key]
 
     @probe.on_cpu
@@ -237,6 +237,13 @@ class HuggingFaceModel(LayeredModel):
         """Whether a part without weights changes nothing: tried on random numbers."""
         x = torch.randn(1, 4, self.skeleton.hidden_size, generator=torch.Generator().manual_seed(0))
         return torch.equal(run(self.skeleton.part(()), x), x)
+
+
+def _with_findings(spec: LayerSpec) -> LayerSpec:
+    """Have errors of its code say which layer it is."""
+    assert spec.forward is not None
+    build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
+    return replace(spec, build=build, forward=as_findings(f"{spec.name}, on its piece,")(spec.forward))
 
 
 def _config_of(cls: Any, config: Any, pretrained: str | None) -> Any:

@@ -160,11 +160,26 @@ class Rows(Layer):
 def make_norm(groups: Groups, hidden_size: int, norm: Norm, sources: Sources) -> nn.Module:
     """Make a norm over the stored residual, [..., H/z] to the same."""
     made: LayerNorm | RMSNorm
+    if not norm.weight:
+        return PlainNorm(groups, norm)
     if norm.centred:
         made = LayerNorm(groups, hidden_size, eps=norm.eps, bias=norm.bias)
     else:
         made = RMSNorm(groups, hidden_size, eps=norm.eps)
     return _OnePlus(made, sources) if norm.one_plus else _with_sources(made, sources)
+
+
+class PlainNorm(nn.Module):
+    """A norm over the stored residual, [..., H/z] to the same, without a gain."""
+
+    def __init__(self, groups: Groups, norm: Norm) -> None:
+        super().__init__()
+        self.norm, self.axis = norm, groups.axis(*placement.residual_cuts(groups.tensor).features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H/z] to the same."""
+        gain = x.new_ones(x.shape[-1])
+        return normalize(x, gain, None, axis=self.axis, eps=self.norm.eps, centred=self.norm.centred)
 
 
 class InnerNorm(Layer):

@@ -6,7 +6,7 @@ Never by class or name: dozens of files subclass nn.LayerNorm and nn.Embedding, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 _EPS = ("eps", "variance_epsilon", "epsilon")
 """Names under which transformers' norms keep what they add to the variance."""
+_USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
 _CLOSE = 1e-5
 """Norms compute in float32 inside, whatever they are given."""
 
@@ -44,6 +45,8 @@ class Norm(NamedTuple):
     """Whether its gain is 1 + weight."""
     eps: float
     bias: bool
+    weight: bool = True
+    """Whether it has a gain: OLMo's norms have none."""
 
 
 @on_cpu
@@ -51,29 +54,42 @@ def norm_of(module: nn.Module, hidden_size: int) -> Norm | None:
     """Return which norm over `hidden_size` features a module is; None: none that is known."""
     own = dict(module.named_parameters(recurse=False))
     shapes = {name: tuple(p.shape) for name, p in own.items()}
-    if list(module.children()) or shapes not in (
-        {"weight": (hidden_size,)},
-        dict.fromkeys(("weight", "bias"), (hidden_size,)),
-    ):
-        return None
-    eps = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), None)
-    if eps is None:
+    legal = [dict.fromkeys(names, (hidden_size,)) for names in ((), ("weight",), ("weight", "bias"))]
+    if list(module.children()) or shapes not in legal:
         return None
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, hidden_size, generator=generator, dtype=torch.float64) * 2 + 1
     given = {name: torch.randn(hidden_size, generator=generator, dtype=torch.float64) for name in own}
     y = _call(module, given, x)
-    if y is None or y.shape != x.shape:
+    if y is None or y.shape != x.shape or torch.equal(y, x):
         return None
-    weight, bias = given["weight"], given.get("bias")
-    for one_plus in (False, True):
-        gain = 1 + weight if one_plus else weight
-        if torch.allclose(y, functional.layer_norm(x, (hidden_size,), gain, bias, eps), rtol=0, atol=_CLOSE * 10):
-            return Norm(True, one_plus, eps, bias is not None)
-        if bias is None and torch.allclose(
-            y, functional.rms_norm(x, (hidden_size,), gain, eps), rtol=0, atol=_CLOSE * 10
-        ):
-            return Norm(False, one_plus, eps, False)
+    for eps in _epsilons(module):
+        tiny = x * eps**0.5  # of which the spread is no larger than eps
+        found = _fit(x, y, given, eps)
+        of_tiny = _call(module, given, tiny) if found else None
+        if of_tiny is not None and _fit(tiny, of_tiny, given, eps) == found:
+            return found
+    return None
+
+
+def _epsilons(module: nn.Module) -> Sequence[float]:
+    """Return what a norm may add to the variance: what it keeps under a known name, else a usual constant."""
+    kept = [float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)]
+    return kept[:1] or _USUAL_EPS
+
+
+def _fit(x: Tensor, y: Tensor, given: Mapping[str, Tensor], eps: float) -> Norm | None:
+    """Return the norm that makes `y` of `x` with these parameters."""
+    length = x.shape[-1:]
+    weight, bias = given.get("weight"), given.get("bias")
+    for one_plus in (False, True) if weight is not None else (False,):
+        gain = 1 + weight if one_plus and weight is not None else weight
+        expected = {True: functional.layer_norm(x, length, gain, bias, eps)}
+        if bias is None:
+            expected[False] = functional.rms_norm(x, length, gain, eps)
+        for centred, of_x in expected.items():
+            if torch.allclose(y, of_x, rtol=0, atol=_CLOSE * 10):
+                return Norm(centred, one_plus, eps, bias is not None, weight is not None)
     return None
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.catalog import raise_finding
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
 from dslpar.policies.probe import on_cpu
 
 
@@ -136,16 +137,39 @@ class Skeleton:
             for block in model.get_submodule(name):
                 block.register_forward_pre_hook(lambda *_: order.append(""))
         x = torch.zeros(1, 4, self.hidden_size)
+        self._refuse_bare(model)
         run(model, x, torch.arange(4)[None])
+        if order.count("") != len(self.blocks):
+            message = f"{type(self.model).__name__}: its forward does not call each of its blocks once"
+            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
         first, last = order.index(""), len(order) - 1 - order[::-1].index("")
         leaves = dict(_leaves(self._bare))
         kept = [name for name in dict.fromkeys(order) if name and name not in (self.table, self.head)]
         kept = [name for name in kept if not is_rotary(leaves[name])]
-        front = [name for name in kept if order.index(name) < first]
-        back = [name for name in kept if order.index(name) > last]
+        front = [name for name in kept if name in order[:first]]
+        back = [name for name in kept if name in order[last:]]
+        twice = [name for name in front if name in back and list(leaves[name].parameters())]
+        if twice:
+            message = f"{', '.join(twice)}: its forward calls it before the blocks and after them, and it holds weights"
+            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
         with_weights = [name for name, module in self._bare.named_modules() if list(module.parameters(recurse=False))]
         uncalled = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
         return Outline(front, back, self.table, self.head, uncalled)
+
+    def _refuse_bare(self, model: nn.Module) -> None:
+        """Refuse tensors that hang at modules around others: no stand-in can be in their place.
+
+        Raises:
+            DslparError: such parameters, or buffers whose values are made where the model is constructed; all of them.
+        """
+        fill_buffers(self.model, model)
+        bare = [name for name, _ in model.named_parameters()]
+        unknown = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+        found = [f"{name} is a parameter outside of modules that can be cut" for name in bare]
+        found += [f"{name} is a buffer, and its value is made where the model is constructed" for name in unknown]
+        if found:
+            hint = "report the model: it needs a rule of its own"
+            raise DslparError([finding("TEN234", message, hint, key="model.type") for message in found])
 
     @property
     def hidden_size(self) -> int:
@@ -158,6 +182,40 @@ def run(model: nn.Module, x: Tensor, positions: Tensor | None, padding: Tensor |
     mask = {} if padding is None else {"attention_mask": padding.long()}
     logits: Tensor = model(inputs_embeds=x, position_ids=positions, use_cache=False, **mask).logits
     return logits
+
+
+@torch.no_grad()
+def calls(part: nn.Module, blocks: Sequence[str], x: Tensor, positions: Tensor) -> list[Call]:
+    """Return what each block is called with besides its input.
+
+    Raises:
+        DslparError: between two blocks there is more than the residual; or what they are called with depends on it.
+    """
+    lists: dict[str, Any] = {name: part.get_submodule(name) for name in blocks}
+    stand_ins: list[Any] = [block for found in lists.values() for block in found]
+    names = [f"{name}.{number}" for name, found in lists.items() for number in range(len(found))]
+    hint = "report the model: it needs a rule of its own"
+    run(part, x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device), positions)
+    others = [block.call for block in stand_ins]
+    run(part, x, positions)
+    for name, block, earlier, other in zip(names, stand_ins, [None, *stand_ins], others, strict=False):
+        if earlier is not None and block.input is not earlier.input:
+            message = (
+                f"{name}: what enters it is not what left the block before it, but made of it in the forward around"
+            )
+            raise_finding("TEN234", message, hint, key="model.type")
+        if not all(map(torch.equal, tensors(block.call), tensors(other))):
+            message = f"{name}: what it is called with depends on the residual, which is in pieces"
+            raise_finding("TEN234", message, hint, key="model.type")
+    return [block.call for block in stand_ins]
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in tensors(part)]
 
 
 @on_cpu

@@ -6,15 +6,17 @@
 
 Each class's policy is derived (`policy='derived'`) in miniature, and compared on forked CPU ranks with plain
 transformers: logits, loss and every gradient in float64, samples padded. A class is exact in all modes, or refused by a
-finding; anything else, a crash among it, is an error: exit status 1. `--json FILE` writes what was seen.
+finding; anything else, a crash among it, is an error: exit status 1. `--page` writes docs/derived_policies.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import os
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -35,11 +37,13 @@ from dslpar.policies import compare
 from dslpar.policies.check import CLOSE, MODES
 from dslpar.policies.compare import Subject
 from dslpar.policies.model import HuggingFaceModel
-from tests.support.ranks import RankError, on_ranks
+from tests.support.paths import ROOT
+from tests.support.ranks import on_ranks
 
 SHOWN = ("1d 2", "1d 2 sequence", "2d 4", "3d 8", "cuboid (1, 2, 2)")
 LAYOUTS: Mapping[str, Tensor] = {name: cuboid_of(MODES[name]) for name in SHOWN}
-RANKS = 8
+RANKS, TIMEOUT = 8, timedelta(seconds=60)
+PAGE = ROOT / "docs" / "derived_policies.md"
 
 SIZES: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -85,10 +89,18 @@ SIZES: Mapping[str, Any] = {
     "topk_group": 1,
     "num_expert_group": 1,
     "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
 }
 """Of all that have a field of the name; what divides by 2 d of 2, and nothing equal to another length."""
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "CohereCompassForCausalLM": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
+    "Gemma3ForCausalLM": {"attn_logit_softcapping": None},  # which its attention does not read
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
+    "Gemma4ForCausalLM": {"num_kv_shared_layers": 0},
+    "HeliumForCausalLM": {"head_dim": 8},  # no other one computes
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1]},
 }
 """What a class needs besides, by its name."""
@@ -120,9 +132,11 @@ def miniature(name: str) -> Any:
     default = cls()
     known = {*vars(default), *getattr(default, "attribute_map", {})}
     sizes = {key: value for key, value in SIZES.items() if key in known}
-    sizes |= {key: None for key in ("layer_types", "mlp_layer_types") if key in known}
-    for key in ("layer_types",):
-        kinds = list(dict.fromkeys(getattr(default, key, None) or ()))
+    if "kv_lora_rank" in known:  # latent attention: a key of its own for each head, and rotary's dims are head_dim
+        sizes |= {"num_key_value_heads": sizes["num_attention_heads"]}
+        sizes |= {"head_dim": SIZES["qk_rope_head_dim"]} if "head_dim" in known else {}
+    for key in ("layer_types", "mlp_layer_types"):
+        kinds = list(dict.fromkeys(vars(default).get(key) or ()))
         if len(kinds) > 1:
             sizes[key] = [kinds[number % len(kinds)] for number in range(sizes["num_hidden_layers"])]
     for key, value in vars(default).items():
@@ -131,73 +145,72 @@ def miniature(name: str) -> Any:
     return cls(**sizes | OWN.get(name, {}))
 
 
-def shown(name: str) -> Row:
+def row(name: str) -> Row:
     """Derive and compare one class."""
     began = time.monotonic()
     try:
         outcome, worst, why = _compared(Subject(getattr(transformers, name), miniature(name), "derived"))
     except DslparError as error:
-        outcome, worst, why = "refused", 0.0, "; ".join(each.message for each in error.findings)
-    except RankError as error:
-        outcome, worst, why = "crashed", 0.0, str(error)[-600:]
+        outcome, worst, why = "refused", 0.0, _messages(error).removeprefix(f"{name}: ")
     except Exception:  # whatever transformers' code raises is a row of the table, and an error of it
         outcome, worst, why = "crashed", 0.0, traceback.format_exc(limit=-3)
     return Row(name, outcome, worst, why, time.monotonic() - began)
 
 
+def _messages(error: DslparError) -> str:
+    return "; ".join(each.message for each in error.findings)
+
+
 def _compared(subject: Subject) -> tuple[str, float, str]:
+    """Return outcome, worst, and why, of all modes together."""
     torch.set_default_dtype(torch.float64)
     model = HuggingFaceModel(*subject)
-    model.layers  # noqa: B018
-    cls, config = subject.cls, subject.config
-    eager = getattr(config, "attn_logit_softcapping", None) or not cls._supports_sdpa
-    plain, weights = compare.plain(cls, config, "eager" if eager else "sdpa")
-    batch = compare.batch(config.vocab_size)
+    # What torch's own attention cannot do, transformers does in plain torch.
+    eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
+    plain, weights = compare.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
+    batch = compare.batch(subject.config.vocab_size)
     reference = compare.reference(plain, batch, padded=True)
     with tempfile.TemporaryDirectory(prefix="dslpar_derive_") as folder:
-        ranks = on_ranks(RANKS, _rank, folder, model, weights, batch, reference, init=None)
-    found = {mode: [rank[mode] for rank in ranks if mode in rank] for mode in LAYOUTS}
-    worst, why = 0.0, ""
-    refused = {}
-    for mode, results in found.items():
-        for each in results:
-            if isinstance(each, str) and not each.startswith("refused"):
-                return "crashed", 0.0, f"{mode}: {each}"
-            if isinstance(each, str):
-                refused[mode] = each.removeprefix("refused: ")
-            elif not each[0] <= worst:
-                worst, why = each[0], f"{mode}: {each[1]}"
-    if worst > CLOSE:
-        return "wrong", worst, why
-    if refused:
-        return "refused", worst, "; ".join(f"{mode}: {text}" for mode, text in refused.items())
-    return "exact", worst, why
+        cells = on_ranks(RANKS, _cells, folder, model, weights, batch, reference, init=None)
+    found = {mode: [rank[mode] for rank in cells if mode in rank] for mode in LAYOUTS}
+    for outcome in ("crashed", "refused"):
+        whys: dict[str, list[str]] = {}
+        for mode, of_ranks in found.items():
+            if failed := [cell.why for cell in of_ranks if cell.outcome == outcome]:
+                whys.setdefault(failed[0], []).append(mode)
+        if whys:
+            texts = [why if len(modes) == len(found) else f"{', '.join(modes)}: {why}" for why, modes in whys.items()]
+            return outcome, 0.0, "; ".join(texts)
+    worst, why = max((cell.worst, f"{mode}: {cell.why}") for mode, of_ranks in found.items() for cell in of_ranks)
+    return "exact" if worst <= CLOSE else "wrong", worst, why
 
 
-def _rank(
+class Cell(NamedTuple):
+    """What one mode has shown on one rank."""
+
+    outcome: str
+    worst: float
+    why: str
+
+
+def _cells(
     folder: str, model: HuggingFaceModel, weights: Mapping[str, torch.Tensor], batch: compare.Batch, reference: Any
-) -> dict[str, tuple[float, str] | str]:
-    """Compare in every mode whose ranks this one is among: how far the farthest tensor is off, or why it failed."""
-    import os
-
-    rank = int(os.environ["RANK"])
-    found: dict[str, tuple[float, str] | str] = {}
-    for number, (mode, tensor) in enumerate(LAYOUTS.items()):
+) -> dict[str, Cell]:
+    """Compare in every mode whose ranks this one is among, one after the other."""
+    rank, found = int(os.environ["RANK"]), {}
+    for mode, tensor in LAYOUTS.items():
         if rank >= tensor.size:
             continue
-        store = dist.FileStore(str(Path(folder, f"store{number}")), tensor.size)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=tensor.size, timeout=timedelta(seconds=30)
-        )
+        store = dist.FileStore(str(Path(folder, mode)), tensor.size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
         try:
-            result = compare.by_policy(model, weights, tensor, batch, padded=True)
-            off = compare.worst(result, reference)
-            name = max(off, key=lambda each: float("inf") if off[each] != off[each] else off[each])
-            found[mode] = (off[name], name)
+            off = compare.worst(compare.by_policy(model, weights, tensor, batch, padded=True), reference)
+            worst, name = max((math.inf if math.isnan(value) else value, name) for name, value in off.items())
+            found[mode] = Cell("shown", worst, name)
         except DslparError as error:
-            found[mode] = "refused: " + "; ".join(each.message for each in error.findings)
+            found[mode] = Cell("refused", 0.0, _messages(error))
         except Exception:
-            found[mode] = traceback.format_exc(limit=-4)
+            found[mode] = Cell("crashed", 0.0, traceback.format_exc(limit=-4))
         dist.destroy_process_group()
     return found
 
@@ -210,27 +223,67 @@ def part_of(names: Sequence[str], part: str) -> list[str]:
 
 def rows(names: Sequence[str]) -> Iterator[Row]:
     """Yield what each class has shown."""
-    warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    for name in names:
-        yield shown(name)
+    before = torch.get_default_dtype()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield from map(row, names)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def page(found: Sequence[Row]) -> str:
+    """Return docs/derived_policies.md."""
+    exact = [row.name for row in found if row.outcome == "exact"]
+    lines = [f"| {row.name} | {_short(row.why)} |" for row in found if row.outcome == "refused"]
+    return _PAGE.format(
+        number=len(found),
+        version=transformers.__version__,
+        num_exact=len(exact),
+        exact=textwrap.fill(", ".join(exact), 120, break_on_hyphens=False),
+        refused="\n".join(lines),
+    )
+
+
+def _short(why: str) -> str:
+    """Return the first problem of a refusal."""
+    first, _, rest = why.partition("; ")
+    return f"{first.replace('|', '/')}{'; ...' if rest else ''}"
+
+
+_PAGE = """\
+# Policies that are derived
+
+Of {number} causal language models of transformers {version} that have a tensor plan, {num_exact} need no line of a
+policy: in 1d, 1d with `sequence=True`, 2d, 3d and a cuboid (1, 2, 2), logits, loss and every gradient are those of
+plain transformers, to 1e-12 in float64, with padded samples. Each other one is refused, and the message names what is
+not understood. None computes something else. (Written by `python -m tests.support.derive_all --page`; `make prove` runs
+all of them again.)
+
+Exact: {exact}
+
+| refused | what is not understood |
+|---|---|
+{refused}
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--classes", nargs="+", metavar="CLASS")
     parser.add_argument("--part", default="1/1", metavar="N/M")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     args = parser.parse_args()
     found = []
-    for row in rows(part_of(args.classes or classes(), args.part)):
-        found.append(row)
-        off = f"{row.worst:.1e}" if row.outcome in ("exact", "wrong") else ""
-        print(f"{row.name:28}{row.outcome:9}{row.seconds:5.1f} s  {off:9}{row.why}", flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps([row._asdict() for row in found], indent=1) + "\n")
-    counts = Counter(row.outcome for row in found)
+    for each in rows(part_of(args.classes or classes(), args.part)):
+        found.append(each)
+        off = f"{each.worst:.1e}" if each.outcome in ("exact", "wrong") else ""
+        print(f"{each.name:28}{each.outcome:9}{each.seconds:5.1f} s  {off:9}{each.why}", flush=True)
+    counts = Counter(each.outcome for each in found)
     print(", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()))
+    if args.page:
+        PAGE.write_text(page(found))
     sys.exit(1 if counts["wrong"] + counts["crashed"] else 0)
 
 

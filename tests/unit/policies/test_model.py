@@ -134,11 +134,14 @@ def test_the_user_s_config_stays_as_it_was() -> None:
     assert config.to_dict() == before
 
 
-def test_every_class_that_needs_no_policy_is_among_the_proven_families() -> None:
-    assert {hf.FAMILIES[family].classes()[0].__name__ for family in hf.FAMILIES} == {*DERIVED, *POLICIES}
+def test_every_class_that_has_a_policy_is_among_the_proven_families() -> None:
+    """Those of derived ones are proven in tests/distributed/policies/test_derived.py."""
+    proven = {hf.FAMILIES[family].classes()[0].__name__ for family in hf.FAMILIES}
+    assert {*POLICIES} <= proven <= {*DERIVED, *POLICIES}
 
 
-def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked() -> None:
+def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dslpar.policies.model.DERIVED", DERIVED - {"GraniteForCausalLM"})
     cls = transformers.GraniteForCausalLM
     config = cls.config_class(**hf.SIZES)
     with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not proven for this class"):
