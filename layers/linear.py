@@ -32,7 +32,8 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
-from dslpar.layers import placement
+from dslpar.layers import lora, placement
+from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
@@ -74,53 +75,80 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
     )
 
 
-def sharded_matmul(x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
+def sharded_matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sharding: MatmulSharding,
+    adapters: Sequence[lora.Applied] = (),
+    matrices: Sequence[Tensor] = (),
+) -> Tensor:
     """Return X W^T + b: [M/x, K/..] and [N/.., K/..] to [M/x, N/..], all as stored (the table above).
 
-    `weight` is the Parameter itself, `bias` this rank's piece, which is added to the stored Y.
+    `weight` is the Parameter itself, `bias` this rank's piece, which is added to the stored Y. `matrices` are each
+    adapter's A and B.
     """
-    if sharding.is_local:
+    if sharding.is_local and not adapters:
         return functional.linear(x, weight, bias)
-    return cast("Tensor", _ShardedMatmul.apply(x, weight, bias, sharding))  # type: ignore[no-untyped-call]
+    y = _ShardedMatmul.apply(x, weight, bias, sharding, adapters, *matrices)  # type: ignore[no-untyped-call]
+    return cast("Tensor", y)
 
 
 class _ShardedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sharding: MatmulSharding) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sharding: MatmulSharding,
+        adapters: Sequence[lora.Applied],
+        *matrices: Tensor,
+    ) -> Tensor:
         x_panel, w_panel = sharding.x.gather(x), sharding.w.gather(weight)
-        if sharding.y.axis.size == 1:
-            y = functional.linear(x_panel, w_panel, bias)
-        else:
-            y = sharding.y.reduce(functional.linear(x_panel, w_panel))
+        y = functional.linear(x_panel, w_panel, bias if sharding.y.axis.size == 1 else None)
+        for adapter, a, b in zip(adapters, matrices[::2], matrices[1::2], strict=True):
+            adapter.add_to(y, x_panel, a, b)
+        if sharding.y.axis.size > 1:
+            y = sharding.y.reduce(y)
             y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
         # What is not gathered is saved itself, never a view: ZeRO 3 empties the Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
-            (x_panel if sharding.keeps_x else x) if needs_w else None,
+            (x_panel if sharding.keeps_x else x) if needs_w or adapters else None,
             (w_panel if sharding.keeps_w else weight) if needs_x else None,
+            *matrices,
         )
-        ctx.sharding = sharding
+        ctx.sharding, ctx.adapters = sharding, adapters
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sharding: MatmulSharding = ctx.sharding
-        x, weight = ctx.saved_tensors
-        needs_x, needs_w, needs_b, _ = ctx.needs_input_grad
-        x_grad, w_grad, b_grad = None, None, None
-        if needs_x or needs_w:
+        x, weight, *matrices = ctx.saved_tensors
+        needs_x, needs_w, needs_b, *_ = ctx.needs_input_grad
+        x_grad, w_grad, b_grad, x_panel, x_panel_grad = None, None, None, None, None
+        if needs_x or needs_w or ctx.adapters:
             y_grad = sharding.y.gather(grads[0])
         if needs_x:
             w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
-            x_grad = sharding.x.start_reduce(y_grad @ w_panel)  # under way while wgrad's product runs
-        if needs_w:
+            x_panel_grad = y_grad @ w_panel
+        adapter_grads: list[Tensor] = []
+        if ctx.adapters:
             x_panel = x if sharding.keeps_x else sharding.x.gather(x)
+            for adapter, a, b in zip(ctx.adapters, matrices[::2], matrices[1::2], strict=True):
+                adapter_grads += adapter.backward(y_grad, x_panel, a, b, x_panel_grad)
+        if x_panel_grad is not None:
+            x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
+        if needs_w:
+            if x_panel is None:
+                x_panel = x if sharding.keeps_x else sharding.x.gather(x)
             w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
             # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
             w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
         if needs_b:
             b_grad = grads[0].flatten(0, -2).sum(0)
-        return x_grad and x_grad.wait(), w_grad, b_grad, None
+        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, *adapter_grads
 
 
 class Linear(Layer):
@@ -163,6 +191,7 @@ class Linear(Layer):
         self.weight = parameter(at, init)
         self.bias = parameter(vector, ZEROS) if bias else None
         self.sharding = matmul_sharding(groups, role, at.blocks)
+        self.adapters: list[lora.Adapter] = []
         self.output_gathers = features_over(groups, vector.cuts[0], at.blocks) if gather_output else ()
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
@@ -171,8 +200,36 @@ class Linear(Layer):
         Also [tokens/x, features]: the first dim is then cut by all that cuts batch or sequence. Where `residual` or
         `inner` cuts tokens or features once more, over y or z, so is what goes in or comes out.
         """
-        bias = self.stand_in(self.bias, self.share() if shared is None else shared)
-        y = sharded_matmul(x, self.weight, bias, self.sharding)
+        shared = self.share() if shared is None else shared
+        bias = self.stand_in(self.bias, shared)
+        adapters = [lora.Applied(each, self._dropout_seed(each)) for each in self.adapters]
+        matrices = [self.stand_in(getattr(self, name), shared) for each in self.adapters for name in each.matrices]
+        y = sharded_matmul(x, self.weight, bias, self.sharding, adapters, cast("list[Tensor]", matrices))
         for features in self.output_gathers:
             y = features.join(y)
         return y
+
+    def add_adapter(
+        self, r: int, *, scale: float, dropout: float = 0.0, name: str = "", blocks: slice = slice(None)
+    ) -> lora.Adapter:
+        """Add s B A to the weight: parameters `<name>lora_A` (r, in) and `<name>lora_B` (out, r), of rank `r`.
+
+        `blocks` says which of the linear's blocks of output features it adapts. What is frozen is the caller's choice.
+        """
+        at = self.weight.placement  # type: ignore[attr-defined]
+        lengths = at.blocks or at.shape[:1]
+        before, own = sum(lengths[: blocks.start or 0]), lengths[blocks]
+        count = self.groups.axis(at.cuts[0][0]).size
+        adapter = lora.Adapter(name, before // count, (before + sum(own)) // count, scale, dropout)
+        (a_name, b_name), (a_place, b_place) = adapter.matrices, lora.placements(at, r, own)
+        self.register_parameter(a_name, parameter(a_place, lora.KaimingUniform()))
+        self.register_parameter(b_name, parameter(b_place, ZEROS))
+        self.adapters.append(adapter)
+        return adapter
+
+    def _dropout_seed(self, adapter: lora.Adapter) -> int:
+        """Draw the seed of an adapter's mask over this rank's panel of the input; 0: it drops nothing."""
+        if not self.training or adapter.dropout == 0:
+            return 0
+        features = self.weight.placement.cuts[1]  # type: ignore[attr-defined]
+        return shard_seed(self.groups, placement.Cuts(("d", "q"), (), features))

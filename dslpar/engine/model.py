@@ -42,7 +42,8 @@ def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
     cls = _find_class(model.target, job.path)
     is_cut = job.mesh.tensor.size > 1 or job.mesh.pipe > 1
     if _is_of_transformers(cls) and (is_cut or not has_criterion):
-        return _transformers_model(cls, model.args, job.path, job.trusted)
+        lora = {} if model.lora is None else {"lora": model.lora}
+        return _transformers_model(cls, {**model.args, **lora}, job.path, job.trusted)
     size = job.mesh.tensor.size
     if size > 1 and not issubclass(cls, LayeredModel | nn.Sequential):
         message = f"{model.target!r} is a plain module: {size} tensor ranks would each hold all of it"

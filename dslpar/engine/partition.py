@@ -141,7 +141,9 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
     def weights_by(method: str) -> list[int]:
         if not method.startswith("type:"):  # 'cost' too: what a built layer computes is not known
             built = [[p for module in _built(unit) for p in module.parameters()] for unit in units]
-            return [sum(p.numel() for p in parameters if p.requires_grad) for parameters in built]
+            # What is frozen computes all the same, and has no gradient to balance.
+            counted = [[p for p in parameters if method == "cost" or p.requires_grad] for parameters in built]
+            return [sum(p.numel() for p in parameters) for parameters in counted]
         weights = [num_matches(method, _class_names(unit)) for unit in units]
         if not any(weights):
             names = ", ".join(dict.fromkeys(name for unit in units for name in _class_names(unit)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -16,8 +17,9 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed.groups import Groups
-from dslpar.layers import placement
+from dslpar.layers import Linear, placement
 from dslpar.policies import dropout, modules, probe
+from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
 
 
@@ -28,6 +30,7 @@ class Setting(NamedTuple):
     policy: Policy
     hidden_size: int
     config: Any
+    adapters: Adapters | None = None
 
 
 def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
@@ -80,11 +83,13 @@ class _Application:
         if match(policy.outward, name):
             outputs, inputs = features(module)
             bias = getattr(module, "bias", None) is not None
-            return modules.Outward(groups, inputs, outputs, bias=bias, sources=sources, stream=self.stream)
+            outward = modules.Outward(groups, inputs, outputs, bias=bias, sources=sources, stream=self.stream)
+            return self._adapted(outward, name)
         if match(policy.inward, name):
             length, inputs = features(module)
             bias, lengths = getattr(module, "bias", None) is not None, self._lengths(name, length)
-            return modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
+            inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
+            return self._adapted(inward, name)
         if match(policy.per_head, name):
             return modules.PerHead(groups, module, name)
         if match(policy.inner_norms, name):
@@ -100,6 +105,11 @@ class _Application:
             hint = f"name {name!r} in a policy, or report the model: it needs a rule of its own"
             self.findings.append(finding("TEN234", message, hint, key="model.policy"))
         return None
+
+    def _adapted(self, linear: Linear, name: str) -> Linear:
+        if self.cut.adapters:
+            self.cut.adapters.adapt(linear, name)
+        return linear
 
     def _is_in_region(self, name: str) -> bool:
         """Whether a module works on inner activations, whatever their length: a norm there is of a head, or of all."""
@@ -143,6 +153,10 @@ class _Application:
         }
         inputs = features(linears[0])[1]
         entrance = modules.Entrance(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
+        ends = list(accumulate(shares))
+        for each, begin, end in zip(names, [0, *ends], ends, strict=False):
+            if self.cut.adapters:
+                self.cut.adapters.adapt(entrance, f"{name}.{each}", each, slice(begin, end))
         slots = [modules.Slot() for _ in names]
         for each, slot in zip(names, slots, strict=True):
             region.set_submodule(each, slot)

@@ -33,9 +33,11 @@ from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initialization import TransformersInit
+from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.policy import Policy, as_policy
 from dslpar.policies.pretrained import HINT, Folder, PretrainedWeights
 from dslpar.policies.skeleton import Skeleton
+from dslpar.schema.sections import LoRA
 
 Ids = Tensor | tuple[Tensor, Tensor]
 """Ids [batch, sequence]; or these and which of them are tokens, bool [batch, sequence]; whole on every rank."""
@@ -47,14 +49,19 @@ class HuggingFaceModel(LayeredModel):
     `config` is an object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved: its
     weights are those that training begins with, its config.json holds but for what `config` says. `policy` is a
     `Policy`, its fields as a dict, the name of a class that has one, or "derived": what transformers' plan tells,
-    proven or not. None: that of `cls`.
+    proven or not. None: that of `cls`. With `lora` (a section, or its keys) adapters are trained, and nothing else.
 
     Raises:
         DslparError: something of the model is not understood; a policy, or a rule, is needed.
     """
 
     def __init__(
-        self, cls: type[Any], config: Any = None, policy: object = None, pretrained: str | None = None
+        self,
+        cls: type[Any],
+        config: Any = None,
+        policy: object = None,
+        pretrained: str | None = None,
+        lora: LoRA | Mapping[str, Any] | None = None,
     ) -> None:
         config = _config_of(cls, config, pretrained)
         if not getattr(cls, "_supports_attention_backend", False):
@@ -75,6 +82,8 @@ class HuggingFaceModel(LayeredModel):
             self.skeleton = Skeleton(self.model, self.policy.blocks)
             self.mask_use = padding.mask_use(self.skeleton)
         self.is_tied = _is_tied(self.model, self.skeleton)
+        given = as_lora(lora)
+        self.adapters = None if given is None else Adapters(given, self.model, self.policy, is_tied=self.is_tied)
         self._context: dict[object, list[skeleton.Call]] = {}
         uncalled = self.skeleton.outline.uncalled
         if uncalled:
@@ -88,7 +97,7 @@ class HuggingFaceModel(LayeredModel):
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the table, front, blocks, back, head and logits; those that would do nothing are left out."""
-        outline, cut = self.skeleton.outline, Setting(groups, self.policy, self.skeleton.hidden_size, self.config)
+        outline, cut = self.skeleton.outline, self._setting(groups)
         table = partial(self._table, groups)
         specs = [LayerSpec(name=outline.table, build=table, forward=_look_up)]
         if outline.front or not self._is_identity(self._run_front):
@@ -128,6 +137,9 @@ class HuggingFaceModel(LayeredModel):
         return loss
 
     # ---- parts ----
+
+    def _setting(self, groups: Groups) -> Setting:
+        return Setting(groups, self.policy, self.skeleton.hidden_size, self.config, self.adapters)
 
     def _table(self, groups: Groups) -> nn.Module:
         name = self.skeleton.table
@@ -169,6 +181,8 @@ class HuggingFaceModel(LayeredModel):
                 assert isinstance(module, PlacedModule)
                 drawing = PretrainedWeights(self.folder, of) if self.folder else TransformersInit(self.model, of)
                 module.set_init(name, drawing)
+        if self.adapters:
+            self.adapters.freeze(part)
         return part
 
     # ---- their forwards ----

@@ -160,7 +160,16 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
-    return sections.OtherModel(target=name, args=_plain(typed.entries))
+    model = sections.OtherModel(target=name, args=_plain(typed.entries))
+    return _with_lora(reader, model, typed) if model.is_of_transformers else model
+
+
+def _with_lora(reader: Reader, model: sections.OtherModel, typed: Typed) -> sections.OtherModel:
+    """Read `lora` as a section of its own."""
+    args = {name: value for name, value in model.args.items() if name != "lora"}
+    entry = next((each for each in typed.entries if each.name == "lora" and each.node.value is not None), None)
+    lora = None if entry is None else reader.section(sections.LoRA, entry.node, "model.lora", entry.source_key)
+    return replace(model, args=args, lora=lora)
 
 
 def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:

@@ -23,6 +23,7 @@ from dslpar.schema.types import (
     IntList,
     LayerCount,
     MeshShape,
+    ModuleNames,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -115,6 +116,39 @@ class Parallel:
     """Axes from slow to fast: ('pipe', 'data', 'tensor'), or ColossalAI's ('data', 'pipe', 'tensor')."""
 
 
+@section
+class LoRA:
+    """Low-rank adapters beside linear layers whose weights are frozen (arXiv 2106.09685); keys as in peft's LoraConfig.
+
+    Nothing else is trained: what is frozen has no gradient, no optimizer state, and in bf16 no fp32 copy.
+    """
+
+    r: PositiveInt = key(default=8, resume="refused", synonyms="lora_r lora_rank rank lora_dim")
+    """Rank of the adapters; never cut, so any number goes with any layout."""
+    lora_alpha: PositiveFloat = key(default=8.0, resume="refused", aliases="alpha")
+    """What adapters add is multiplied by lora_alpha / r."""
+    lora_dropout: Fraction = key(default=0.0, resume="reported", aliases="dropout")
+    """Probability of dropping a feature of an adapter's input."""
+    target_modules: ModuleNames = key(default="all-linear", resume="refused", synonyms="lora_target_modules")
+    """Linear layers that get one: ends of their names, ['q_proj', 'v_proj']; 'all-linear': all but the head."""
+    use_rslora: bool = key(default=False, resume="refused")
+    """Multiply by lora_alpha / sqrt(r) instead."""
+    bias: Choice = key(
+        default="none",
+        resume="refused",
+        choices=("none", "all"),
+        refused={"lora_only": "q, k and v have one bias together here; 'all' trains every bias"},
+    )
+    """'none': biases are frozen; 'all': every bias of the model is trained."""
+    modules_to_save: StrList = key(default=(), resume="refused")
+    """Modules that are trained whole besides: ends of their names, ['lm_head']."""
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied by."""
+        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+
+
 class Model:
     """Base of the sections of model families (see dslpar.schema.families), whose layers dslpar knows.
 
@@ -139,6 +173,8 @@ class OtherModel:
     """Dotted name of the class, a name registered with MODELS, or 'Sequential'."""
     args: Dict = key(default_factory=dict)
     """Its keyword arguments."""
+    lora: LoRA | None = key(default=None)
+    """Of a model of transformers': adapters are trained, and nothing else; left out: all is trained."""
 
     @property
     def is_of_transformers(self) -> bool:

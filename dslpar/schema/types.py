@@ -27,6 +27,7 @@ ResumeFrom: TypeAlias = str
 IntList: TypeAlias = tuple[int, ...]
 CountList: TypeAlias = tuple[int, ...]
 StrList: TypeAlias = tuple[str, ...]
+ModuleNames: TypeAlias = str | tuple[str, ...]
 MeshShape: TypeAlias = tuple[int, int, int]
 AxisOrder: TypeAlias = tuple[str, str, str]
 Betas: TypeAlias = tuple[float, float]
@@ -70,6 +71,10 @@ def _ints(items: Sequence[object], low: int) -> bool:
     return all(type(item) is int and item >= low for item in items)
 
 
+def _names(items: Sequence[object]) -> bool:
+    return bool(items) and all(type(item) is str and item for item in items)
+
+
 def _two_positive(items: Any) -> bool:
     return len(items) == 2 and all(type(item) in _NUMBER and 0 < item < _FINITE for item in items)
 
@@ -111,6 +116,11 @@ TYPES: Mapping[str, ValueType] = {
     "CountList": _list(lambda items: _ints(items, 0), "a list of whole numbers, each at least 0"),
     "MeshShape": _list(lambda items: len(items) == 3 and _ints(items, 1), "three whole numbers (x, y, z)"),
     "StrList": _list(lambda items: all(type(item) is str for item in items), "a list of strings"),
+    "ModuleNames": ValueType(
+        (str, list, tuple),
+        lambda names: names == "all-linear" or (type(names) is not str and _names(names)),
+        "a list of names, such as ['q_proj', 'v_proj'], or 'all-linear'",
+    ),
     "Milestones": _list(
         lambda items: _ints(items, 1) and list(items) == sorted(items), "a list of rising step numbers"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -28,14 +28,27 @@ def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
     return {"tflops_per_s": per_device["mfu_causal"] / 1e12, **mfus}
 
 
-def num_parameters(engine: Engine) -> tuple[int, int]:
-    """Return the distinct parameters of the whole model, and those on this rank, padding included. All together."""
+class ParameterCounts(NamedTuple):
+    """How many parameters there are, padding included."""
+
+    total: int
+    """Distinct ones of the whole model."""
+    trained: int
+    """Those of them that are not frozen."""
+    local: int
+    """On this rank."""
+
+
+def num_parameters(engine: Engine) -> ParameterCounts:
+    """Count the parameters of the whole model, and of this rank. All ranks together."""
     parameters: list[Any] = list(engine.module.parameters())
     sizes = [getattr(p, "ds_numel", None) or p.numel() for p in parameters]  # ZeRO 3 leaves an empty tensor
-    owned = sum(size for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel)
+    owned = [(size, p) for size, p in zip(sizes, parameters, strict=True) if p.tensor_model_parallel]
+    counts = [sum(size for size, _ in owned), sum(size for size, p in owned if p.requires_grad)]
     # Over one replica: data ranks hold copies of the same parameters.
-    total = collectives.all_reduce(torch.tensor(owned, device=engine.deepspeed.device), engine.groups.axis("model"))
-    return int(total), sum(sizes)
+    summed = collectives.all_reduce(torch.tensor(counts, device=engine.deepspeed.device), engine.groups.axis("model"))
+    total, trained = summed.tolist()
+    return ParameterCounts(total, trained, sum(sizes))
 
 
 def device_name(engine: Engine) -> str:
@@ -68,5 +81,7 @@ def log_job(job: Job, engine: Engine) -> None:
 
 def log_parameters(engine: Engine) -> None:
     """Log the number of parameters. All ranks together."""
-    total, local = num_parameters(engine)
-    log.info("built on all ranks: %s parameters in all, of which rank 0 holds %s", f"{total:,}", f"{local:,}")
+    counts = num_parameters(engine)
+    trained = f", and {counts.trained:,} are trained" if counts.trained < counts.total else ""
+    message = "built on all ranks: %s parameters in all, of which rank 0 holds %s%s"
+    log.info(message, f"{counts.total:,}", f"{counts.local:,}", trained)

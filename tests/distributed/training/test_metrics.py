@@ -13,7 +13,7 @@ from dslpar.training.metrics import throughput
 from tests.support.ranks import on_ranks
 
 
-def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
+def _counts(job: Job) -> tuple[tuple[int, int, int], dict[str, float]]:
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
     from dslpar.training.metrics import device_name, num_parameters, throughput
@@ -26,13 +26,13 @@ def _counts(job: Job) -> tuple[tuple[int, int], dict[str, float]]:
 def test_parameters_and_flops_are_counted_once_in_every_layout(zero: int) -> None:
     model = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=30, max_seq_len=8)
     made = sections.Spec(model=model, zero=sections.Zero(stage=zero))
-    (((whole, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
-    assert whole == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
+    (((whole, trained, held), one),) = on_ranks(1, _counts, resolve(made, 1), init="deepspeed")
+    assert whole == trained == held == 30 * 16 + 8 * 16 + 2 * (12 * 16**2 + 13 * 16) + 2 * 16
     pipeline = sections.PipelineParallel(size=2) if zero == 1 else None
     tensor = sections.TensorParallel(size=2, mode="1d") if zero == 3 else None
     job = resolve(dataclasses.replace(made, parallel=sections.Parallel(pipeline=pipeline, tensor=tensor)), 2)
-    for (everywhere, here), each in on_ranks(2, _counts, job, init="deepspeed"):
-        assert everywhere == whole, "tied copies and vectors on both ranks are one"
+    for (everywhere, trained, here), each in on_ranks(2, _counts, job, init="deepspeed"):
+        assert everywhere == trained == whole, "tied copies and vectors on both ranks are one"
         assert whole // 2 < here < whole
         assert each == {"tflops_per_s": pytest.approx(one["tflops_per_s"] / 2)}, "of each device; a CPU has no peak"
     assert one["tflops_per_s"] == pytest.approx(costs.flops_per_token(model, 8).mfu_causal * 1e-9)

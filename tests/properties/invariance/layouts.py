@@ -156,6 +156,12 @@ def _transformers_llama(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="transformers.LlamaForCausalLM", args={"config": config})
 
 
+def _transformers_llama_lora(tied: bool) -> sections.OtherModel:
+    """The same, frozen, with adapters beside a part of what one product serves."""
+    lora = sections.LoRA(r=3, lora_alpha=12, target_modules=("q_proj", "v_proj", "o_proj", "down_proj"))
+    return replace(_transformers_llama(tied), lora=lora)
+
+
 def _transformers_gpt2(tied: bool) -> sections.OtherModel:
     config = {
         "n_layer": 2,
@@ -192,6 +198,7 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "layers_cfg": _layers_cfg,
     "Sequential": _sequential,
     "transformers' Llama": _transformers_llama,
+    "transformers' Llama, LoRA": _transformers_llama_lora,
     "transformers' GPT-2": _transformers_gpt2,
     "transformers' OPT": _transformers_opt,
 }
@@ -380,6 +387,33 @@ LAYOUTS: dict[str, Layout] = {
         8, pipe(2) | tensor("sequence", 2), ignoring=True, model="transformers' Llama"
     ),
     "transformers' Llama, 3d 8, untied": Layout(8, tensor("3d", 8), tied=False, model="transformers' Llama"),
+    "transformers' Llama, LoRA, one process": ONE._replace(model="transformers' Llama, LoRA"),
+    "transformers' Llama, LoRA, data 2, ZeRO 1": Layout(2, {}, zero=1, model="transformers' Llama, LoRA"),
+    "transformers' Llama, LoRA, data 2, ZeRO 2, recompute 1": Layout(
+        2, {}, zero=2, recompute=1, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, data 2, 1d 2 sequence, ZeRO 3, recompute 1": Layout(
+        4, tensor("1d", 2, sequence=True), zero=3, tied=False, recompute=1, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, data 2, 2d 4, ZeRO 3": Layout(
+        8, tensor("2d", 4), zero=3, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, recompute=1, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, pipe 2, data 2, ring 2": Layout(
+        8, pipe(2) | tensor("sequence", 2), ignoring=True, model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, 3d 8": Layout(8, tensor("3d", 8), tied=False, model="transformers' Llama, LoRA"),
+    "transformers' Llama, LoRA, pipe 2, cuboid (1, 2, 2), ZeRO 1, AdamW": Layout(
+        8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2)), zero=1, optimizer="AdamW", model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, bf16, data 2, ZeRO 1": Layout(
+        2, {}, zero=1, dtype="bf16", model="transformers' Llama, LoRA"
+    ),
+    "transformers' Llama, LoRA, bf16, data 2, ZeRO 3": Layout(
+        2, {}, zero=3, dtype="bf16", model="transformers' Llama, LoRA"
+    ),
     "transformers' GPT-2, one process": ONE._replace(model="transformers' GPT-2"),
     "transformers' GPT-2, pipe 2, 1d 2": Layout(4, pipe(2) | tensor("1d", 2), model="transformers' GPT-2"),
     "transformers' GPT-2, data 2, 1d 2, ZeRO 3, recompute 1": Layout(

@@ -126,8 +126,9 @@ def _reference(problem: Problem) -> Curve:
         optimizer.zero_grad()
         loss = loss_of(module(ids), labels)
         loss.backward()
-        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in module.parameters()))
-        for p in module.parameters() if problem.clip else ():
+        trained = [p for p in module.parameters() if p.requires_grad]
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trained))
+        for p in trained if problem.clip else ():
             p.grad *= min(1.0, CLIP / (norm + 1e-6))
         optimizer.step()
         losses.append(loss.item())

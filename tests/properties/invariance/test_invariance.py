@@ -14,9 +14,13 @@ from tests.properties.invariance.measure import Samples, deviation, reference, r
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
-SMALL = small(LAYOUTS)
-SAMPLE = [*covering(SMALL), "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1"]
-"""The last is the one that has another's code on stages and tensor ranks."""
+SMALL = small({name: row for name, row in LAYOUTS.items() if "LoRA" not in name})
+SAMPLE = [
+    *covering(SMALL),
+    "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1",
+    "transformers' Llama, LoRA, data 2, ZeRO 2, recompute 1",
+]
+"""The last two: another's code on stages and tensor ranks, and a model most of which is frozen."""
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
@@ -77,7 +81,7 @@ def test_llama_s_form_runs_in_every_mode() -> None:
 
 
 def test_the_sample_meets_every_pair_that_the_table_has() -> None:
-    assert seen_in(LAYOUTS[name] for name in SAMPLE) == seen_in(SMALL.values())
+    assert seen_in(LAYOUTS[name] for name in SAMPLE) >= seen_in(SMALL.values())
     assert len(SAMPLE) < 0.5 * len(LAYOUTS)
     assert seen_in(LAYOUTS[name] for name in SAMPLE[1:]) != seen_in(SMALL.values())
 

@@ -1,0 +1,122 @@
+"""Low-rank adapters (LoRA) in a transformers model: which linears get one, what is frozen, and peft's names for it all.
+
+    model = HuggingFaceModel(LlamaForCausalLM, LlamaConfig(...), lora={"r": 8, "target_modules": ["q_proj", "v_proj"]})
+
+The keys are peft's LoraConfig's, and so are the meaning of names, how A and B begin, and what the tensors are called in
+a file: who has used peft knows them. How an adapter is cut is in `dslpar.layers.lora`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.core.frozen import fields
+from dslpar.core.suggest import did_you_mean
+from dslpar.layers import Linear
+from dslpar.layers.lora import Adapter
+from dslpar.policies.policy import Policy, match
+from dslpar.schema.sections import LoRA
+
+
+def as_lora(value: LoRA | Mapping[str, Any] | None) -> LoRA | None:
+    """Return the section that a program gives as a dict. Raises: DslparError: a key that it does not have."""
+    if value is None or isinstance(value, LoRA):
+        return value
+    names = [each.name for each in fields(LoRA)]
+    if unknown := [f"unknown key {name!r}{did_you_mean(name, names, '; ')}" for name in value if name not in names]:
+        raise_finding("CFG223", f"lora: {', '.join(unknown)}", f"its keys: {', '.join(names)}", key="model.lora")
+    return LoRA(**value)
+
+
+def ends_with(name: str, ends: Iterable[str]) -> bool:
+    """Whether a module's name is one of these, or ends with one after a dot: as peft's target_modules."""
+    return any(name == end or name.endswith(f".{end}") for end in ends)
+
+
+class Adapters:
+    """Which modules of a model are adapted, and which are trained whole.
+
+    Raises:
+        DslparError: a name that no module has, or one that cannot be adapted; all of them.
+    """
+
+    def __init__(self, lora: LoRA, model: nn.Module, policy: Policy, *, is_tied: bool) -> None:
+        self.lora = lora
+        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+        can = set(_in_regions(model, policy))
+        if isinstance(lora.target_modules, str):
+            head: Any = model.get_output_embeddings()  # type: ignore[operator]
+            targets = [name for name in linears if model.get_submodule(name) is not head]
+        else:
+            targets = [name for name, _ in model.named_modules() if ends_with(name, lora.target_modules)]
+        saved = [name for name, _ in model.named_modules() if ends_with(name, lora.modules_to_save)]
+        self.saved = frozenset(saved)
+        self.targets = frozenset(targets) - self.saved
+        problems = [
+            *_unknown(lora.target_modules, "target_modules", linears),
+            *_unknown(lora.modules_to_save, "modules_to_save", [name for name, _ in model.named_modules()]),
+        ]
+        for name in sorted(self.targets - can):
+            cls = type(model.get_submodule(name)).__name__
+            message = f"{name} ({cls}) cannot have an adapter: it is no linear that reads the residual or adds to it"
+            legal = ", ".join(map(repr, sorted({each.rpartition(".")[2] for each in can})))
+            problems.append(finding("CFG223", message, f"choose from {legal}", key="model.lora.target_modules"))
+        if is_tied and any(isinstance(model.get_submodule(name), nn.Embedding | nn.Linear) for name in saved):
+            message = f"{', '.join(saved)}: the table and the head are one weight, which peft would train twice"
+            hint = "leave them out of modules_to_save, or config=dict(tie_word_embeddings=False)"
+            problems.append(finding("CFG223", message, hint, key="model.lora.modules_to_save"))
+        if problems:
+            raise DslparError(problems)
+
+    def adapt(self, linear: Linear, module: str, name: str = "", blocks: slice = slice(None)) -> None:
+        """Give a linear the adapter of transformers' `module`, where that has one; what it is a block of is `name`."""
+        if module in self.targets:
+            lora = self.lora
+            adapter = linear.add_adapter(
+                lora.r, scale=lora.scale, dropout=lora.lora_dropout, name=f"{name}_" if name else "", blocks=blocks
+            )
+            linear.adapted = {**getattr(linear, "adapted", {}), adapter: module}  # type: ignore[assignment]
+
+    def freeze(self, part: nn.Module) -> None:
+        """Have nothing of a part be trained but adapters, and what the section names besides."""
+        for owner in part.modules():
+            own = {name for adapter in getattr(owner, "adapters", ()) for name in adapter.matrices}
+            sources = getattr(owner, "sources", {})
+            for name, p in owner.named_parameters(recurse=False):
+                whole = any(source.name.rpartition(".")[0] in self.saved for source in sources.get(name, ()))
+                p.requires_grad_(name in own or whole or (self.lora.bias == "all" and name == "bias"))
+
+
+def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
+    """Yield (global name, parameter, its name in the model of transformers' with adapters) of all A and B."""
+    for name, owner in module.named_modules():
+        adapted: Mapping[Adapter, str] = getattr(owner, "adapted", {})
+        for adapter, of in adapted.items():
+            for own, matrix in zip(adapter.matrices, ("lora_A", "lora_B"), strict=True):
+                yield (f"{name}.{own}" if name else own), owner.get_parameter(own), f"{of}.{matrix}.weight"
+
+
+def _in_regions(model: nn.Module, policy: Policy) -> Iterator[str]:
+    """Yield the names of linears that an adapter can stand beside: those that the policy names."""
+    for name, _ in model.named_modules():
+        if pattern := match(policy.regions, name):
+            inward = policy.regions[pattern]
+            parts = inward.values() if isinstance(inward, Mapping) else [inward]
+            yield from (f"{name}.{each}" for names in parts for each in names)
+        elif match((*policy.inward, *policy.outward), name):
+            yield name
+
+
+def _unknown(names: str | tuple[str, ...], key: str, known: Iterable[str]) -> Iterator[Any]:
+    known = list(known)
+    for name in () if isinstance(names, str) else names:
+        if not any(ends_with(each, [name]) for each in known):
+            ends = {each.rpartition(".")[2] for each in known}
+            hint = did_you_mean(name, ends) or f"choose from {', '.join(map(repr, sorted(ends)))}"
+            yield finding("CFG223", f"no module of the model is called {name!r}", hint, key=f"model.lora.{key}")

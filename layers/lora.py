@@ -1,0 +1,108 @@
+"""Low-rank adapters of linear layers (LoRA, arXiv 2106.09685): Y = X W^T + s (X A^T) B^T, with W frozen.
+
+A (r, in) and B (out, r) are cut as W's own dims are, and r is whole. A product of pieces of both is then that piece of
+B A which meets W's, so the panels of the base serve the adapter as well: no activation is sent for it. What is left is
+a small gradient each, in parts over the axes that do not cut the matrix; it is summed as a vector's is.
+
+=========  ============================  =====================  ==============================
+role       A, B (local)                  cut by                 gradients in parts over
+=========  ============================  =====================  ==============================
+inward     [r, H/z], [F/y, r]            A: z; B: y             A: d, q, y; B: d, q, z
+outward    [r, F/y], [H/z, r]            A: y; B: z             A: d, q, z; B: d, q, y
+=========  ============================  =====================  ==============================
+
+(Megatron-LM's LoRA of NeMo cuts A or B alone, and sends the other's activations; X A^T is computed again in the
+backward, as Unsloth does, so that the adapter keeps nothing that the base does not.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.layers.parameter import stable_hash
+from dslpar.layers.placement import Letters, Placement
+
+
+class Adapter(NamedTuple):
+    """An adapter of some output features of a linear; its matrices are parameters of the linear."""
+
+    name: str
+    """What stands before "lora_A" and "lora_B" in their names."""
+    begin: int
+    end: int
+    """Its features among those of the output's panel."""
+    scale: float
+    dropout: float = 0.0
+    """Probability of dropping a feature of the adapter's input."""
+
+    @property
+    def matrices(self) -> tuple[str, str]:
+        """Names of A and B among the linear's parameters."""
+        return f"{self.name}lora_A", f"{self.name}lora_B"
+
+
+class Applied(NamedTuple):
+    """An adapter in one forward and its backward; A and B are this rank's pieces, X and Y panels."""
+
+    adapter: Adapter
+    seed: int
+    """Of its dropout's mask, equal where panels of the input are; 0: nothing is dropped."""
+
+    def add_to(self, y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> None:
+        """Add s (X A^T) B^T to the (partial) output, in place."""
+        begin, end, scale = self.adapter.begin, self.adapter.end, self.adapter.scale
+        low = functional.linear(self._drop(x), a)
+        y[..., begin:end].add_(functional.linear(low, b), alpha=scale)
+
+    def backward(self, y_grad: Tensor, x: Tensor, a: Tensor, b: Tensor, x_grad: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the gradients of A and B; add to `x_grad`, that of the input, in place."""
+        begin, end, scale = self.adapter.begin, self.adapter.end, self.adapter.scale
+        dropped, part = self._drop(x).flatten(0, -2), y_grad[..., begin:end].flatten(0, -2) * scale
+        low_grad = part @ b
+        if x_grad is not None:
+            x_grad.add_(self._drop((low_grad @ a).view(x_grad.shape)))
+        return low_grad.t() @ dropped, part.t() @ functional.linear(dropped, a)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        """Drop the same elements each time: dropout is its own backward."""
+        if self.seed == 0:
+            return x
+        generator = torch.Generator(x.device).manual_seed(self.seed)
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= self.adapter.dropout
+        return x * kept / (1 - self.adapter.dropout)
+
+
+def placements(weight: Placement, r: int, blocks: Sequence[int]) -> tuple[Placement, Placement]:
+    """Return where A and B lie beside a linear's weight; B has the `blocks` of output features that it adapts."""
+    outputs, inputs = weight.cuts
+    outputs = tuple(letter for letter in outputs if letter != "q")  # over which W is gathered for the product
+    features = tuple(blocks) if len(blocks) > 1 else ()
+    a = _low_rank(weight, (r, weight.shape[1]), ((), inputs))
+    b = _low_rank(weight, (sum(blocks), r), (outputs, ()), features)
+    return a, b
+
+
+def _low_rank(
+    weight: Placement, shape: tuple[int, int], cuts: tuple[Letters, Letters], blocks: tuple[int, ...] = ()
+) -> Placement:
+    cut = {letter for letters in cuts for letter in letters}
+    partial = tuple(letter for letter in TENSOR_AXES if letter not in cut)
+    return Placement(weight.tensor, shape, cuts, partial=partial, blocks=blocks)
+
+
+class KaimingUniform(NamedTuple):
+    """Draw from U(-1/sqrt(inputs), 1/sqrt(inputs)), as torch's Linear and peft draw A."""
+
+    def piece(self, placement: Placement, coord: Mapping[str, int], seed: int, name: str) -> Tensor:
+        """Draw the matrix [r, inputs] whole, float32 on the CPU, and cut the piece of the rank at `coord`."""
+        generator = torch.Generator("cpu").manual_seed(stable_hash(seed, name))
+        full = torch.empty(placement.shape, dtype=torch.float32, device="cpu")
+        bound = 1 / math.sqrt(placement.shape[1])
+        return placement.cut(full.uniform_(-bound, bound, generator=generator), coord)

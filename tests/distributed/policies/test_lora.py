@@ -1,0 +1,198 @@
+"""Adapters in every tensor mode against peft's over plain transformers: logits, loss and every gradient, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from dslpar.core import mesh
+from dslpar.distributed.collectives import all_gather
+from dslpar.distributed.groups import Groups
+from dslpar.layers import gather, placement, placement_of
+from dslpar.models.layered import build_module
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS or find_spec("peft") is None:
+    pytest.skip(f"{NO_TRANSFORMERS}; and peft", allow_module_level=True)
+
+import peft
+
+from dslpar.policies import compare
+from dslpar.policies.lora import parameters_with_peft_names
+from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.weights import load, parameters_with_sources
+from tests.distributed.policies.test_families import CLOSE, NAMES
+from tests.support import hugging_face as hf
+
+QV: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"]}
+"""A part of the linears that one product serves; a rank that nothing divides."""
+CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", QV),
+    "llama, all": ("llama, tied", {"r": 4, "target_modules": "all-linear", "use_rslora": True}),
+    "qwen2, biases and head": ("qwen2", QV | {"bias": "all", "modules_to_save": ["lm_head", "input_layernorm"]}),
+    "gpt2": ("gpt2", {"r": 2, "target_modules": ["c_attn", "mlp.c_proj"]}),
+    "opt": ("opt", {"r": 2, "target_modules": ["k_proj", "fc1", "fc2"], "bias": "all"}),
+    "phi3": ("phi3", {"r": 4, "target_modules": ["qkv_proj", "down_proj"]}),
+}
+"""Family and keys; GPT-2's and Phi-3's q, k and v are one linear, GPT-2's weights transposed."""
+
+
+@lru_cache
+def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Result]:
+    """Weights of the model with peft's adapters, and what it computes."""
+    name, keys = CASES[case]
+    family = hf.FAMILIES[name]
+    model, weights = hf.plain(family)
+    config = peft.LoraConfig(**keys, fan_in_fan_out=name == "gpt2")
+    wrapped: Any = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for own, p in wrapped.named_parameters():
+            p.data = p.data.double()  # not the module's double(): transformers keeps inv_freq in float32
+            if "lora_B" in own:
+                p.copy_(torch.randn_like(p) * 0.3)  # else A has no gradient
+    result = compare.reference(wrapped, compare.batch(), padded=padded)
+    weights |= {_plain_name(own): p.detach().clone() for own, p in wrapped.named_parameters() if "lora_" in own}
+    gradients = {_plain_name(own): gradient for own, gradient in result.gradients.items()}
+    return weights, result._replace(gradients=gradients)
+
+
+def _plain_name(name: str) -> str:
+    name = name.removeprefix("base_model.model.").replace(".default.", ".").replace(".base_layer.", ".")
+    return name.replace(".modules_to_save.", ".")
+
+
+def found(case: str, layout: str, padded: bool) -> compare.Result:
+    """What this rank's piece computes, gathered."""
+    weights, _ = expected(case, padded)
+    name, keys = CASES[case]
+    family = hf.FAMILIES[name]
+    torch.set_default_dtype(torch.float64)
+    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    groups = Groups(mesh.Mesh(tensor=tensor))
+    model = HuggingFaceModel(family.classes()[0], family.config(), lora=keys)
+    given = compare.batch()
+    with compare.in_float64():
+        module = build_module(model, groups, seed=1).train()
+        load(module, weights.__getitem__, groups)
+        with torch.no_grad():
+            for _, p, own in parameters_with_peft_names(module):
+                p.copy_(placement_of(p).cut(weights[own], groups.coord))
+        logits = module((given.ids, given.mask) if padded else given.ids)
+        loss = model.loss(groups)(logits, given.labels)
+        torch.autograd.backward(loss)
+    at = placement.inner(tensor, *given.ids.shape, placement.table(tensor, model.vocab_size, 32).padded[0])
+    whole = gather(logits.detach(), at, groups)[..., : model.vocab_size]
+    gradients = {own: gather(p.grad, placement_of(p), groups) for _, p, own in parameters_with_peft_names(module)}
+    for _, p, sources in parameters_with_sources(module):
+        if p.grad is not None:
+            parts = torch.split(gather(p.grad, placement_of(p), groups), [len(weights[each.name]) for each in sources])
+            gradients |= {source.name: part for source, part in zip(sources, parts, strict=True)}
+    return compare.Result(whole, loss.detach(), gradients)
+
+
+def off(case: str, layout: str, padded: bool) -> dict[str, float]:
+    """How far each tensor is off on the rank that is farthest; infinite where there is one too many, or too few."""
+    _, true = expected(case, padded)
+
+    def rank() -> dict[str, float]:
+        return compare.worst(found(case, layout, padded), true)
+
+    ranks = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size if layout else 1, rank)
+    return {name: max(each[name] for each in ranks) for name in ranks[0]}
+
+
+QUICK = {("llama", "2d-4"), ("gpt2", "1d-sequence-2")}
+CELLS = [
+    pytest.param(*cell, marks=[] if cell[:2] in QUICK and cell[2] else [pytest.mark.prove])
+    for cell in product(CASES, ("", *NAMES), (True, False))
+]
+
+
+@pytest.mark.parametrize(("case", "layout", "padded"), CELLS)
+def test_adapters_are_those_of_peft(case: str, layout: str, padded: bool) -> None:
+    found = off(case, layout, padded)
+    assert len(found) > 10
+    assert {name: value for name, value in found.items() if not value <= CLOSE} == {}
+
+
+def test_an_adapter_that_is_another_is_seen() -> None:
+    """The comparison can fail: one number of one B, changed by a hundred-millionth."""
+    weights, true = expected("llama", True)
+    name = "model.layers.1.self_attn.v_proj.lora_B.weight"
+    kept = weights[name].clone()
+    weights[name][0, 0] += 1e-8
+    try:
+        (logits,) = on_ranks(1, lambda: found("llama", "", True).logits)
+    finally:
+        weights[name] = kept
+    assert float((logits - true.logits).abs().max()) > CLOSE * float(true.logits.abs().max())
+
+
+def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """How adapters begin, whole; and their gradients with dropout on, which copies must have alike."""
+    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    groups = Groups(mesh.Mesh(tensor=tensor))
+    family, given = hf.FAMILIES["llama"], compare.batch()
+    model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
+    module = build_module(model, groups, seed=1).train()
+    adapters = {own: p for _, p, own in parameters_with_peft_names(module)}
+    begins = {own: gather(p, placement_of(p), groups) for own, p in adapters.items()}
+    torch.nn.init.ones_(next(p for own, p in adapters.items() if "v_proj.lora_B" in own))
+    torch.manual_seed(11)
+    model.loss(groups)(module((given.ids, given.mask)), given.labels).backward()
+    for own, p in adapters.items():
+        held: dict[Any, Tensor] = {}
+        for rank, piece in enumerate(all_gather(p.grad[None], groups.axis("tensor"))):
+            coord = mesh.Mesh(tensor=tensor).coord(rank)
+            cut = tuple(tuple(coord[letter] for letter in letters) for letters in placement_of(p).cuts)
+            assert torch.equal(held.setdefault(cut, piece), piece), f"{own}: copies differ"
+    return begins, {own: p.grad for own, p in adapters.items()}
+
+
+IN_A_CUBOID = "cuboid-1-2-2-sequence-batch"
+PROVEN = [pytest.param(name, marks=pytest.mark.prove) for name in NAMES if name != IN_A_CUBOID]
+
+
+@pytest.mark.parametrize("layout", [IN_A_CUBOID, *PROVEN])
+def test_copies_of_adapters_have_equal_gradients_with_dropout_on(layout: str) -> None:
+    """And begin as in one process: A from U(-1/sqrt(in), 1/sqrt(in)), by its name; B as zeros."""
+    ranks = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size, _pieces, layout)
+    ((alone, _),) = on_ranks(1, _pieces, "")
+    for begins, gradients in ranks:
+        assert all(torch.equal(begins[own], alone[own]) for own in alone)
+        assert any(gradient.abs().max() > 0 for own, gradient in gradients.items() if "lora_A" in own)
+    a = [p for own, p in alone.items() if "lora_A" in own]
+    assert all(0.8 < float(p.abs().max()) * 32**0.5 <= 1 for p in a)
+    assert len({float(p[0, 0]) for p in a}) == len(a) == 6
+    assert all(not p.any() for own, p in alone.items() if "lora_B" in own)
+
+
+def _flops_and_gradients(lora: dict[str, Any] | None) -> tuple[int, int, int]:
+    """Operations of products in the forward and in the backward; tensors that have a gradient."""
+    groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
+    model = HuggingFaceModel(family.classes()[0], family.config(), lora=lora)
+    module, given = build_module(model, groups, seed=1), compare.batch()
+    with FlopCounterMode(display=False) as forward:
+        loss = model.loss(groups)(module(given.ids), given.labels)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    return forward.get_total_flops(), backward.get_total_flops(), sum(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.prove
+def test_a_frozen_base_costs_no_product_of_weights_gradients() -> None:
+    ((whole, whole_backward, _),) = on_ranks(1, _flops_and_gradients, None)
+    ((forward, backward, gradients),) = on_ranks(1, _flops_and_gradients, QV)
+    assert gradients == 3 * 2 * 2  # three blocks, q and v, A and B
+    assert whole_backward > 1.9 * whole  # of each product, the gradients of both its factors
+    assert backward < 1.3 * forward < 1.3 * 1.1 * whole  # of one factor; of the adapters' small products, both
