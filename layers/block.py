@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -23,13 +24,14 @@ from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
 
-Activation = Literal["gelu", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
 
 
 class MLP(Layer):
     """Project up, activate, project down.
 
+    `gelu_tanh` is GELU by its approximation with tanh (arXiv 1606.08415), which GPT-2 was trained with.
     `swiglu` (arXiv 2002.05202) is silu(gate) * up: `up` projects to both in one product, rows of gate first.
 
     Raises:
@@ -67,7 +69,7 @@ class Form:
     norm: Norm = "layernorm"
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
     activation: Activation = "gelu"
-    """The MLP's: 'gelu', or 'swiglu'."""
+    """The MLP's: 'gelu', 'gelu_tanh', or 'swiglu'."""
     num_kv_heads: int | None = None
     """Number of heads of keys and values; None: as many as of queries."""
     rotary: Rotary | None = None
@@ -163,6 +165,7 @@ class _SwiGLU(torch.autograd.Function):
 
 _ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu": (1, functional.gelu),
+    "gelu_tanh": (1, partial(functional.gelu, approximate="tanh")),
     "swiglu": (2, swiglu),
 }
 """For each activation how many blocks of features go in, and the function."""

@@ -131,9 +131,18 @@ def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
     return REPORTED if change.section == "optimizer" and of_key == REFUSED and keeps_tensors else of_key
 
 
+def model_section(checkpoint: Checkpoint) -> sections.Model | sections.OtherModel:
+    """Return the model's section of the config that a checkpoint was saved with."""
+    return _spec(checkpoint.manifest["config"]).model
+
+
+def _spec(config: Mapping[str, Any]) -> sections.Spec:
+    return sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
+
+
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest's config without the values that are defaults: as its author would write it."""
-    spec = sections_reader.read(linter_check.load_text(yaml_io.dump_plain(config), "config.yaml")).spec
+    spec = _spec(config)
     bare = manifest.flatten(manifest.plain_of(sections.Spec(model=spec.model)))
     # A section that is not in the bare spec exists only where it is written, as `monitor.csv` does: its defaults stay,
     # or the section would go with them.

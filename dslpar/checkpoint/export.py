@@ -23,9 +23,11 @@ from dslpar.core.catalog import raise_finding
 from dslpar.language import yaml_io
 from dslpar.reporting import run_dir
 
+MAX_SHARD_BYTES = 5 * 10**9
+
 
 def export(
-    checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = 5 * 10**9
+    checkpoint: Checkpoint, output: Path, dtype: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> list[Path]:
     """Write full, unpadded weights under global names: `model-00001-of-00002.safetensors`, ..., the index that says
     which file has which, and `config.yaml`. Return the files.
@@ -41,12 +43,11 @@ def export(
     reader = TensorReader(Path(checkpoint.path), index)
 
     def load_as(name: str, dtype: torch.dtype) -> Tensor:
-        return _convert(name, reader.full(name), dtype)
+        return convert(name, reader.full(name), dtype)
 
     tensors = []
     for name, entry in index.parameters.items():
-        stored = DTYPES[entry.dtype]
-        target = DTYPES[dtype] if dtype and stored.is_floating_point else stored
+        target = target_dtype(DTYPES[entry.dtype], dtype)
         tensors.append(LazyTensor(name, target, entry.shape, partial(load_as, name, target)))
     shards = list(_shards(tensors, max_shard_bytes))
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -62,7 +63,12 @@ def export(
     return folder.list_files(output)
 
 
-def _convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def target_dtype(stored: torch.dtype, requested: str | None) -> torch.dtype:
+    """Return the dtype in which a tensor is exported: the requested one, if it is of floating-point numbers."""
+    return DTYPES[requested] if requested and stored.is_floating_point else stored
+
+
+def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a tensor. Raises: DslparError: a number would become infinite."""
     converted = tensor.to(dtype)
     lost = int((converted.isinf() & tensor.isfinite()).sum()) if dtype != tensor.dtype else 0

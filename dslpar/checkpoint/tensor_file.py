@@ -88,25 +88,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def write_lazy_tensors(
-    path: Path, tensors: Sequence[LazyTensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Sequence[LazyTensor],
+    metadata: Mapping[str, str] | None = None,
+    aligned_bytes: int = _ALIGNED_BYTES,
 ) -> FileDigest:
-    """Write tensors that are made one at a time, and keep their shapes. Raises: OSError."""
+    """Write tensors that are made one at a time, and keep their shapes. Raises: OSError.
+
+    The first of them begins at a multiple of `aligned_bytes`.
+    """
     ordered = sorted(tensors, key=lambda lazy: -lazy.dtype.itemsize)
-    header = memoryview(_header(ordered, metadata or {}))
+    header = memoryview(_header(ordered, metadata or {}, aligned_bytes))
     # Lazily: a tensor is made when the one before it is on its way to the disk, so that one at a time is in memory.
     data = (chunk for lazy in ordered for chunk in _bytes_of(lazy.make()))
     return writer.write_file(path, chain([header], data))
 
 
-def _header(ordered: list[LazyTensor], metadata: Mapping[str, str]) -> bytes:
+def _header(ordered: list[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> bytes:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for lazy in ordered:
         end = at + lazy.num_bytes
         header[lazy.key] = {"dtype": dtype_name(lazy.dtype), "shape": list(lazy.shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + _LENGTH_BYTES) % _ALIGNED_BYTES)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(len(text) + _LENGTH_BYTES) % aligned_bytes)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 

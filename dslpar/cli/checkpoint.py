@@ -255,16 +255,28 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
+dslpar checkpoint export outputs/gpt -o weights --dtype bf16
+dslpar checkpoint export outputs/llama -o llama --format hf
+
 Writes whole, unpadded weights under global names, as dslpar.checkpoint.load_full_state takes them;
 a tied weight once. Buffers and optimizer state are left out. Beside the weights are
 model.safetensors.index.json, which says in which file each of them is, and the run's config.yaml.
 
+--format hf writes what transformers' save_pretrained would write of the same weights, to the byte:
+config.json, model.safetensors (in several files with an index where it is larger than SIZE), and
+generation_config.json; tokenizer files are those of the folder that the run began with. A GPT is
+written as the GPT2LMHeadModel or the LlamaForCausalLM that it is. It needs transformers.
+
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
-    parser.add_argument("--output", required=True, metavar="DIR", help="a folder that does not exist yet")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder that does not exist yet")
+    help = "dslpar: global names; hf: a folder of transformers'; default: %(default)s"
+    parser.add_argument("--format", choices=("dslpar", "hf"), default="dslpar", help=help)
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for half precision")
     help = "the most bytes of tensors in a file; default: %(default)s"
     parser.add_argument("--max-shard-size", type=_num_bytes, default="5GB", metavar="SIZE", help=help)
+    help = "hf: where the folder is now that the run began with; default: its model.pretrained"
+    parser.add_argument("--pretrained", metavar="DIR", help=help)
 
 
 def _num_bytes(text: str) -> int:
@@ -277,11 +289,17 @@ def _num_bytes(text: str) -> int:
 
 
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if args.pretrained is not None and args.format != "hf":
+        parser.error("--pretrained is for --format hf")
     stored = _source(args.path, parser)
     _require_intact(stored)
-    for path in import_with_torch("dslpar.checkpoint.export").export(
-        stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
-    ):
+    target = (stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size)
+    if args.format == "hf":
+        pretrained = args.pretrained and Path(args.pretrained)
+        written = import_with_torch("dslpar.checkpoint.export_transformers").export_transformers(*target, pretrained)
+    else:
+        written = import_with_torch("dslpar.checkpoint.export").export(*target)
+    for path in written:
         print(visible(f"{path}  {path.stat().st_size:,} bytes"))
     return 0
 
@@ -291,6 +309,8 @@ ACTIONS: Mapping[str, Action] = {
     "show": Action("print a checkpoint's step, layout and config", _add_show_arguments, _show),
     "verify": Action("compare every byte of checkpoints with what was written", _add_verify_arguments, _verify),
     "reshard": Action("write a checkpoint as another layout holds it", _add_reshard_arguments, _reshard),
-    "export": Action("write whole weights to safetensors files", _add_export_arguments, _export),
+    "export": Action(
+        "write whole weights to safetensors files, or to a folder of transformers'", _add_export_arguments, _export
+    ),
 }
 """What follows `dslpar checkpoint`."""

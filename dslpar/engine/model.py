@@ -25,7 +25,7 @@ from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arguments, is_plain_sequential
 from dslpar.schema import families
 from dslpar.schema.registry import MODELS
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import Model, OtherModel
 
 LAYERS_CFG = "layers_cfg"
 
@@ -84,6 +84,16 @@ def _model_from_class(cls: type, args: Mapping[str, object], path: str, trusted:
         return model
     build: Callable[[], Any] = partial(cls, **arguments)
     return Sequential.of(build()) if is_plain_sequential(cls) else SingleModule(build)
+
+
+def transformers_class(section: OtherModel, path: str, trusted: tuple[str, ...]) -> tuple[Any, dict[str, Any]] | None:
+    """Return the class of transformers' that a section names, and its arguments; None: it is of another kind.
+
+    Raises:
+        DslparError: there is no such class, or its arguments may not be made.
+    """
+    cls = _find_class(section.target, path)
+    return (cls, dict(instantiate(dict(section.args), trusted))) if _is_of_transformers(cls) else None
 
 
 def _is_of_transformers(cls: type) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.placement import Placement
-from dslpar.policies.modules import Source, merged
+from dslpar.models.pretrained import Source, merged
 
 
 class TransformersInit(NamedTuple):

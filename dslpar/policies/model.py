@@ -15,7 +15,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import cross_entropy, placement
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.models.pretrained import Folder, PretrainedWeights, read_config
 from dslpar.policies import attention, modules, padding, probe, skeleton
 from dslpar.policies.apply import Setting, apply
 from dslpar.policies.derive import derive
@@ -35,7 +35,7 @@ from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.policy import Policy, as_policy
-from dslpar.policies.pretrained import HINT, Folder, PretrainedWeights
+from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Skeleton
 from dslpar.schema.sections import LoRA
 
@@ -63,14 +63,15 @@ class HuggingFaceModel(LayeredModel):
         pretrained: str | None = None,
         lora: LoRA | Mapping[str, Any] | None = None,
     ) -> None:
-        config = _config_of(cls, config, pretrained)
+        config = config_of(cls, config, pretrained)
         if not getattr(cls, "_supports_attention_backend", False):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
-        self.folder = None if pretrained is None else Folder(pretrained, self.model.base_model_prefix)
+        prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
+        self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         if policy is not None and policy != "derived":
             self.policy = as_policy(policy, POLICIES)
         else:
@@ -260,12 +261,14 @@ def _with_findings(spec: LayerSpec) -> LayerSpec:
     return replace(spec, build=build, forward=as_findings(f"{spec.name}, on its piece,")(spec.forward))
 
 
-def _config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
-    """Return a config of its own: the one that is given, over that of the folder."""
+def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
+    """Return a config of its own: the one that is given, over that of the folder.
+
+    Raises:
+        DslparError: there is neither, or the folder's is not readable.
+    """
     if pretrained is not None:
-        found = Path(pretrained, "config.json")
-        if not found.is_file():
-            raise_finding("CKP205", f"cannot read {found}: there is no such file", HINT, pretrained)
+        read_config(pretrained)
         if config is not None and not isinstance(config, Mapping):
             raise_finding("CFG223", "a config beside pretrained= is a dict of what differs", "dict(...)", key="model")
         return cls.config_class.from_pretrained(pretrained, local_files_only=True, **(config or {}))

@@ -6,7 +6,7 @@ Letters as in dslpar.layers: H residual features, F inner features, y and x what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +17,10 @@ from dslpar.layers import Embedding, Head, LayerNorm, Linear, RMSNorm, placement
 from dslpar.layers.norm import normalize
 from dslpar.layers.parameter import ZEROS, Layer, Shared, parameter
 from dslpar.layers.placement import Placement
+from dslpar.models.pretrained import Source as Source
+from dslpar.models.pretrained import Sources as Sources
 from dslpar.policies.dropout import Stream
 from dslpar.policies.probe import Norm
-
-
-class Source(NamedTuple):
-    """A tensor of transformers' own."""
-
-    name: str
-    """Its name in the model's state dict."""
-    transposed: bool = False
-    """Whether it is [in, out], as in transformers' Conv1D."""
-
-
-Sources = Mapping[str, tuple[Source, ...]]
-"""Own parameter's name -> the tensors that it is, one after the other along dim 0."""
-
-
-def merged(sources: tuple[Source, ...], read: Callable[[str], Tensor]) -> Tensor:
-    """Return the full tensor that a parameter is a piece of."""
-    parts = [read(source.name) for source in sources]
-    return torch.cat([part.t() if source.transposed else part for part, source in zip(parts, sources, strict=True)])
 
 
 class Slot(nn.Module):

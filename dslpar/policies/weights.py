@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import placement_of
-from dslpar.policies.modules import Source, Sources, merged
+from dslpar.models.pretrained import Source, Sources, merged
 
 
 def parameters_with_sources(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, tuple[Source, ...]]]:
@@ -28,3 +30,31 @@ def load(module: nn.Module, read: Callable[[str], Tensor], groups: Groups) -> No
         placement = placement_of(p)
         assert placement is not None
         p.copy_(placement.cut(merged(sources, read), groups.coord))
+
+
+class Part(NamedTuple):
+    """Where a tensor of transformers' is in a full parameter."""
+
+    parameter: str
+    """Its global name."""
+    shape: tuple[int, ...]
+    """The parameter's, full."""
+    row: int = 0
+    """The first of its rows that are this tensor's."""
+    transposed: bool = False
+    """Whether the tensor is [in, out], and the parameter [out, in]."""
+
+
+def parts(named: Iterable[tuple[str, tuple[Source, ...]]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
+    """Return where each tensor is, by transformers' names: what `merged` has put together.
+
+    `named` are parameters by global name, with their sources; `shapes` those of transformers' tensors.
+    """
+    found: dict[str, Part] = {}
+    for name, sources in named:
+        own = [shapes[source.name][::-1] if source.transposed else shapes[source.name] for source in sources]
+        rows = list(accumulate((shape[0] for shape in own if shape), initial=0))
+        full = (rows[-1], *own[0][1:]) if own[0] else ()
+        for source, row in zip(sources, rows, strict=False):
+            found[source.name] = Part(name, full, row, source.transposed)
+    return found

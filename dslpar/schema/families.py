@@ -2,7 +2,8 @@
 
 A family is one package. `section` has a class of the family's name, the section of a config; `layout` says what must
 divide by what and what a pipeline weighs, `costs` what the model sends, holds and computes; `rules` are its lint rules;
-`model` has its layers, in a class of the same name. A new family is its package, one line here and one in
+`model` has its layers, in a class of the same name; a family that is the same as a model of transformers' says so in
+`hugging_face`. A new family is its package, one line here and one in
 setup.cfg. The modules are imported by name, when a config uses them, so that nothing below dslpar.models depends on it.
 """
 
@@ -44,6 +45,6 @@ def sections() -> dict[str, type[Model]]:
 
 
 def family_module(model: Model, name: str) -> ModuleType:
-    """Import the module "layout", "costs" or "rules" of the family of `model`."""
+    """Import a module of the family of `model`, by its name."""
     # Not type(model): lint rules see a section through a guard, which has the section's __class__.
     return import_module(f"{model.__class__.__module__.rpartition('.')[0]}.{name}")

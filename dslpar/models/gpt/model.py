@@ -12,25 +12,32 @@ activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, later
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Dropout, Embedding, Form, Head, PositionEmbedding, Rotary, cross_entropy, normal
 from dslpar.layers.block import Activation, Norm
-from dslpar.layers.parameter import Shared
-from dslpar.models.gpt import section
+from dslpar.layers.parameter import PlacedModule, Shared
+from dslpar.models.gpt import hugging_face, section
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.models.pretrained import CONFIG, Folder, PretrainedWeights, Source, read_config
 
 
 class GPT(section.GPT, LayeredModel):
     """A decoder-only transformer; its fields are `dslpar.models.gpt.section.GPT`'s."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head."""
+        """Return embedding.tokens, embedding.positions (rotary: embedding.dropout), blocks.0 ..., norm, head.
+
+        Raises:
+            DslparError: `pretrained` is no folder of such a model.
+        """
         init = normal(self.init_std)
         tokens = partial(Embedding, groups, self.vocab_size, self.hidden_size, init=init)
         # Beside a tied table nothing else can stand in its layer: DeepSpeed ties exactly one attribute of a module.
@@ -44,7 +51,7 @@ class GPT(section.GPT, LayeredModel):
             head = LayerSpec(name="head", build=tokens, tied="embedding.tokens")
         else:
             head = LayerSpec(name="head", build=partial(Head, groups, self.hidden_size, self.vocab_size, init=init))
-        return [
+        specs = [
             LayerSpec(name="embedding.tokens", build=tokens),
             after_tokens,
             *(
@@ -54,6 +61,11 @@ class GPT(section.GPT, LayeredModel):
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
+        if self.pretrained is None:
+            return specs
+        hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")
+        folder = Folder(self.pretrained, hugging_face.base_prefix(self))
+        return [replace(spec, build=partial(self._pretrained, folder, spec.owner, spec.build)) for spec in specs]
 
     def loss(self, groups: Groups) -> Loss:
         """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, over their number.
@@ -76,6 +88,16 @@ class GPT(section.GPT, LayeredModel):
             rotary=Rotary(self.rope_theta) if self.positions == "rotary" else None,
             bias=self.bias,
         )
+
+    def _pretrained(self, folder: Folder, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """Build a layer whose parameters begin as the folder has them."""
+        layer = build()
+        for path, module in layer.named_modules():
+            for own, _ in module.named_parameters(recurse=False):
+                assert isinstance(module, PlacedModule)
+                tensors = hugging_face.tensors_of(self, ".".join(filter(None, (name, path, own))))
+                module.set_init(own, PretrainedWeights(folder, tuple(Source(*tensor) for tensor in tensors)))
+        return layer
 
     def _block(self, groups: Groups) -> Block:
         return Block(

@@ -51,8 +51,8 @@ class GPT(Model):
     """Whether the head uses the token table's weight."""
     norm: Choice = key(default="layernorm", resume="refused", choices=("layernorm", "rmsnorm"))
     """'layernorm', or 'rmsnorm' (no mean, no bias)."""
-    activation: Choice = key(default="gelu", resume="refused", choices=("gelu", "swiglu"))
-    """Of the MLP: 'gelu', or 'swiglu' (silu(gate) * up: three weights)."""
+    activation: Choice = key(default="gelu", resume="refused", choices=("gelu", "gelu_tanh", "swiglu"))
+    """Of the MLP: 'gelu', 'gelu_tanh' (approximate, as in GPT-2), or 'swiglu' (silu(gate) * up: three weights)."""
     positions: Choice = key(default="learned", resume="refused", choices=("learned", "rotary"))
     """'learned': a table added to the tokens; 'rotary': queries and keys are rotated by their position."""
     rope_theta: PositiveFloat = key(default=10000.0, resume="refused", synonyms="rotary_base rotary_emb_base")
@@ -68,6 +68,8 @@ class GPT(Model):
     """Added to the variance (RMSNorm: to the mean square) before its root."""
     init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
+    pretrained: str | None = key(default=None, resume="free")
+    """A folder of transformers' with the weights to begin with: a GPT2LMHeadModel's, or a LlamaForCausalLM's."""
 
     @property
     def ffn_size(self) -> int:

@@ -227,12 +227,12 @@ def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: fold
 def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
     weights = torch.tensor([1.0, -7e4, float("inf"), 65_504.0])
     with pytest.raises(DslparError) as caught:
-        export._convert("head.weight", weights, torch.float16)
+        export.convert("head.weight", weights, torch.float16)
     message = (
         "CKP217 weight-out-of-range: 1 of head.weight's weights are beyond 65504, the largest number of torch.float16"
     )
     assert message in str(caught.value)
-    assert export._convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
+    assert export.convert("head.weight", weights, torch.bfloat16).isfinite().tolist() == [True, True, False, True]
 
 
 def test_the_config_beside_it_is_the_run_s(source: folder.Checkpoint, tmp_path: Path) -> None:

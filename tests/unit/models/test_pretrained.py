@@ -19,10 +19,11 @@ if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
 from dslpar.layers.parameter import placement_of
+from dslpar.models import pretrained
 from dslpar.models.layered import build_module
-from dslpar.policies import compare, pretrained
+from dslpar.models.pretrained import merged
+from dslpar.policies import compare
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.modules import merged
 from dslpar.policies.weights import parameters_with_sources
 from tests.support import hugging_face as hf
 

@@ -1,0 +1,246 @@
+"""A checkpoint as a folder of transformers': config.json and safetensors files, as its `save_pretrained` writes them.
+
+    export_transformers(checkpoint, Path("weights"))       # LlamaForCausalLM.from_pretrained("weights") loads it
+
+No model is built but on torch's meta device, and one tensor is in memory at a time: each tensor of a file is read from
+the checkpoint's pieces when it is written. (transformers' own `save_pretrained` holds the model, and Megatron-LM's
+converters hold it twice.) The bytes are those that transformers would have written of the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import export, folder, rank_state, writer
+from dslpar.checkpoint.compare import model_section
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.slices import Segment
+from dslpar.checkpoint.state_files import read_rank_state
+from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
+from dslpar.checkpoint.tensor_reader import TensorReader
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.core.project import trusted_packages
+from dslpar.distributed.groups import Groups
+from dslpar.engine.model import transformers_class
+from dslpar.models.pretrained import INDEX, Source
+from dslpar.policies.weights import Part, parameters_with_sources, parts
+from dslpar.schema import families
+from dslpar.schema.sections import Model
+
+if TYPE_CHECKING:
+    from dslpar.policies.saved import Saved, View
+
+_ALIGNED_BYTES = 8
+_ORDER = [
+    DTYPES[name]
+    for name in ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
+]
+"""In which the safetensors library writes tensors, and those of a dtype by name."""
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+    *("chat_template.json", "preprocessor_config.json", "processor_config.json"),
+)
+"""Of tokenizers and processors, which no training changes."""
+
+
+def export_transformers(
+    checkpoint: Checkpoint,
+    output: Path,
+    dtype: str | None = None,
+    max_shard_bytes: int = export.MAX_SHARD_BYTES,
+    pretrained: Path | None = None,
+) -> list[Path]:
+    """Write the weights and configs of a run's model to a new folder, as `save_pretrained` does; return the files.
+
+    The model is one of transformers', or one of dslpar's own that is the same as one. `dtype` and `max_shard_bytes` are
+    as in `export`. `pretrained` is where the folder is that the run began with; None: where its config says.
+
+    Raises:
+        DslparError: transformers has no such model, something is there already, or a file cannot be read or written.
+    """
+    origin = _origin(checkpoint, pretrained)
+    tensors = {lazy.key: lazy for lazy in _tensors(checkpoint, origin, dtype)}
+    dtypes = {name: lazy.dtype for name, lazy in tensors.items()}
+    files, index = origin.saved.files(dtypes, max_shard_bytes)
+    with writer.new_folder(output) as unfinished:
+        floating = next(each for each in dtypes.values() if each.is_floating_point)
+        origin.saved.write_configs(unfinished, floating, origin.pretrained)
+        for name in _TOKENIZER_FILES:
+            if origin.pretrained is not None and (origin.pretrained / name).is_file():
+                shutil.copyfile(origin.pretrained / name, unfinished / name)
+        for file, names in files.items():
+            ordered = sorted((tensors[name] for name in names), key=lambda lazy: (_ORDER.index(lazy.dtype), lazy.key))
+            write_lazy_tensors(unfinished / file, ordered, {"format": "pt"}, _ALIGNED_BYTES)
+        if index is not None:
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            writer.write_file(unfinished / INDEX, [text.encode()])
+    return folder.list_files(output)
+
+
+# ---- which model, and where its tensors are ----
+
+
+class _Origin(NamedTuple):
+    """A model of transformers', and where its states are in a checkpoint."""
+
+    saved: Saved
+    parts: Mapping[str, Part]
+    """By the names of states; without buffers."""
+    pretrained: Path | None
+    """The folder that the run began with."""
+
+
+def _origin(checkpoint: Checkpoint, pretrained: Path | None) -> _Origin:
+    """Find out which model of transformers' a run's is.
+
+    Raises:
+        DslparError: it is none; transformers, or the folder that the run began with, is not there.
+    """
+    model = model_section(checkpoint)
+    try:
+        if isinstance(model, Model):
+            return _of_family(checkpoint, model, pretrained)
+        found = transformers_class(model, checkpoint.path, trusted_packages())
+        if found is None:
+            _refuse(checkpoint)
+        return _of_transformers(checkpoint, *found, pretrained)
+    except ImportError as error:
+        message, hint = f"transformers cannot be imported: {error}", "pip install 'dslpar[hf]', with Python 3.11"
+        raise DslparError([finding("CKP222", message, hint, checkpoint.path)]) from error
+
+
+def _refuse(checkpoint: Checkpoint) -> NoReturn:
+    message = f"{checkpoint.path} is of a run whose model is neither one of transformers' nor a GPT"
+    raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model")
+
+
+def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
+    """Return a model of transformers' that ran by a policy; or as it is, in one layer, where nothing was cut."""
+    from dslpar.policies.model import HuggingFaceModel, config_of
+    from dslpar.policies.saved import Saved
+
+    if pretrained is not None and "pretrained" in arguments:
+        arguments["pretrained"] = str(pretrained)
+    began_with = arguments.get("pretrained")
+    with torch.device("meta"):
+        saved = Saved(cls._from_config(config_of(cls, arguments.get("config"), began_with)))
+        names = load_index(Path(checkpoint.path)).parameters
+        states = {name: tuple(state.shape) for name, state in saved.model.state_dict().items()}
+        if all(name.removeprefix("model.") in states and name.startswith("model.") for name in names):
+            found = {name.removeprefix("model."): Part(name, states[name.removeprefix("model.")]) for name in names}
+        else:
+            layers = HuggingFaceModel(cls, **arguments).layers(Groups(Mesh()))
+            sources = (
+                (f"{layer.owner}.{name}", of)
+                for layer in layers
+                if layer.tied is None
+                for name, _, of in parameters_with_sources(layer.build())
+            )
+            found = parts(sources, states)
+    return _Origin(saved, found, None if began_with is None else Path(began_with))
+
+
+def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) -> _Origin:
+    """Return what a model of dslpar's own is the same as. The config of the folder that it began with holds as it is.
+
+    Which class that is, the family's module "hugging_face" says.
+    """
+    try:
+        same = families.family_module(model, "hugging_face")
+    except ModuleNotFoundError:
+        _refuse(checkpoint)
+    name, config = same.class_of(model), same.config_of(model)
+    import transformers
+
+    from dslpar.policies.model import config_of
+    from dslpar.policies.saved import Saved
+
+    cls = getattr(transformers, name)
+    given: str | None = getattr(model, "pretrained", None)
+    began_with = pretrained if pretrained or given is None else Path(given)
+    path = None if began_with is None else str(began_with)
+    with torch.device("meta"):
+        saved = Saved(cls._from_config(config_of(cls, config if path is None else None, path)))
+    states = {name: tuple(state.shape) for name, state in saved.model.state_dict().items()}
+    named = load_index(Path(checkpoint.path)).parameters
+    sources = ((each, tuple(Source(*of) for of in same.tensors_of(model, each))) for each in named)
+    return _Origin(saved, parts(sources, states), began_with)
+
+
+# ---- the tensors ----
+
+
+def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iterator[LazyTensor]:
+    """Yield the tensors of the files, each made when it is written.
+
+    Raises:
+        DslparError: the checkpoint lacks some, or has others.
+    """
+    index = load_index(Path(checkpoint.path))
+    reader, buffers = TensorReader(Path(checkpoint.path), index), _buffers(checkpoint)
+    problems = []
+    for name, view in origin.saved.views.items():
+        names = origin.saved.aliases(view.state)
+        part = next((origin.parts[each] for each in names if each in origin.parts), None)
+        buffer = next((buffers[each] for own in names for each in (own, f"model.{own}") if each in buffers), None)
+        read: Callable[[], Tensor]
+        entry = None if part is None else index.parameters.get(part.parameter)
+        if part is not None and entry is not None:
+            if entry.shape != part.shape:
+                problems.append(f"{part.parameter!r} has shape {entry.shape}, the model's {part.shape}")
+            stored, read = DTYPES[entry.dtype], partial(_read, reader, part, view)
+        elif buffer is not None:
+            stored, read = buffer.dtype, partial(_cut, buffer, view)
+        else:
+            problems.append(f"it has no {name!r}")
+            continue
+        target = export.target_dtype(stored, dtype)
+        yield LazyTensor(name, target, view.shape, partial(_converted, name, read, target))
+    used = {part.parameter for part in origin.parts.values()}
+    problems += [f"the model has no {name!r}" for name in index.parameters if name not in used]
+    if problems:
+        message = f"{checkpoint.path} is of another model: {'; '.join(problems[:8])}"
+        hint = "the config.json of the folder that the run began with, as it was (--pretrained); or report the model"
+        raise_finding("CKP207", message, hint, checkpoint.path)
+
+
+def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
+    """Read what a tensor of the files is of a parameter, and nothing else."""
+    ranges = list(zip(view.starts, view.lengths, strict=True))
+    if part.transposed:
+        ranges.reverse()
+    if ranges:
+        ranges[0] = (ranges[0][0] + part.row, ranges[0][1])
+    read = reader.local(part.parameter, "", tuple((Segment(*each),) for each in ranges))
+    return view.of_part(read.t() if part.transposed else read)
+
+
+def _cut(buffer: Tensor, view: View) -> Tensor:
+    ranges = zip(view.starts, view.lengths, strict=True)
+    return view.of_part(buffer[tuple(slice(start, start + length) for start, length in ranges)])
+
+
+def _converted(name: str, read: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+    return export.convert(name, read(), dtype)
+
+
+def _buffers(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the persistent buffers of the first replica, such as the statistics of a batch norm."""
+    found: dict[str, Tensor] = {}
+    for rank in rank_state.source_ranks(
+        checkpoint.manifest["layout"], dict.fromkeys(("pipe", "data", *TENSOR_AXES), 0)
+    ):
+        found |= read_rank_state(checkpoint, rank).get("buffers", {})
+    return found

@@ -1,0 +1,271 @@
+"""Which model of transformers' a GPT is the same as: its class, its config, the names of its weights. No torch.
+
+>>> model = GPT(num_layers=2, hidden_size=8, num_heads=2, vocab_size=64, max_seq_len=16, activation="gelu_tanh")
+>>> class_of(model), config_of(model)["activation_function"], tensors_of(model, "blocks.1.mlp.up.weight")
+('GPT2LMHeadModel', 'gelu_new', (('transformer.h.1.mlp.c_fc.weight', True),))
+>>> fields_of({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12})["hidden_size"]
+768
+
+The same mathematics, weight by weight: what another class's config says that a GPT has no field for is refused. (Such
+tables are what Megatron-LM's and LiBai's converters are made of; here one serves export, import and a run's start.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dslpar.core.catalog import raise_finding
+from dslpar.models.gpt.section import GPT
+
+Config = Mapping[str, Any]
+
+_GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""transformers' name of an activation -> ours; the last two are the same."""
+
+
+class _Kind(NamedTuple):
+    """A class of transformers'."""
+
+    needs: Mapping[str, tuple[object, ...]]
+    """Field of a GPT -> the values with which it is the same."""
+    config: Callable[[GPT], dict[str, Any]]
+    fields: Callable[[Config], dict[str, Any]]
+    refused: Callable[[Config], Iterator[str]]
+    """What a config says that no GPT computes."""
+    blocks: str
+    """What stands before a block's number."""
+    names: Mapping[str, tuple[str, ...]]
+    """Our module -> theirs, whose weights are one after the other in ours; those of a block by names within it."""
+    transposed: tuple[str, ...] = ()
+    """Modules whose weights are [in, out]."""
+
+
+def class_of(model: GPT) -> str:
+    """Return the class that a GPT is the same as. Raises: DslparError: it is neither, and by which fields."""
+    wrong = {name: list(_misfits(model, kind)) for name, kind in _KINDS.items()}
+    fitting = [name for name, problems in wrong.items() if not problems]
+    if not fitting:
+        nearest = min(wrong, key=lambda name: len(wrong[name]))
+        details = [f"{name} has {', '.join(problems)}" for name, problems in wrong.items()]
+        message = "transformers' GPT2LMHeadModel and LlamaForCausalLM are other models than this GPT"
+        hint = f"dslpar's own format; a run with {', '.join(wrong[nearest])} is a {nearest}"
+        raise_finding("CKP222", message, hint, key="model", details=details)
+    return fitting[0]
+
+
+def _misfits(model: GPT, kind: _Kind) -> Iterator[str]:
+    for field, values in kind.needs.items():
+        if getattr(model, field) not in values:
+            yield f"{field}={' or '.join(map(repr, values))}"
+    if kind is _KINDS["GPT2LMHeadModel"] and model.kv_heads != model.num_heads:
+        yield f"num_kv_heads={model.num_heads}"
+
+
+def config_of(model: GPT) -> dict[str, Any]:
+    """Return the arguments of that class's config. Its ids of special tokens are not known here: there are none."""
+    found = _KINDS[class_of(model)].config(model)
+    return found | {"tie_word_embeddings": model.tie_embeddings, "initializer_range": model.init_std}
+
+
+def tensors_of(model: GPT, parameter: str) -> tuple[tuple[str, bool], ...]:
+    """Return the tensors of transformers' that a parameter is, in order: (name, whether it is [in, out])."""
+    kind = _KINDS[class_of(model)]
+    module, _, own = parameter.rpartition(".")
+    before = ""
+    if module.startswith("blocks."):
+        _, number, module = module.split(".", 2)
+        before = f"{kind.blocks}.{number}."
+    names = kind.names[module]
+    return tuple((f"{before}{name}.{own}", own == "weight" and module in kind.transposed) for name in names)
+
+
+def base_prefix(model: GPT) -> str:
+    """Return what transformers puts before the names of the model without its head: "transformer", or "model"."""
+    return _KINDS[class_of(model)].blocks.partition(".")[0]
+
+
+def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
+    """Return the fields of the GPT that a config.json describes; dropout and the deviation of initial weights apart.
+
+    Raises:
+        DslparError: it is of another kind of model, or of one that no GPT computes; all reasons.
+    """
+    kind = next((kind for name, kind in _KINDS.items() if config.get("model_type") == _MODEL_TYPES[name]), None)
+    if kind is None:
+        message = f"{path} describes a model of type {config.get('model_type')!r}, and a GPT is a 'gpt2' or a 'llama'"
+        raise_finding("CKP222", message, "type='transformers.X', which runs transformers' own code", path)
+    if refused := list(kind.refused(config)):
+        message = f"{path} describes a model that no GPT computes: {', '.join(refused)}"
+        raise_finding("CKP222", message, "type='transformers.X', which runs transformers' own code", path)
+    return kind.fields(config)
+
+
+def check_fits(model: GPT, config: Config, path: str) -> None:
+    """Check that a GPT is the model of a config.json. Raises: DslparError: with every field that differs."""
+    found = fields_of(config, path)
+    differ = {name: value for name, value in found.items() if _given(model, name) != value}
+    # Rotary positions have no table: a run may have shorter sequences, or longer ones.
+    if model.positions == "rotary":
+        differ.pop("max_seq_len", None)
+    if differ:
+        details = [f"model.{name} is {_given(model, name)!r}, there {value!r}" for name, value in differ.items()]
+        written = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        message = f"the weights in {path} are of another model:"
+        raise_finding("CKP207", message, f"model = dict(type='GPT', {written}, pretrained=...)", path, "model", details)
+
+
+def _given(model: GPT, name: str) -> object:
+    return {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}.get(name, getattr(model, name))
+
+
+# ---- GPT-2 ----
+
+
+def _gpt2_config(model: GPT) -> dict[str, Any]:
+    return {
+        "vocab_size": model.vocab_size,
+        "n_positions": model.max_seq_len,
+        "n_embd": model.hidden_size,
+        "n_layer": model.num_layers,
+        "n_head": model.num_heads,
+        "n_inner": None if model.ffn_size == 4 * model.hidden_size else model.ffn_size,
+        "activation_function": next(name for name, own in _GELUS.items() if own == model.activation),
+        "layer_norm_epsilon": model.layernorm_eps,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout),
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
+    }
+
+
+def _gpt2_fields(config: Config) -> dict[str, Any]:
+    hidden, heads = config.get("n_embd", 768), config.get("n_head", 12)
+    return {
+        "num_layers": config.get("n_layer", 12),
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "vocab_size": config.get("vocab_size", 50257),
+        "max_seq_len": config.get("n_positions", 1024),
+        "num_kv_heads": heads,
+        "ffn_hidden_size": config.get("n_inner") or 4 * hidden,
+        "tie_embeddings": config.get("tie_word_embeddings", True),
+        "norm": "layernorm",
+        "activation": _GELUS[config.get("activation_function", "gelu_new")],
+        "positions": "learned",
+        "bias": True,
+        "layernorm_eps": config.get("layer_norm_epsilon", 1e-5),
+    }
+
+
+def _gpt2_refused(config: Config) -> Iterator[str]:
+    if config.get("activation_function", "gelu_new") not in _GELUS:
+        yield f"activation_function={config['activation_function']!r}"
+    for name, usual in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        if config.get(name, usual) != usual:
+            yield f"{name}={config[name]!r}"
+
+
+# ---- Llama ----
+
+
+def _llama_config(model: GPT) -> dict[str, Any]:
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.kv_heads,
+        "max_position_embeddings": model.max_seq_len,
+        "rms_norm_eps": model.layernorm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "attention_bias": model.bias,
+        "mlp_bias": model.bias,
+        "attention_dropout": model.dropout,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+
+
+def _rope(config: Config) -> Config:
+    """Return the settings of the rotary positions; before transformers 5 they stood in two keys."""
+    older = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+    return config.get("rope_parameters") or older
+
+
+def _llama_fields(config: Config) -> dict[str, Any]:
+    heads = config.get("num_attention_heads", 32)
+    return {
+        "num_layers": config.get("num_hidden_layers", 32),
+        "hidden_size": config.get("hidden_size", 4096),
+        "num_heads": heads,
+        "vocab_size": config.get("vocab_size", 32000),
+        "max_seq_len": config.get("max_position_embeddings", 2048),
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "ffn_hidden_size": config.get("intermediate_size", 11008),
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rotary",
+        "rope_theta": _rope(config).get("rope_theta", 10000.0),
+        "bias": config.get("attention_bias", False),
+        "layernorm_eps": config.get("rms_norm_eps", 1e-6),
+    }
+
+
+def _llama_refused(config: Config) -> Iterator[str]:
+    rope = _rope(config)
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        yield f"rope_type={kind!r}"
+    if config.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act={config['hidden_act']!r}"
+    if config.get("attention_bias", False) != config.get("mlp_bias", False):
+        yield f"attention_bias={config.get('attention_bias', False)!r} with mlp_bias={config.get('mlp_bias', False)!r}"
+    usual = config.get("hidden_size", 4096) // config.get("num_attention_heads", 32)
+    if (config.get("head_dim") or usual) != usual:
+        yield f"head_dim={config['head_dim']!r}"
+
+
+_MODEL_TYPES = {"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama"}
+_KINDS: Mapping[str, _Kind] = {
+    "GPT2LMHeadModel": _Kind(
+        needs={"norm": ("layernorm",), "activation": ("gelu", "gelu_tanh"), "positions": ("learned",), "bias": (True,)},
+        config=_gpt2_config,
+        fields=_gpt2_fields,
+        refused=_gpt2_refused,
+        blocks="transformer.h",
+        names={
+            "embedding.tokens": ("transformer.wte",),
+            "embedding.positions": ("transformer.wpe",),
+            "norm1": ("ln_1",),
+            "attention.qkv": ("attn.c_attn",),
+            "attention.out": ("attn.c_proj",),
+            "norm2": ("ln_2",),
+            "mlp.up": ("mlp.c_fc",),
+            "mlp.down": ("mlp.c_proj",),
+            "norm": ("transformer.ln_f",),
+            "head": ("lm_head",),
+        },
+        transposed=("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
+    ),
+    "LlamaForCausalLM": _Kind(
+        needs={"norm": ("rmsnorm",), "activation": ("swiglu",), "positions": ("rotary",)},
+        config=_llama_config,
+        fields=_llama_fields,
+        refused=_llama_refused,
+        blocks="model.layers",
+        names={
+            "embedding.tokens": ("model.embed_tokens",),
+            "norm1": ("input_layernorm",),
+            "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attention.out": ("self_attn.o_proj",),
+            "norm2": ("post_attention_layernorm",),
+            "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
+            "mlp.down": ("mlp.down_proj",),
+            "norm": ("model.norm",),
+            "head": ("lm_head",),
+        },
+    ),
+}

@@ -1,0 +1,335 @@
+"""`dslpar checkpoint export --format hf`: the files that transformers would have written, to the byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.checkpoint import export_transformers as exporting
+from dslpar.checkpoint import folder
+from dslpar.checkpoint.export_transformers import export_transformers
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.cli.main import main
+from dslpar.core.errors import DslparError
+from dslpar.layout.resolve import resolve
+from dslpar.models.gpt import section
+from dslpar.schema import sections
+from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+import transformers
+
+from tests.support import hugging_face as hf
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "pipe 2, 1d 2": (
+        4,
+        {
+            "pipeline": sections.PipelineParallel(size=2),
+            "tensor": sections.TensorParallel(size=2, mode="1d"),
+        },
+    ),
+    "2d 4": (4, {"tensor": sections.TensorParallel(size=4, mode="2d")}),
+}
+EACH_TIME = {("phi3", "2d 4")}
+"""GPT-2 goes there and back in the tests below it."""
+
+
+def saved(model: Any, path: Path, layout: str = "pipe 2, 1d 2", zero: int = 0, **parallel: Any) -> Checkpoint:
+    """The checkpoint of a run that has taken no step."""
+    world, given = LAYOUTS[layout]
+    job = resolve(
+        sections.Spec(
+            model=model,
+            parallel=sections.Parallel(**given, **parallel),
+            optimizer=sections.SGD(lr=0.1),
+            zero=sections.Zero(stage=zero),
+            batch=sections.Batch(global_size=8, accumulation=2),
+            train=sections.Train(steps=2, output_dir=str(path)),
+        ),
+        world,
+        "export.py",
+    )
+    on_ranks(world, _save, job, init="deepspeed", timeout=120)
+    return folder.open_checkpoint(path / "checkpoints" / "step_000000")
+
+
+def _save(job: Any) -> None:
+    from dslpar import checkpoint
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
+
+    checkpoint.save(build_engine(job, Groups(job.mesh), all_counted=True), "text")
+
+
+def of_transformers(family: hf.Family, path: Path, **more: Any) -> sections.OtherModel:
+    name = family.classes()[0].__name__
+    return sections.OtherModel(target=f"transformers.{name}", args={"pretrained": str(path), **more})
+
+
+def written(family: str, path: Path, **options: Any) -> Path:
+    """A folder that transformers wrote, of weights that are neither zeros nor ones."""
+    hf.plain(hf.FAMILIES[family])[0].float().save_pretrained(path, **options)
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in path.iterdir()}
+
+
+CELLS = [
+    pytest.param(family, layout, marks=[] if (family, layout) in EACH_TIME else [pytest.mark.prove])
+    for family in hf.FAMILIES
+    for layout in LAYOUTS
+]
+
+
+@pytest.mark.parametrize(("family", "layout"), CELLS)
+def test_there_and_back_the_bytes_are_the_same(family: str, layout: str, tmp_path: Path) -> None:
+    """From transformers into a layout, no step, and back: each file, with config and generation config."""
+    before = written(family, tmp_path / "before")
+    stored = saved(of_transformers(hf.FAMILIES[family], before), tmp_path / "run", layout)
+    export_transformers(stored, tmp_path / "after")
+    assert contents(tmp_path / "after") == contents(before)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpoint]:
+    """A folder in many files, with a tokenizer's; and the checkpoint of a run that began with it, ZeRO 1."""
+    root = tmp_path_factory.mktemp("gpt2")
+    before = written("gpt2", root / "before", max_shard_size="20KB")
+    for name in ("tokenizer.json", "merges.txt", "chat_template.jinja"):
+        (before / name).write_text(f"{name} of somebody's")
+    (before / "notes.txt").write_text("mine")
+    generation = transformers.GenerationConfig(max_length=99, temperature=0.5, do_sample=True)
+    generation.save_pretrained(before)
+    return before, saved(of_transformers(hf.FAMILIES["gpt2"], before), root / "run", zero=1)
+
+
+def test_files_are_as_large_as_they_may_be_and_a_tokenizer_comes_along(
+    gpt2: tuple[Path, Checkpoint], tmp_path: Path
+) -> None:
+    before, stored = gpt2
+    export_transformers(stored, tmp_path / "after", max_shard_bytes=20_000)
+    found = contents(tmp_path / "after")
+    assert found == {name: text for name, text in contents(before).items() if name != "notes.txt"}
+    assert {"model.safetensors.index.json", "tokenizer.json", "merges.txt"} <= found.keys()
+    assert len(found) > 8
+
+
+def test_transformers_loads_what_is_written_in_half_precision(gpt2: tuple[Path, Checkpoint], tmp_path: Path) -> None:
+    """The weights are those of the masters, rounded; config.json says so."""
+    before, stored = gpt2
+    export_transformers(stored, tmp_path / "after", "BF16")
+    assert json.loads((tmp_path / "after" / "config.json").read_text())["dtype"] == "bfloat16"
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "after")
+    full = transformers.GPT2LMHeadModel.from_pretrained(before)
+    assert loaded.dtype == torch.bfloat16
+    for name, weight in full.state_dict().items():
+        assert torch.equal(weight.bfloat16(), loaded.state_dict()[name]), name
+
+
+@pytest.mark.prove
+def test_a_model_in_half_precision_comes_back_in_it(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    hf.plain(hf.FAMILIES["llama, tied"])[0].bfloat16().save_pretrained(before)
+    stored = saved(of_transformers(hf.FAMILIES["llama, tied"], before), tmp_path / "run", "2d 4")
+    export_transformers(stored, tmp_path / "after", "BF16")
+    assert contents(tmp_path / "after") == contents(before)
+
+
+LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "layernorm_eps": 1e-6, "bias": False}
+SIZES = {"num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab_size": 70, "max_seq_len": 32}
+OWN: dict[str, dict[str, Any]] = {
+    "gpt2": {"activation": "gelu_tanh", "ffn_hidden_size": 48},
+    "llama": {**LLAMA, "tie_embeddings": False, "num_kv_heads": 4, "ffn_hidden_size": 48},
+    "llama, tied": {**LLAMA, "num_kv_heads": 4, "ffn_hidden_size": 48},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param(family, layout, marks=[] if layout == "2d 4" and family == "llama" else [pytest.mark.prove])
+        for family in OWN
+        for layout in LAYOUTS
+    ],
+)
+def test_a_gpt_takes_such_weights_and_gives_them_back(family: str, layout: str, tmp_path: Path) -> None:
+    before = written(family, tmp_path / "before")
+    model = section.GPT(**SIZES, **OWN[family], pretrained=str(before))
+    export_transformers(saved(model, tmp_path / "run", layout), tmp_path / "after")
+    assert contents(tmp_path / "after") == contents(before)
+
+
+# ---- what cannot be exported ----
+
+
+def changed(stored: Checkpoint, model: dict[str, Any]) -> Checkpoint:
+    """The checkpoint as if its config said this of the model."""
+    config = {**stored.manifest["config"], "model": model}
+    return stored._replace(manifest={**stored.manifest, "config": config})
+
+
+GPT = {"type": "GPT", "num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab_size": 70, "max_seq_len": 32}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            GPT | {"norm": "rmsnorm", "activation": "swiglu"},
+            r"CKP222 .*\n.*GPT2LMHeadModel has norm='layernorm', activation='gelu' or 'gelu_tanh'\n"
+            r".*LlamaForCausalLM has positions='rotary'",
+        ),
+        (GPT | {"num_kv_heads": 4}, r"CKP222 .*\n.*GPT2LMHeadModel has num_kv_heads=8\n"),
+        (
+            {"type": "Sequential", "layers_cfg": [{"type": "Linear", "in_features": 2, "out_features": 2}]},
+            r"CKP222 .* is neither one of transformers' nor a GPT\n.*leave --format out",
+        ),
+        (
+            {"type": "transformers.GPT2LMHeadModel", "pretrained": "nowhere"},
+            r"CKP205 .*cannot read nowhere/config\.json: there is no such file",
+        ),
+        (
+            {"type": "transformers.GPT2LMHeadModel", "config": hf.FAMILIES["gpt2"].sizes | {"vocab_size": 71}},
+            r"CKP207 .*'transformer\.wte\.weight' has shape \(70, 32\), the model's \(71, 32\)",
+        ),
+        (
+            {"type": "transformers.GPT2LMHeadModel", "config": hf.FAMILIES["gpt2"].sizes | {"n_layer": 4}},
+            r"CKP207 .*has no 'transformer\.h\.3\.",
+        ),
+        (
+            {"type": "transformers.GPT2LMHeadModel", "config": hf.FAMILIES["gpt2"].sizes | {"n_layer": 2}},
+            r"CKP207 .*the model has no 'transformer\.h\.2\.",
+        ),
+    ],
+    ids=["between", "grouped queries", "other layers", "folder is gone", "vocabulary", "more layers", "fewer layers"],
+)
+def test_what_is_no_model_of_transformers_is_refused(
+    model: dict[str, Any], said: str, gpt2: tuple[Path, Checkpoint], tmp_path: Path
+) -> None:
+    with pytest.raises(DslparError, match=said):
+        export_transformers(changed(gpt2[1], model), tmp_path / "after")
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_a_folder_that_has_moved_may_be_named(
+    gpt2: tuple[Path, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, stored = gpt2
+    moved = changed(stored, {"type": "transformers.GPT2LMHeadModel", "pretrained": "nowhere"})
+    export_transformers(moved, tmp_path / "after", pretrained=before, max_shard_bytes=20_000)
+    assert (tmp_path / "after" / "config.json").read_bytes() == (before / "config.json").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["checkpoint", "export", stored.path, "-o", str(tmp_path / "x"), "--pretrained", str(before)])
+    assert "--pretrained is for --format hf" in capsys.readouterr().err
+
+
+def test_the_command_writes_all_of_it_or_nothing(
+    gpt2: tuple[Path, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["checkpoint", "export", gpt2[1].path, "--format", "hf", "-o", str(tmp_path / "after")]
+    real = exporting.write_lazy_tensors
+
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "write_lazy_tensors", full)
+    assert main(words) == 1
+    assert "CKP205 no-checkpoint: cannot write to" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(exporting, "write_lazy_tensors", real)
+    assert main(words) == 0
+    assert f"{tmp_path / 'after' / 'model.safetensors'}  " in capsys.readouterr().out
+    assert main(words) == 1
+    assert "CKP221 already-there" in capsys.readouterr().err
+
+
+def test_without_transformers_it_is_said(
+    gpt2: tuple[Path, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(DslparError, match=r"CKP222 .*cannot be imported"):
+        export_transformers(changed(gpt2[1], GPT), tmp_path / "after")
+
+
+# ---- what a rank reads ----
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of what is taken out of files."""
+    from dslpar.models import pretrained
+
+    numbers: list[int] = []
+    real = pretrained.Folder._slice
+
+    class Counted:
+        def __init__(self, of: Any) -> None:
+            self.of, self.get_shape = of, of.get_shape
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            read: torch.Tensor = self.of[index]
+            numbers.append(read.numel() * read.element_size())
+            return read
+
+    monkeypatch.setattr(pretrained.Folder, "_slice", lambda self, name: Counted(real(self, name)))
+    return numbers
+
+
+def _read_and_held(job: Any, numbers: list[int]) -> tuple[int, int, int]:
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
+
+    engine = build_engine(job, Groups(job.mesh), all_counted=True)
+    held = padding = 0
+    for _, p in engine.named_parameters():
+        at = p.placement  # type: ignore[attr-defined]
+        held += p.numel() * p.element_size()
+        if at.padded_rows is not None:
+            box = rows_held(at, engine.groups.coord)
+            padding += (p.shape[0] - box) * p[0].numel() * p.element_size()
+    return sum(numbers), held, padding
+
+
+def rows_held(at: Any, coord: Any) -> int:
+    """Rows of a table that this rank holds, without padding."""
+    from dslpar.checkpoint.slices import box_of
+
+    return sum(max(0, min(each.start + each.length, at.shape[0]) - each.start) for each in box_of(at, coord)[0])
+
+
+@pytest.mark.parametrize(
+    ("layout", "shard"),
+    [
+        pytest.param("2d 4", "20KB", id="2d 4, sharded index"),
+        pytest.param("2d 4", "5GB", id="2d 4, one file", marks=pytest.mark.prove),
+        pytest.param("pipe 2, 1d 2", "20KB", id="pipe 2, 1d 2, sharded index", marks=pytest.mark.prove),
+    ],
+)
+def test_a_rank_reads_the_bytes_that_it_holds(layout: str, shard: str, counted: list[int], tmp_path: Path) -> None:
+    before = written("gpt2", tmp_path / "before", max_shard_size=shard)
+    world, given = LAYOUTS[layout]
+    spec = sections.Spec(
+        model=of_transformers(hf.FAMILIES["gpt2"], before),
+        parallel=sections.Parallel(**given),
+        optimizer=sections.SGD(lr=0.1),
+        batch=sections.Batch(global_size=8, accumulation=2),
+    )
+    whole = sum(each.stat().st_size for each in before.glob("*.safetensors"))
+    paddings = set()
+    for read, held, padding in on_ranks(
+        world, _read_and_held, resolve(spec, world, "read.py"), counted, init="deepspeed", timeout=120
+    ):
+        assert read == held - padding
+        assert 0 < read < whole * 0.6
+        paddings.add(padding)
+    assert (paddings != {0}) == (layout == "2d 4"), "70 rows do not divide by 4"
