@@ -112,6 +112,9 @@ def _origin(checkpoint: Checkpoint, pretrained: Path | None) -> _Origin:
     try:
         if isinstance(model, Model):
             return _of_family(checkpoint, model, pretrained)
+        if model.lora is not None:
+            message = f"{checkpoint.path} is of a run that trains adapters, which save_pretrained does not write"
+            raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model.lora")
         found = transformers_class(model, checkpoint.path, trusted_packages())
         if found is None:
             _refuse(checkpoint)

@@ -195,6 +195,10 @@ GPT = {"type": "GPT", "num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab
             r"CKP222 .* is neither one of transformers' nor a GPT\n.*leave --format out",
         ),
         (
+            {"type": "transformers.GPT2LMHeadModel", "pretrained": "here", "lora": {"target_modules": ["c_attn"]}},
+            r"CKP222 .*trains adapters",
+        ),
+        (
             {"type": "transformers.GPT2LMHeadModel", "pretrained": "nowhere"},
             r"CKP205 .*cannot read nowhere/config\.json: there is no such file",
         ),
@@ -211,7 +215,16 @@ GPT = {"type": "GPT", "num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab
             r"CKP207 .*the model has no 'transformer\.h\.2\.",
         ),
     ],
-    ids=["between", "grouped queries", "other layers", "folder is gone", "vocabulary", "more layers", "fewer layers"],
+    ids=[
+        "between",
+        "grouped queries",
+        "other layers",
+        "adapters",
+        "folder is gone",
+        "vocabulary",
+        "more layers",
+        "fewer layers",
+    ],
 )
 def test_what_is_no_model_of_transformers_is_refused(
     model: dict[str, Any], said: str, gpt2: tuple[Path, Checkpoint], tmp_path: Path
