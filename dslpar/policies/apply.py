@@ -16,9 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
+from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
-from dslpar.policies import dropout, modules, probe
+from dslpar.layers.linear import Role
+from dslpar.policies import dropout, experts, modules, probe
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
 
@@ -47,10 +49,13 @@ class _Application:
         self.cut, self.groups = cut, cut.groups
         self.stream = dropout.Stream()
         self.findings: list[Finding] = []
+        self.mixtures: set[str] = set()
 
     def part(self, part: nn.Module, name: str) -> nn.Module:
         holder: Any = nn.Module()
         holder.add_module("part", part)
+        full = [".".join(filter(None, (name, own))) for own, _ in part.named_modules()]
+        self.mixtures = {each.rpartition(".")[0] for each in full if match(self.cut.policy.experts, each)}
         self._regions(part, name)
         for own, module in list(holder.named_modules()):
             if own:
@@ -76,10 +81,19 @@ class _Application:
         """Return what stands for a module; None: it stays."""
         sources = _sources(module, name)
         policy, groups, hidden = self.cut.policy, self.groups, self.cut.hidden_size
+        if name in self.mixtures:
+            experts.surround(module, groups)
+            return None
         if isinstance(module, modules.Entrance | modules.Inward | modules.Outward):
             return None
         if isinstance(module, nn.Dropout):
             return dropout.StreamDropout(groups, module.p, self.stream)
+        if match(policy.experts, name):
+            return experts.Experts(groups, module, name)
+        if match(policy.routers, name):
+            return modules.Uncut(groups, module, name, TENSOR_AXES)
+        if isinstance(module, nn.Linear) and self._is_in_mixture(name) and (role := self._role(name)):
+            return experts.SharedExpertLinear(groups, module, name, role)
         if match(policy.outward, name):
             outputs, inputs = features(module)
             bias = getattr(module, "bias", None) is not None
@@ -91,7 +105,7 @@ class _Application:
             inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(inward, name)
         if match(policy.per_head, name):
-            return modules.PerHead(groups, module, name)
+            return modules.per_head(groups, module, name)
         if match(policy.inner_norms, name):
             length = sum(p.shape[0] for own, p in module.named_parameters() if own == "weight")
             if inner := probe.norm_of(module, length):
@@ -116,11 +130,22 @@ class _Application:
         parts = name.split(".")
         return any(match(self.cut.policy.regions, ".".join(parts[:end])) for end in range(1, len(parts)))
 
+    def _is_in_mixture(self, name: str) -> bool:
+        return any(name.startswith(f"{mixture}.") for mixture in self.mixtures)
+
+    def _role(self, name: str) -> Role | None:
+        """Return what the policy says of a linear; None: nothing."""
+        region, _, last = name.rpartition(".")
+        pattern = match(self.cut.policy.regions, region)
+        inward = self.cut.policy.regions[pattern] if pattern else ()
+        inward = [each for names in inward.values() for each in names] if isinstance(inward, Mapping) else inward
+        return "inward" if last in inward else "outward" if match(self.cut.policy.outward, name) else None
+
     def _regions(self, part: nn.Module, name: str) -> None:
         policy = self.cut.policy
         for own, region in list(part.named_modules()):
             full = ".".join(filter(None, (name, own)))
-            if pattern := match(policy.regions, full):
+            if (pattern := match(policy.regions, full)) and not self._is_in_mixture(f"{full}."):
                 inward = policy.regions[pattern]
                 named = inward if isinstance(inward, Mapping) else {"hidden_states": inward}
                 entrances = {argument: self._entrance(region, full, names) for argument, names in named.items()}

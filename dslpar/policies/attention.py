@@ -34,7 +34,10 @@ IMPLEMENTATION = "dslpar"
 
 _OF_MASKS = ("local_size", "use_vmap")
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
-_KNOWN = {"scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window", "output_attentions"}
+_KNOWN = {
+    *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
+    *("output_attentions", "output_router_logits"),
+}
 """What attention is called with that changes nothing in the ring: its mask says the window, and it may not have one."""
 
 

@@ -66,10 +66,12 @@ class Result(NamedTuple):
 def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str, Tensor]]:
     """Build the model as transformers has it, in float64; return it with its weights."""
     torch.manual_seed(3)
+    config = copy.deepcopy(config)
+    config._experts_implementation = "eager"  # the fused products know no float64
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # in which its constants are made, too
     try:
-        model = cls._from_config(copy.deepcopy(config), attn_implementation=attention).double().train()
+        model = cls._from_config(config, attn_implementation=attention).double().train()
     finally:
         torch.set_default_dtype(before)
     for module in model.modules():

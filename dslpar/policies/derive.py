@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.policies import probe
-from dslpar.policies.policy import Names, Policy, match
+from dslpar.policies.policy import WITHOUT_AUXILIARY_LOSS, Names, Policy, match
 
 _INWARD = {"colwise", "colwise_gather_output", "packed_colwise"}
 _OUTWARD = {"rowwise", "rowwise_split_input"}
@@ -54,6 +54,8 @@ class _Derivation:
         self.regions: dict[str, dict[str, list[str]]] = {}
         self.outward: list[str] = []
         self.per_head: list[str] = []
+        self.experts: list[str] = []
+        self.routers: list[str] = []
         around = {model.get_input_embeddings(), model.get_output_embeddings()}
         plan: Mapping[str, str] = model.tp_plan or {}
         for pattern, word in plan.items():
@@ -70,13 +72,16 @@ class _Derivation:
         is_linear = all(isinstance(module, nn.Linear | Conv1D) for module in found)
         region, _, last = pattern.rpartition(".")
         if word in _INWARD and is_linear:
-            forward = type(self._first(region)).forward
+            forward = type(self._around(pattern)).forward
             argument = list(inspect.signature(forward).parameters)[1]
             self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
         elif word in _OUTWARD and is_linear:
             self.outward.append(pattern)
         elif word == "replicated_with_grad_allreduce":
             self.per_head.append(pattern)
+        elif word == "moe_tp_experts":
+            self.experts.append(pattern)
+            self.routers += [f"{region}.{own}" for own in self._routers(pattern)]
         else:
             self.problems.append(f"{pattern}: {word!r} of {type(found[0]).__name__}")
 
@@ -89,14 +94,27 @@ class _Derivation:
                 for region, of in self.regions.items()
             },
             outward=tuple(self.outward),
+            experts=tuple(self.experts),
+            routers=tuple(self.routers),
             per_head=(*self.per_head, *self._scalars()),
             inner_norms=tuple(self._inner_norms()),
             fused=self._fused(),
             local=self._local(),
+            requires=WITHOUT_AUXILIARY_LOSS if self.experts else {},
         )
 
     def _first(self, pattern: str) -> Any:
         return next(module for name, module in self.named.items() if match([pattern], name))
+
+    def _around(self, pattern: str) -> nn.Module:
+        """Return the module that holds the first one of a pattern: of a region that some blocks have, such a one's."""
+        return self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
+
+    def _routers(self, experts: str) -> list[str]:
+        """Return the names, beside the experts, of modules that hold one weight, with a row for each expert."""
+        rows, beside = self._first(experts).num_experts, self._around(experts).named_children()
+        shapes = {own: [tuple(p.shape) for p in module.parameters()] for own, module in beside}
+        return [own for own, found in shapes.items() if len(found) == 1 and found[0][:1] == (rows,)]
 
     def _blocks(self) -> Names:
         """Return the names of the ModuleLists that hold the regions."""
@@ -107,7 +125,8 @@ class _Derivation:
         """Yield (pattern, module) of the modules with weights within a region that the plan does not name."""
         known = {*self.outward, *self.per_head}
         known |= {f"{region}.{name}" for names in self.regions[region].values() for name in names}
-        for name, module in self._first(region).named_modules():
+        inward = next(name for names in self.regions[region].values() for name in names)
+        for name, module in self._around(f"{region}.{inward}").named_modules():
             pattern = f"{region}.{name}"
             if name and pattern not in known and list(module.parameters(recurse=False)):
                 yield pattern, module

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dslpar.policies.policy import Policy
+from dslpar.policies.policy import WITHOUT_AUXILIARY_LOSS, Policy
 
 GPT2 = Policy(
     blocks=("transformer.h",),
@@ -24,14 +24,44 @@ OPT = Policy(
     local={"model.decoder.layers.*.self_attn": ("num_heads",)},
     requires={"layerdrop": 0.0, "layer_norm_elementwise_affine": True},
 )
-
+QWEN2_MOE = Policy(
+    blocks=("model.layers",),
+    regions={
+        "model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj"),
+        "model.layers.*.mlp": {"x": ("gate_proj", "up_proj")},
+        "model.layers.*.mlp.shared_expert": {"x": ("gate_proj", "up_proj")},
+    },
+    outward=(
+        "model.layers.*.self_attn.o_proj",
+        "model.layers.*.mlp.down_proj",
+        "model.layers.*.mlp.shared_expert.down_proj",
+    ),
+    experts=("model.layers.*.mlp.experts",),
+    routers=("model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"),
+    requires=WITHOUT_AUXILIARY_LOSS,
+)
 
 DERIVED = frozenset(
     f"{name}ForCausalLM"
     for name in (
         *("Arcee", "Cohere", "Cohere2", "CohereCompass", "Cwm", "Ernie4_5", "Exaone4", "GPTNeoX", "Gemma", "Gemma2"),
         *("Gemma3", "Gemma4Unified", "Glm", "Glm4", "Granite", "Helium", "HyperCLOVAX", "Jais2", "Llama", "Ministral"),
-        *("Ministral3", "Mistral", "NanoChat", "Nemotron", "Olmo", "Olmo2", "Olmo3", "Phi", "Phi3", "Qwen2", "Qwen3"),
+        *(
+            "Ministral3",
+            "Mistral",
+            "Mixtral",
+            "NanoChat",
+            "Nemotron",
+            "Olmo",
+            "Olmo2",
+            "Olmo3",
+            "Olmoe",
+            "Phi",
+            "Phi3",
+            "Qwen2",
+            "Qwen3",
+            "Qwen3Moe",
+        ),
         *("SeedOss", "SmolLM3", "Starcoder2", "VaultGemma"),
     )
 )
@@ -40,5 +70,6 @@ DERIVED = frozenset(
 POLICIES: Mapping[str, Policy] = {
     "GPT2LMHeadModel": GPT2,
     "OPTForCausalLM": OPT,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
 }
 """By the class's name."""

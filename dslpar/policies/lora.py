@@ -103,8 +103,12 @@ def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Para
 
 
 def _in_regions(model: nn.Module, policy: Policy) -> Iterator[str]:
-    """Yield the names of linears that an adapter can stand beside: those that the policy names."""
-    for name, _ in model.named_modules():
+    """Yield the names of linears that an adapter can stand beside: those that the policy names, none of an expert's."""
+    names = [name for name, _ in model.named_modules()]
+    mixtures = tuple(f"{name.rpartition('.')[0]}." for name in names if match(policy.experts, name))
+    for name in names:
+        if f"{name}.".startswith(mixtures):
+            continue
         if pattern := match(policy.regions, name):
             inward = policy.regions[pattern]
             parts = inward.values() if isinstance(inward, Mapping) else [inward]

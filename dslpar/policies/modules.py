@@ -207,25 +207,32 @@ class _OnePlus(Layer):
         return normalize(x, 1 + weight, bias, axis=norm.axis, eps=norm.eps, centred=norm.centred)
 
 
-class PerHead(Layer):
-    """A module of transformers' own on [.., heads/y, D], with vectors that every head shares: called as it is."""
+class Uncut(Layer):
+    """A module of transformers' own, called as it is, with parameters that are whole on every rank.
 
-    def __init__(self, groups: Groups, module: nn.Module, name: str) -> None:
+    `partial`: the axes whose ranks each see a part of what it is called with, or of what becomes of its output.
+    """
+
+    def __init__(self, groups: Groups, module: nn.Module, name: str, partial: Sequence[str]) -> None:
         super().__init__(groups)
-        cuts = placement.inner_cuts(groups.tensor)
-        letters = tuple(each for each in TENSOR_AXES if each in (*cuts.tokens, *cuts.features))
         self.module = [module]  # in a list: its parameters are not this model's
         for own, p in module.named_parameters(recurse=False):
-            uncut = Placement(groups.tensor, tuple(p.shape), ((),) * p.dim(), partial=letters)
+            uncut = Placement(groups.tensor, tuple(p.shape), ((),) * p.dim(), partial=tuple(partial))
             self.register_parameter(own, parameter(uncut, ZEROS))
         self.sources = {own: (Source(f"{name}.{own}"),) for own, _ in module.named_parameters(recurse=False)}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[.., D] to the same."""
+    def forward(self, x: Tensor) -> Any:
+        """What the module makes of `x`."""
         shared = self.share()
         given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
-        y: Tensor = torch.func.functional_call(self.module[0], given, (x,))
-        return y
+        return torch.func.functional_call(self.module[0], given, (x,))
+
+
+def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
+    """Make a module on [.., heads/y, D], with vectors that every head shares."""
+    cuts = placement.inner_cuts(groups.tensor)
+    letters = [each for each in TENSOR_AXES if each in (*cuts.tokens, *cuts.features)]
+    return Uncut(groups, module, name, letters)
 
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]

@@ -36,6 +36,12 @@ class Policy:
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
     inward: Names = ()
     """Inward linears that a block's own forward calls, with no module around them (OPT's fc1)."""
+    experts: Names = ()
+    """Modules that hold all experts of a mixture, cut by their number over the tensor group. The module around each is
+    the mixture; `regions` and `outward` within it are those of an expert that all tokens visit.
+    """
+    routers: Names = ()
+    """Modules of a mixture that weigh experts, computed on every rank: routers, gates of shared experts."""
     per_head: Names = ()
     """Modules within a region that act on each head alike, with vectors that all heads share."""
     inner_norms: Names = ()
@@ -48,6 +54,10 @@ class Policy:
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
     requires: Mapping[str, object] = field(default_factory=dict)
     """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
+
+
+WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}
+"""What policies of mixtures of experts require: no loss that balances them, and no noise on what is routed."""
 
 
 def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:

@@ -70,6 +70,8 @@ _OPT = SIZES | {
     "layerdrop": 0.0,
 }
 
+_EXPERTS = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", SIZES),
     "llama, tied": Family("Llama", SIZES | {"tie_word_embeddings": True}),
@@ -93,6 +95,11 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family("GPT2", {**_GPT2, "n_inner": 48}, "LMHeadModel"),
     "opt": Family("OPT", _OPT),
     "opt, norms after": Family("OPT", _OPT | {"do_layer_norm_before": False, "tie_word_embeddings": False}),
+    "mixtral": Family("Mixtral", _EXPERTS),
+    "mixtral, 5 experts": Family("Mixtral", _EXPERTS | {"num_local_experts": 5, "tie_word_embeddings": True}),
+    "qwen3_moe": Family("Qwen3Moe", _EXPERTS | {"head_dim": 4, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen2_moe": Family("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 32, "decoder_sparse_step": 2}),
+    "olmoe": Family("Olmoe", _EXPERTS | {"num_key_value_heads": 8}),
     "cohere": Family("Cohere", SIZES | {"logit_scale": 0.3}),
 }
 

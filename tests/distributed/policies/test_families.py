@@ -13,7 +13,7 @@ from dslpar.core.mesh import Mesh
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.models.layered import build_module
-from tests.support.layouts import LAYOUTS
+from tests.support import layouts
 from tests.support.ranks import RankError, on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -28,8 +28,9 @@ CLOSE = 1e-12
 """Sums of some hundred terms of order 1, three blocks deep, in another order: a thousand roundings of float64."""
 NAMES = (
     *("1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "cuboid-1-2-2-replicated", "ring-2", "ulysses-2"),
-    *("1d-4", "1d-sequence-4", "2.5d-8-depth-2", "3d-8", "3d-8-sequence-heads"),
+    *("1d-4", "1d-sequence-4", "2.5d-8-depth-2", "3d-8", "3d-8-sequence-heads", "cuboid-2-1-2"),
 )
+LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid")}
 WINDOWS = {"mistral", "gemma2", "gemma3"}
 """Families whose layers attend to a window."""
 
@@ -96,6 +97,7 @@ def test_a_weight_that_is_another_is_seen() -> None:
 DROPS = {
     "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2),
     "opt": dict.fromkeys(("dropout", "attention_dropout"), 0.2),
+    "mixtral": {"attention_dropout": 0.2},
 }
 
 
@@ -122,16 +124,17 @@ def _copies(name: str, layout: str) -> dict[str, list[torch.Tensor]]:
 
 
 DROPPING = ("1d-2", "1d-sequence-2", "2d-4", "cuboid-1-2-2-sequence-batch", "ulysses-2")
+QUICK = {("gpt2", layout) for layout in DROPPING} | {("opt", "1d-sequence-2")}
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        pytest.param(family, layout, marks=[] if family == "gpt2" or layout == "1d-sequence-2" else [pytest.mark.prove])
+        pytest.param(family, layout, marks=[] if (family, layout) in QUICK else [pytest.mark.prove])
         for family, layout in product(DROPS, DROPPING)
     ],
 )
 def test_copies_have_equal_gradients_with_dropout_on(family: str, layout: str) -> None:
     """To the bit: GPT-2's dropout after attention stands in a region, and acts on the residual; OPT's is a function."""
     found = on_ranks(mesh.Mesh(tensor=LAYOUTS[layout]).world_size, _copies, family, layout)
-    assert len(found[0]) >= 40
+    assert len(found[0]) > 20

@@ -192,6 +192,20 @@ def _transformers_opt(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="transformers.OPTForCausalLM", args={"config": config})
 
 
+def _transformers_mixtral(tied: bool) -> sections.OtherModel:
+    sizes = {"num_local_experts": 6, "num_experts_per_tok": 2}
+    return sections.OtherModel(
+        target="transformers.MixtralForCausalLM", args={"config": _transformers_llama(tied).args["config"] | sizes}
+    )
+
+
+def _transformers_qwen3_moe(tied: bool) -> sections.OtherModel:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0]}
+    return sections.OtherModel(
+        target="transformers.Qwen3MoeForCausalLM", args={"config": _transformers_llama(tied).args["config"] | sizes}
+    )
+
+
 MODELS: Mapping[str, Callable[[bool], Any]] = {
     "GPT": _gpt,
     "Llama": _llama,
@@ -201,6 +215,8 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "transformers' Llama, LoRA": _transformers_llama_lora,
     "transformers' GPT-2": _transformers_gpt2,
     "transformers' OPT": _transformers_opt,
+    "transformers' Mixtral": _transformers_mixtral,
+    "transformers' Qwen3-MoE": _transformers_qwen3_moe,
 }
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
 takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
@@ -424,6 +440,17 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "transformers' OPT, one process": ONE._replace(model="transformers' OPT"),
     "transformers' OPT, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' OPT"),
+    "transformers' Mixtral, one process": ONE._replace(model="transformers' Mixtral"),
+    "transformers' Mixtral, pipe 2, 1d 2, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' Mixtral"
+    ),
+    "transformers' Mixtral, data 2, 2d 4, ZeRO 3, recompute 1": Layout(
+        8, tensor("2d", 4), zero=3, recompute=1, tied=False, model="transformers' Mixtral"
+    ),
+    "transformers' Qwen3-MoE, one process": ONE._replace(model="transformers' Qwen3-MoE"),
+    "transformers' Qwen3-MoE, pipe 2, 1d 2 sequence, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, model="transformers' Qwen3-MoE"
+    ),
     # Llama's form
     "Llama, one process": ONE._replace(model="Llama", tied=False),
     "Llama, 1d 2, tied": Layout(2, tensor("1d", 2), model="Llama"),

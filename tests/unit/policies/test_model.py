@@ -92,11 +92,8 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
         ),
         ("OPTForCausalLM", hf.SIZES | {"layerdrop": 0.1}, r"layerdrop=0\.1: its policy is for layerdrop=0\.0"),
         ("PersimmonForCausalLM", hf.SIZES, "no tensor plan"),
-        (
-            "MixtralForCausalLM",
-            hf.SIZES | {"num_local_experts": 2},
-            r"model\.layers\.\*\.mlp\.experts.*: 'moe_tp_experts'",
-        ),
+        ("MixtralForCausalLM", hf.SIZES | {"output_router_logits": True}, r"output_router_logits=True: its policy"),
+        ("MixtralForCausalLM", hf.SIZES | {"router_jitter_noise": 0.1}, r"router_jitter_noise=0\.1: its policy"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(name: str, config: dict[str, Any], said: str) -> None:

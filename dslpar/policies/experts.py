@@ -1,0 +1,144 @@
+"""Mixtures of experts on pieces: tokens are gathered, each rank has its share of the experts, results are summed.
+
+Letters: B samples, S sequence, H residual features, E experts, F features of an expert; T ranks of the tensor group.
+
+::
+
+    residual, as stored --gather--> [B, S, H] --router--> weights of experts, equal on all ranks
+    [B, S, H] --experts of this rank--> this rank's terms of the sum [B, S, H] --reduce--> residual, as stored
+
+The forward around router and experts is transformers' own, on whole tokens, and so are the experts' loops and kernels
+(its `ExpertsInterface`): an expert of another rank gets the index that transformers' own expert parallelism skips. What
+is computed on every rank alike (the router) has a gradient in parts, one for each rank's terms; the gather's backward
+sums those of the tokens.
+
+Experts are cut by their number over the whole group, `ceil(E / T)` a rank, in every mode. The number need not divide:
+places that are left over are rows of zeros, as those of a padded vocabulary, and get no token. Cutting each expert's F
+features instead (Megatron-LM's expert tensor parallelism, and transformers' own tensor plan) would balance ranks to the
+token, but makes thin products of small experts, where F is some hundred; and files hold experts one by one, so a rank
+reads whole tensors. Sent are `2 f(T) B S H` elements forward, and as many backward, f(n) = (n - 1) / n, whatever the
+number of experts a token; each rank keeps the gathered tokens. An all-to-all (GShard, arXiv 2006.16668) sends fewer
+where a token visits few of many ranks, in counts that change each step.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.mesh import TENSOR_AXES
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+from dslpar.layers.linear import Role
+from dslpar.layers.parameter import ZEROS, Layer, parameter
+from dslpar.layers.placement import Placement
+from dslpar.policies.modules import Source
+
+_PROJECTIONS = ("gate_up_proj", "down_proj")
+
+
+def gather_tokens(groups: Groups, x: Tensor) -> Tensor:
+    """Gather the stored residual to [B, S, H] on every rank; backward: the sum of all ranks' gradients."""
+    cuts = placement.residual_cuts(groups.tensor)
+    for dim, letters in enumerate(cuts):
+        for letter in reversed(letters):  # the fastest cut first: its pieces are neighbours
+            x = collectives.all_gather_autograd(x, groups.axis(letter), dim)
+    return collectives.copy_to_group(x, groups.axis(*_copies(cuts))).contiguous()
+
+
+def reduce_tokens(groups: Groups, y: Tensor) -> Tensor:
+    """Sum all ranks' terms [B, S, H] to the stored residual; backward: gather."""
+    cuts = placement.residual_cuts(groups.tensor)
+    for dim, letters in enumerate(cuts):
+        for letter in letters:
+            y = collectives.reduce_scatter_autograd(y, groups.axis(letter), dim)
+    return collectives.reduce_from_group(y, groups.axis(*_copies(cuts)))
+
+
+def _copies(cuts: placement.Cuts) -> tuple[str, ...]:
+    """Return the axes along which the residual is stored as equal copies."""
+    return tuple(letter for letter in TENSOR_AXES if not any(letter in letters for letters in cuts))
+
+
+def surround(mixture: nn.Module, groups: Groups) -> None:
+    """Have a mixture's forward run on whole tokens, and give this rank's piece of the sum of all ranks' terms."""
+
+    def gather(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gather_tokens(groups, args[0]), *args[1:]
+
+    def reduce(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+        return reduce_tokens(groups, y)
+
+    mixture.register_forward_pre_hook(gather)
+    mixture.register_forward_hook(reduce)
+
+
+class Experts(Layer):
+    """The experts that this rank holds of a mixture's, in transformers' own three-dimensional parameters.
+
+    Raises:
+        DslparError: the module holds other parameters than those of gated experts [E, 2 F, H] and [E, H, F].
+    """
+
+    def __init__(self, groups: Groups, module: nn.Module, name: str) -> None:
+        super().__init__(groups)
+        own: Any = module
+        shapes = {each: tuple(p.shape) for each, p in module.named_parameters()}
+        if set(shapes) != set(_PROJECTIONS) or not all(len(shape) == 3 for shape in shapes.values()):
+            message = f"{name} of {type(module).__name__} holds {shapes}, and not the weights of gated experts"
+            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+        index, count = placement.piece(groups.tensor, groups.coord, TENSOR_AXES)
+        num_experts = own.num_experts
+        self.share_of_experts = -(-num_experts // count)
+        self.first = index * self.share_of_experts
+        padded = self.share_of_experts * count
+        for each, shape in shapes.items():
+            rows = padded if padded != num_experts else None
+            at = Placement(groups.tensor, shape, (TENSOR_AXES, (), ()), padded_rows=rows)
+            self.register_parameter(each, parameter(at, ZEROS))
+        own.num_experts, own._is_expert_parallel = self.share_of_experts, count > 1
+        self.module = [own]  # in a list: its parameters are not this model's
+        self.sources = {each: (Source(f"{name}.{each}"),) for each in shapes}
+
+    def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[tokens, H], and [tokens, k] of all experts, to this rank's terms of the sum [tokens, H]."""
+        here = (top_k_index >= self.first) & (top_k_index < self.first + self.share_of_experts)
+        if not bool(here.any()):
+            # No expert is called, and yet each rank's backward must give all gradients: zeros, of what is empty.
+            empty = (x[:0], top_k_weights[:0], *(p[:0] for p in self.parameters()))
+            return x.new_zeros(x.shape) + torch.stack([each.sum() for each in empty]).sum()
+        own = self.module[0]
+        if x.dtype is torch.float64 and own.config._experts_implementation != "eager":
+            own.config = copy.copy(own.config)
+            own.config._experts_implementation = "eager"  # the fused products know no float64
+        index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
+        args = (x, index, top_k_weights.masked_fill(~here, 0))
+        y: Tensor = torch.func.functional_call(own, dict(self.named_parameters()), args)
+        return y
+
+
+class SharedExpertLinear(Layer):
+    """A linear of an expert that all tokens visit: its F features cut over the whole group, and nothing is sent.
+
+    Raises:
+        DslparError: F does not divide; a linear back to the residual has a bias, which each rank would add.
+    """
+
+    def __init__(self, groups: Groups, linear: nn.Linear, name: str, role: Role) -> None:
+        super().__init__(groups)
+        if linear.bias is not None:
+            message = f"{name}.bias: of linears of a shared expert, only those without a bias are known"
+            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+        cuts = (TENSOR_AXES, ()) if role == "inward" else ((), TENSOR_AXES)
+        self.weight = parameter(Placement(groups.tensor, tuple(linear.weight.shape), cuts), ZEROS)
+        self.sources = {"weight": (Source(f"{name}.weight"),)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, H] to [tokens, F/T]; outward: back, to this rank's terms of the sum."""
+        return functional.linear(x, self.weight)

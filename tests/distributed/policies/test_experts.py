@@ -1,0 +1,112 @@
+"""Mixtures of experts alone: what they send, experts that no token visits, and transformers' fused products."""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layers import gather, initialize, placement
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+from tests.support.traffic_counter import counting
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+import transformers
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+from dslpar.policies.apply import Setting, apply
+from dslpar.policies.policy import Policy
+from dslpar.policies.weights import load
+
+BATCH, SEQUENCE, HIDDEN = 4, 8, 16
+POLICY = Policy(blocks=(), regions={}, outward=(), experts=("mlp.experts",), routers=("mlp.gate",))
+
+
+def whole(implementation: str, num_experts: int = 8) -> nn.Module:
+    """A mixture of transformers', as it is."""
+    config = transformers.MixtralConfig(hidden_size=HIDDEN, intermediate_size=16, num_local_experts=num_experts)
+    config._experts_implementation = implementation
+    torch.manual_seed(4)
+    mixture = MixtralSparseMoeBlock(config)
+    for p in mixture.parameters():
+        nn.init.normal_(p, std=0.3)
+    return mixture
+
+
+def part_of(mixture: nn.Module, groups: Groups) -> nn.Module:
+    """This rank's part of it, with its weights."""
+    config: Any = transformers.MixtralConfig()
+    weights = {f"mlp.{name}": p.detach() for name, p in mixture.named_parameters()}
+    part = apply(copy.deepcopy(mixture), "mlp", Setting(groups, POLICY, HIDDEN, config))
+    load(part, weights.__getitem__, groups)
+    return part
+
+
+def residual(groups: Groups) -> torch.Tensor:
+    """This rank's piece of a residual, equal in all runs."""
+    full = torch.randn(BATCH, SEQUENCE, HIDDEN, generator=torch.Generator().manual_seed(6))
+    return placement.residual(groups.tensor, *full.shape).cut(full, groups.coord).requires_grad_()
+
+
+@pytest.mark.parametrize(("layout", "size"), [("1d-2", 2), ("1d-sequence-4", 4), ("2d-4", 4), ("3d-8", 8)])
+def test_a_mixture_sends_its_tokens_twice_each_way(layout: str, size: int) -> None:
+    """As often as its docstring says, and the router's gradient besides."""
+
+    def rank() -> Fraction:
+        groups = Groups(Mesh(tensor=LAYOUTS[layout]))
+        part, x = part_of(whole("eager"), groups), residual(groups)
+        with counting(groups) as sent:
+            part(x).sum().backward()
+        return Fraction(sum(sent.elements.values()))
+
+    router = 8 * HIDDEN
+    expected = Fraction(size - 1, size) * (4 * BATCH * SEQUENCE * HIDDEN + 2 * router)
+    assert on_ranks(size, rank) == [expected] * size
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_products_of_transformers_skip_experts_of_other_ranks(implementation: str) -> None:
+    """In float32, against the plain loop on one rank; with 6 experts on 4 ranks the last rank has none."""
+    layout = LAYOUTS["2d-4"]
+
+    def rank() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        groups = Groups(Mesh(tensor=layout))
+        part, x = part_of(whole(implementation, num_experts=6), groups), residual(groups)
+        y = part(x)
+        y.square().sum().backward()
+        at = placement.residual(groups.tensor, BATCH, SEQUENCE, HIDDEN)
+        assert all(p.grad is not None for p in part.parameters())
+        assert x.grad is not None
+        gradients = {name: gather(p.grad, p.placement, groups) for name, p in part.named_parameters()}  # type: ignore[attr-defined, arg-type]
+        return gather(y, at, groups), gradients | {"x": gather(x.grad, at, groups)}
+
+    mixture = whole("eager", num_experts=6)
+    x = residual(Groups(Mesh()))
+    plain = mixture(x)
+    plain.square().sum().backward()
+    for y, gradients in on_ranks(4, rank):
+        torch.testing.assert_close(y, plain.detach(), rtol=1e-5, atol=1e-5)
+        for name, p in [*mixture.named_parameters(), ("x", x)]:
+            torch.testing.assert_close(gradients[name], p.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_places_without_an_expert_are_zeros() -> None:
+    """Of 6 experts on 4 ranks each rank has two places; the last has none to fill."""
+    held = []
+    for rank in range(4):
+        groups = Groups.without_processes(Mesh(tensor=LAYOUTS["1d-4"]), rank=rank)
+        part = part_of(whole("eager", num_experts=6), groups)
+        initialize(part, groups, seed=1)
+        held.append(part.get_parameter("experts.down_proj"))
+    assert [len(p) for p in held] == [2] * 4
+    assert held[3].eq(0).all()
