@@ -44,25 +44,11 @@ QWEN2_MOE = Policy(
 DERIVED = frozenset(
     f"{name}ForCausalLM"
     for name in (
-        *("Arcee", "Cohere", "Cohere2", "CohereCompass", "Cwm", "Ernie4_5", "Exaone4", "GPTNeoX", "Gemma", "Gemma2"),
-        *("Gemma3", "Gemma4Unified", "Glm", "Glm4", "Granite", "Helium", "HyperCLOVAX", "Jais2", "Llama", "Ministral"),
-        *(
-            "Ministral3",
-            "Mistral",
-            "Mixtral",
-            "NanoChat",
-            "Nemotron",
-            "Olmo",
-            "Olmo2",
-            "Olmo3",
-            "Olmoe",
-            "Phi",
-            "Phi3",
-            "Qwen2",
-            "Qwen3",
-            "Qwen3Moe",
-        ),
-        *("SeedOss", "SmolLM3", "Starcoder2", "VaultGemma"),
+        *("Arcee", "AriaText", "Cohere", "Cohere2", "Cohere2Moe", "CohereCompass", "Cwm", "Ernie4_5", "Exaone4"),
+        *("FlexOlmo", "GPTNeoX", "Gemma", "Gemma2", "Gemma3", "Gemma4Unified", "Glm", "Glm4", "Granite", "Helium"),
+        *("HyperCLOVAX", "Jais2", "Llama", "Mellum", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat"),
+        *("Nemotron", "Olmo", "Olmo2", "Olmo3", "Olmoe", "Phi", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "SeedOss"),
+        *("SmolLM3", "Starcoder2", "VaultGemma"),
     )
 )
 """Classes whose derived policy is proven, by `python -m tests.support.derive_all` (docs/derived_policies.md)."""

@@ -101,6 +101,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "Gemma4ForCausalLM": {"num_kv_shared_layers": 0},
     "HeliumForCausalLM": {"head_dim": 8},  # no other one computes
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
+    "Mistral4ForCausalLM": {"head_dim": 10},  # both parts of a key; rotary's is partial_rotary_factor of it
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1]},
 }
 """What a class needs besides, by its name."""
