@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core import mesh
+from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, placement, placement_of
 from dslpar.models.layered import build_module
-from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -31,7 +31,7 @@ from dslpar.policies import compare
 from dslpar.policies.lora import parameters_with_peft_names
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import load, parameters_with_sources
-from tests.distributed.policies.test_families import CLOSE, NAMES
+from tests.distributed.policies.test_families import CLOSE, LAYOUTS, NAMES
 from tests.support import hugging_face as hf
 
 QV: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"]}
@@ -196,3 +196,10 @@ def test_a_frozen_base_costs_no_product_of_weights_gradients() -> None:
     assert gradients == 3 * 2 * 2  # three blocks, q and v, A and B
     assert whole_backward > 1.9 * whole  # of each product, the gradients of both its factors
     assert backward < 1.3 * forward < 1.3 * 1.1 * whole  # of one factor; of the adapters' small products, both
+
+
+def test_linears_of_experts_have_no_adapter() -> None:
+    cls, config = hf.FAMILIES["qwen2_moe"].classes()[0], hf.FAMILIES["qwen2_moe"].config()
+    HuggingFaceModel(cls, config, lora={"r": 2, "target_modules": ["q_proj"]})
+    with pytest.raises(DslparError, match=r"CFG223 .*mlp\.shared_expert\.down_proj \(Linear\) cannot have an adapter"):
+        HuggingFaceModel(cls, config, lora={"r": 2, "target_modules": ["down_proj"]})
