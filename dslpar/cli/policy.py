@@ -41,7 +41,7 @@ def _show(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     groups = import_with_torch("dslpar.distributed.groups")
     mesh = import_with_torch("dslpar.core.mesh")
     layers = [layer.name for layer in model.layers(groups.Groups(mesh.Mesh()))]
-    print(visible(f"layers: {', '.join(layers)}{' (tied)' if model.is_tied else ''}"))
+    print(visible(f"layers: {', '.join(layers)}{' (tied)' if model.skeleton.is_tied else ''}"))
     return 0
 
 

@@ -23,6 +23,7 @@ from dslpar.language.lazy import instantiate, locate
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arguments, is_plain_sequential
+from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema import families
 from dslpar.schema.registry import MODELS
 from dslpar.schema.sections import Model, OtherModel
@@ -33,15 +34,15 @@ LAYERS_CFG = "layers_cfg"
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
     """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model.
 
-    `has_criterion`: a program brings the loss. What it makes of a transformers model is the class's own output, so
-    where nothing is cut the class is a plain module, whichever it is.
+    `has_criterion`: a program brings the loss. Where nothing is cut, a class of transformers' without a policy is then
+    a plain module, as any other class.
     """
     model = job.spec.model
     if isinstance(model, Model):
         return _family_model(type(model).__name__, vars(model))
     cls = _find_class(model.target, job.path)
     is_cut = job.mesh.tensor.size > 1 or job.mesh.pipe > 1
-    if _is_of_transformers(cls) and (is_cut or not has_criterion):
+    if _is_of_transformers(cls) and (is_cut or not has_criterion or cls.__name__ in DERIVED | POLICIES.keys()):
         lora = {} if model.lora is None else {"lora": model.lora}
         return _transformers_model(cls, {**model.args, **lora}, job.path, job.trusted)
     size = job.mesh.tensor.size
@@ -148,7 +149,7 @@ class CustomModel(LayeredModel):
         if criterion is None:
             return self.model.loss(groups)
         # Never the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
-        return lambda output, label: criterion(_to_fp32(output), label)
+        return lambda output, label: criterion(self.model.whole_output(groups, _to_fp32(output)), label)
 
 
 def _to_fp32(output: object) -> object:

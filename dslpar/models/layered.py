@@ -76,6 +76,10 @@ class LayeredModel(ABC):
     def loss(self, groups: Groups) -> Loss:
         """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
 
+    def whole_output(self, groups: Groups, output: Any) -> Any:
+        """Return what a program's own criterion is given, of what the last layer gives."""
+        return output
+
 
 class LayeredModule(nn.Module):
     """All layers in one module, under their global names: `forward(ids)` gives the stored logits.

@@ -20,6 +20,7 @@ from dslpar.core.mesh import TENSOR_AXES
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
 from dslpar.layers.linear import Role
+from dslpar.layers.parameter import ZEROS, parameter
 from dslpar.policies import dropout, experts, modules, probe
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
@@ -42,6 +43,21 @@ def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
         DslparError: a parameter that nothing tells how to cut; sizes that do not divide; all of them.
     """
     return _Application(cut).part(part, name)
+
+
+def make_whole(groups: Groups, part: nn.Module, name: str) -> None:
+    """Have every rank hold all weights of a part, whose code works on whole activations and stays as it is."""
+    for own, module in part.named_modules():
+        full = ".".join(filter(None, (name, own)))
+        object.__setattr__(module, "sources", _whole_sources(module, full))
+        for each, p in list(module.named_parameters(recurse=False)):
+            uncut = placement.Placement(groups.tensor, tuple(p.shape), ((),) * p.dim())
+            made = parameter(uncut, ZEROS).requires_grad_(p.requires_grad)
+            module.register_parameter(each, made)
+
+
+def _whole_sources(module: nn.Module, name: str) -> modules.Sources:
+    return {own: (modules.Source(f"{name}.{own}", False),) for own, _ in module.named_parameters(recurse=False)}
 
 
 class _Application:
@@ -104,6 +120,8 @@ class _Application:
             bias, lengths = getattr(module, "bias", None) is not None, self._lengths(name, length)
             inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(inward, name)
+        if match(policy.head_tables, name):
+            return modules.HeadTable(groups, features(module), sources)
         if match(policy.per_head, name):
             return modules.per_head(groups, module, name)
         if match(policy.inner_norms, name):
@@ -137,8 +155,8 @@ class _Application:
         """Return what the policy says of a linear; None: nothing."""
         region, _, last = name.rpartition(".")
         pattern = match(self.cut.policy.regions, region)
-        inward = self.cut.policy.regions[pattern] if pattern else ()
-        inward = [each for names in inward.values() for each in names] if isinstance(inward, Mapping) else inward
+        given = self.cut.policy.regions[pattern] if pattern else ()
+        inward = [each for names in given.values() for each in names] if isinstance(given, Mapping) else given
         return "inward" if last in inward else "outward" if match(self.cut.policy.outward, name) else None
 
     def _regions(self, part: nn.Module, name: str) -> None:
@@ -157,6 +175,9 @@ class _Application:
         self, region: nn.Module, name: str, names: Sequence[str]
     ) -> tuple[modules.Entrance, list[modules.Slot]]:
         """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
+        # A policy may name the linears of all variants of a family: T5's wi, or wi_0 and wi_1.
+        has = dict(region.named_modules())
+        names = [each for each in names if each in has] or list(names)
         linears = [region.get_submodule(each) for each in names]
         lengths: list[int] = []
         shares = []

@@ -34,6 +34,8 @@ IMPLEMENTATION = "dslpar"
 
 _OF_MASKS = ("local_size", "use_vmap")
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
+_ANYWHERE = {"softcap", "position_bias"}
+"""What it knows besides, where it attends to whole sequences."""
 _KNOWN = {
     *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
     *("output_attentions", "output_router_logits"),
@@ -49,7 +51,7 @@ class Recipe:
     """(batch, head, query, key) -> whether it attends."""
     options: Mapping[str, Any]
     padding: Tensor | None = None
-    """Bool [batch, sequence] of the whole micro-batch; True is a token."""
+    """Bool or uint8 [batch, sequence] of the whole micro-batch; True is a token."""
     made: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict, repr=False)
     padded: Recipe | None = field(default=None, repr=False)
     """The same for the newest micro-batch, so that its blocks share a mask."""
@@ -96,7 +98,7 @@ def _attend(
     cuts = placement.inner_cuts(groups.tensor)
     if groups.axis(*cuts.sequence).size > 1:
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
-    if unknown := [name for name, value in kwargs.items() if name not in {*_KNOWN, "softcap"} and value is not None]:
+    if unknown := [name for name, value in kwargs.items() if name not in _KNOWN | _ANYWHERE and value is not None]:
         message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
         raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
     if isinstance(mask, Recipe):
@@ -158,7 +160,8 @@ def _attend_pieces_of_sequences(
 
 def _samples(groups: Groups, padding: Tensor) -> Tensor:
     """Return the rows of this rank's samples, whole along the sequence."""
-    return placement.take(padding, 0, groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).batch)
+    batch = placement.inner_cuts(groups.tensor).batch
+    return placement.take(padding, 0, groups.tensor, groups.coord, batch).bool()
 
 
 def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:

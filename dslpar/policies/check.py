@@ -102,12 +102,11 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     Raises:
         DslparError: the model has no policy, or is not understood in any mode.
     """
-    HuggingFaceModel(*subject)
+    inputs = HuggingFaceModel(*subject).policy.inputs
     torch.set_num_threads(1)  # ranks fork
     attention = "eager" if getattr(subject.config, "attn_logit_softcapping", None) else "sdpa"
     model, weights = compare.plain(subject.cls, subject.config, attention)
-    given = compare.batch(subject.config.vocab_size)
-    reference = compare.reference(model, given, padded=True)
+    given, reference = compare.reference(model, compare.make_inputs(subject.config, inputs))
     for name, parallel in modes.items():
         yield _row(name, cuboid_of(parallel), (subject, weights, given, reference))
 
@@ -133,7 +132,7 @@ def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> 
     dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
     found: dict[str, float] | str
     try:
-        found = compare.worst(compare.by_policy(subject, weights, tensor, given, padded=True), reference)
+        found = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
     except DslparError as error:
         found = error.findings[0].message
     Path(folder, f"{rank}.rank").write_bytes(pickle.dumps(found))

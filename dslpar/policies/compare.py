@@ -7,7 +7,8 @@ compared, with samples of different lengths, and with weights that are neither z
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -21,6 +22,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, mark_owners, placement
 from dslpar.models.layered import assemble
 from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.weights import load, parameters_with_sources
 
 BATCH, SEQUENCE = 4, 12
@@ -29,21 +31,42 @@ _ZERO = 1e-13
 
 
 class Batch(NamedTuple):
-    """Ids, which of them are tokens, and labels."""
+    """What a forward is given, and labels."""
 
-    ids: Tensor
-    mask: Tensor
-    labels: Tensor
+    inputs: Mapping[str, Tensor]
+    """By the arguments of the model's forward, whole."""
+    labels: tuple[Tensor, ...]
+    """One for each of the model's outputs."""
 
 
-def batch(vocab_size: int = 70) -> Batch:
-    """Make samples of different lengths, padded on the right; the same on every rank."""
+def make_inputs(config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: bool = True) -> dict[str, Tensor]:
+    """Make samples of different lengths, padded on the right; not `padded`: those before the first mask, or masks of
+    all ones.
+    """
     generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(2, vocab_size, (BATCH, SEQUENCE), generator=generator)
-    lengths = torch.tensor([SEQUENCE, SEQUENCE - 5, SEQUENCE - 1, 4])
-    mask = torch.arange(SEQUENCE)[None] < lengths[:, None]
-    labels = torch.randint(0, vocab_size, (BATCH, SEQUENCE), generator=generator).masked_fill(~mask, IGNORED)
-    return Batch(ids, mask, labels)
+    found = {}
+    for name in names:
+        if name == "pixel_values":
+            shape = (BATCH, config.num_channels, config.image_size, config.image_size)
+            found[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+        elif "mask" in name:
+            if not padded and "decoder_input_ids" not in names:
+                break
+            lengths = torch.tensor([SEQUENCE, SEQUENCE - 5, SEQUENCE - 1, 4]).roll(len(found))
+            lengths = lengths if padded else torch.full_like(lengths, SEQUENCE)
+            found[name] = torch.arange(SEQUENCE)[None] < lengths[:, None]
+        else:
+            first, last = (0, config.type_vocab_size) if name == "token_type_ids" else (2, config.vocab_size)
+            found[name] = torch.randint(first, last, (BATCH, SEQUENCE), generator=generator)
+    return found
+
+
+def _make_labels(inputs: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+    """Make a class for each sample, or for each token that is not padding."""
+    generator = torch.Generator().manual_seed(8)
+    labels = torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=generator)
+    masks = [value for name, value in inputs.items() if "mask" in name]
+    return labels.masked_fill(~masks[-1], IGNORED) if masks and labels.dim() == 2 else labels
 
 
 class Subject(NamedTuple):
@@ -57,7 +80,8 @@ class Subject(NamedTuple):
 class Result(NamedTuple):
     """What a model makes of a batch."""
 
-    logits: Tensor
+    outputs: tuple[Tensor, ...]
+    """Its logits, whole."""
     loss: Tensor
     gradients: dict[str, Tensor]
     """By transformers' own names."""
@@ -84,16 +108,24 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
     return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def reference(model: Any, given: Batch, *, padded: bool) -> Result:
-    """Compute the result by plain transformers."""
+def reference(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Batch, Result]:
+    """Compute the result by plain transformers, and labels for what it gives."""
+    settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     with in_float64():
-        kwargs = {"attention_mask": given.mask.long()} if padded else {}
-        logits = model(input_ids=given.ids, use_cache=False, **kwargs).logits
-    loss = functional.cross_entropy(logits.flatten(0, 1), given.labels.flatten(), ignore_index=IGNORED)
+        output = model(
+            **{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings
+        )
+    logits = tuple(value for name, value in output.items() if "logits" in name)
+    given = Batch(inputs, tuple(_make_labels(inputs, each) for each in logits))
+    losses = [
+        functional.cross_entropy(each.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+        for each, labels in zip(logits, given.labels, strict=True)
+    ]
+    loss = torch.stack(losses).sum()
     torch.autograd.backward(loss)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return Result(logits.detach(), loss.detach(), gradients)
+    return given, Result(tuple(each.detach() for each in logits), loss.detach(), gradients)
 
 
 @contextmanager
@@ -121,39 +153,39 @@ def in_float64() -> Iterator[None]:
 
 
 def by_policy(
-    subject: Subject | HuggingFaceModel,
-    weights: Mapping[str, Tensor],
-    tensor: mesh.Tensor,
-    given: Batch,
-    *,
-    padded: bool,
+    subject: Subject | HuggingFaceModel, weights: Mapping[str, Tensor], tensor: mesh.Tensor, given: Batch
 ) -> Result:
     """Compute the result on this rank of `tensor`, and gather all of it. Leaves the default dtype at float64."""
     torch.set_default_dtype(torch.float64)
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = subject if isinstance(subject, HuggingFaceModel) else HuggingFaceModel(*subject)
+    inputs, labels = tuple(given.inputs.values()), given.labels
     with in_float64():
         module = assemble(model.layers(groups), groups, seed=1).train()
         mark_owners(module, groups)
         load(module, weights.__getitem__, groups)
-        x: Any = (given.ids, given.mask) if padded else given.ids
-        logits = module(x)
-        loss = model.loss(groups)(logits, given.labels)
+        x: Any = inputs if len(inputs) > 1 else inputs[0]
+        output: Any = module(x)
+        loss = model.loss(groups)(output, labels if len(labels) > 1 else labels[0])  # type: ignore[arg-type]
         torch.autograd.backward(loss)
     gradients: dict[str, Tensor] = {}
     for _, p, sources in parameters_with_sources(module):
+        if not p.requires_grad:
+            continue
         assert p.grad is not None, sources
         full = gather(p.grad, p.placement, groups)  # type: ignore[attr-defined]
         lengths = [weights[source.name].shape[1 if source.transposed else 0] for source in sources]
         for source, part in zip(sources, torch.split(full, lengths), strict=True):
             gradients[source.name] = part.t() if source.transposed else part
-    at = placement.inner(tensor, *given.ids.shape, _padded(model, groups))
-    whole = gather(logits.detach(), at, groups)[..., : model.vocab_size]
-    return Result(whole, loss.detach(), gradients)
+    first, *others = output if isinstance(output, tuple) else (output,)
+    whole = _whole_logits(model, groups, first.detach(), given) if model.skeleton.head else first.detach()
+    return Result((whole, *(each.detach() for each in others)), loss.detach(), gradients)
 
 
-def _padded(model: HuggingFaceModel, groups: Groups) -> int:
-    return placement.table(groups.tensor, model.vocab_size, model.skeleton.hidden_size).padded[0]
+def _whole_logits(model: HuggingFaceModel, groups: Groups, logits: Tensor, given: Batch) -> Tensor:
+    padded = placement.table(groups.tensor, model.vocab_size, model.skeleton.hidden_size(0)).padded[0]
+    at = placement.inner(groups.tensor, *given.labels[0].shape, padded)
+    return gather(logits, at, groups)[..., : model.vocab_size]
 
 
 def worst(one: Result, other: Result) -> dict[str, float]:
@@ -162,7 +194,9 @@ def worst(one: Result, other: Result) -> dict[str, float]:
     A gradient that is zero but for rounding (that of a key's bias: softmax does not see it) is measured by the largest.
     """
     largest = max(float(each.abs().max()) for each in other.gradients.values())
-    pairs = {"logits": (one.logits, other.logits), "loss": (one.loss, other.loss)}
+    pairs = {"loss": (one.loss, other.loss)}
+    for number, each in enumerate(zip(one.outputs, other.outputs, strict=True)):
+        pairs[f"logits {number}" if number else "logits"] = each
     missing = set(other.gradients) ^ set(one.gradients)
     pairs |= {name: (one.gradients[name], other.gradients[name]) for name in set(other.gradients) - missing}
     scales = {name: float(b.abs().max()) for name, (_, b) in pairs.items()}

@@ -108,7 +108,8 @@ class _Derivation:
 
     def _around(self, pattern: str) -> nn.Module:
         """Return the module that holds the first one of a pattern: of a region that some blocks have, such a one's."""
-        return self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
+        around: nn.Module = self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
+        return around
 
     def _routers(self, experts: str) -> list[str]:
         """Return the names, beside the experts, of modules that hold one weight, with a row for each expert."""

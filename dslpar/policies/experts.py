@@ -132,7 +132,7 @@ class SharedExpertLinear(Layer):
 
     def __init__(self, groups: Groups, linear: nn.Linear, name: str, role: Role) -> None:
         super().__init__(groups)
-        if linear.bias is not None:
+        if getattr(linear, "bias", None) is not None:
             message = f"{name}.bias: of linears of a shared expert, only those without a bias are known"
             raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
         cuts = (TENSOR_AXES, ()) if role == "inward" else ((), TENSOR_AXES)

@@ -41,6 +41,44 @@ QWEN2_MOE = Policy(
     requires=WITHOUT_AUXILIARY_LOSS,
 )
 
+
+def _bert(base: str) -> Policy:
+    """Return the policy of an encoder as BERT has it; its pooler and heads are whole."""
+    layer = f"{base}.encoder.layer"
+    return Policy(
+        blocks=(layer,),
+        regions={f"{layer}.*.attention.self": ("query", "key", "value"), f"{layer}.*.intermediate": ("dense",)},
+        outward=(f"{layer}.*.attention.output.dense", f"{layer}.*.output.dense"),
+        inputs=("input_ids", "attention_mask", "token_type_ids"),
+        whole=("back",),
+    )
+
+
+T5 = Policy(
+    blocks=("encoder.block", "decoder.block"),
+    regions={
+        "encoder.block.*.layer.0.SelfAttention": ("q", "k", "v"),
+        "encoder.block.*.layer.1.DenseReluDense": ("wi", "wi_0", "wi_1"),
+        "decoder.block.*.layer.0.SelfAttention": ("q", "k", "v"),
+        "decoder.block.*.layer.1.EncDecAttention": {"hidden_states": ("q",), "key_value_states": ("k", "v")},
+        "decoder.block.*.layer.2.DenseReluDense": ("wi", "wi_0", "wi_1"),
+    },
+    outward=("*.block.*.layer.*.*.o", "*.block.*.layer.*.DenseReluDense.wo"),
+    local={"*.block.*.layer.*.SelfAttention": ("n_heads",), "*.block.*.layer.*.EncDecAttention": ("n_heads",)},
+    head_tables=("*.block.0.layer.0.SelfAttention.relative_attention_bias",),
+    inputs=("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"),
+    returns={"encoder.block": ("position_bias", ""), "decoder.block": ("position_bias", "")},
+)
+VIT = Policy(
+    blocks=("vit.layers",),
+    regions={"vit.layers.*.attention": ("q_proj", "k_proj", "v_proj"), "vit.layers.*.mlp": ("fc1",)},
+    outward=("vit.layers.*.attention.o_proj", "vit.layers.*.mlp.fc2"),
+    inputs=("pixel_values",),
+    whole=("front", "back"),
+)
+
+_BERT_HEADS = ("MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification")
+
 DERIVED = frozenset(
     f"{name}ForCausalLM"
     for name in (
@@ -57,5 +95,9 @@ POLICIES: Mapping[str, Policy] = {
     "GPT2LMHeadModel": GPT2,
     "OPTForCausalLM": OPT,
     "Qwen2MoeForCausalLM": QWEN2_MOE,
+    **{f"BertFor{head}": _bert("bert") for head in _BERT_HEADS},
+    **{f"RobertaFor{head}": _bert("roberta") for head in _BERT_HEADS if head != "PreTraining"},
+    "T5ForConditionalGeneration": T5,
+    "ViTForImageClassification": VIT,
 }
 """By the class's name."""

@@ -12,23 +12,27 @@ module by module from a generator seeded by the module's name, so they depend on
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
-from dslpar.layers import cross_entropy, placement
+from dslpar.layers import cross_entropy, from_inner
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.models.pretrained import Folder, PretrainedWeights, read_config
-from dslpar.policies import attention, modules, padding, probe, skeleton
-from dslpar.policies.apply import Setting, apply
+from dslpar.models.sequential import cross_entropy as whole_loss
+from dslpar.policies import attention, modules, probe
+from dslpar.policies.apply import Setting, apply, make_whole
+from dslpar.policies.chain import Chain
 from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
@@ -36,15 +40,15 @@ from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.policy import Policy, as_policy
 from dslpar.policies.saved import Saved
-from dslpar.policies.skeleton import Skeleton
+from dslpar.policies.skeleton import Piece, Skeleton, fill_buffers
 from dslpar.schema.sections import LoRA
 
-Ids = Tensor | tuple[Tensor, Tensor]
-"""Ids [batch, sequence]; or these and which of them are tokens, bool [batch, sequence]; whole on every rank."""
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"
+"""transformers' name for it in the files of models whose attention goes through it."""
 
 
 class HuggingFaceModel(LayeredModel):
-    """A decoder-only language model of transformers', its code as it is.
+    """A model of transformers', its code as it is.
 
     `config` is an object, or a dict of its class's arguments. `pretrained` is a folder that transformers saved: its
     weights are those that training begins with, its config.json holds but for what `config` says. `policy` is a
@@ -64,7 +68,7 @@ class HuggingFaceModel(LayeredModel):
         lora: LoRA | Mapping[str, Any] | None = None,
     ) -> None:
         config = config_of(cls, config, pretrained)
-        if not getattr(cls, "_supports_attention_backend", False):
+        if not (getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         with torch.device("meta"):
@@ -80,72 +84,93 @@ class HuggingFaceModel(LayeredModel):
                 self.policy = derive(self.model) if unproven else POLICIES.get(cls.__name__) or _derived(self.model)
         _check_settings(cls.__name__, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
-            self.skeleton = Skeleton(self.model, self.policy.blocks)
-            self.mask_use = padding.mask_use(self.skeleton)
-        self.is_tied = _is_tied(self.model, self.skeleton)
+            self.skeleton = Skeleton(self.model, self.policy)
+            self.chain = Chain(self.skeleton)
         given = as_lora(lora)
-        self.adapters = None if given is None else Adapters(given, self.model, self.policy, is_tied=self.is_tied)
-        self._context: dict[object, list[skeleton.Call]] = {}
+        is_tied = self.skeleton.is_tied
+        self.adapters = None if given is None else Adapters(given, self.model, self.policy, is_tied=is_tied)
         uncalled = self.skeleton.outline.uncalled
         if uncalled:
-            message = f"{', '.join(uncalled)}: its forward over tokens never calls it, and it holds weights"
+            message = f"{', '.join(uncalled)}: its forward never calls it, and it holds weights"
             raise DslparError([finding("TEN234", message, "train it without that part", key="model.type")])
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits, before padding."""
+        """Columns of the logits, before padding; without a vocabulary, classes."""
+        if not self.skeleton.head:
+            return int(self.config.num_labels)
         return int(self.model.get_submodule(self.skeleton.head).weight.shape[0])
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return the table, front, blocks, back, head and logits; those that would do nothing are left out."""
-        outline, cut = self.skeleton.outline, self._setting(groups)
-        table = partial(self._table, groups)
-        specs = [LayerSpec(name=outline.table, build=table, forward=_look_up)]
-        if outline.front or not self._is_identity(self._run_front):
-            build = partial(self._surroundings, cut, outline.front)
-            specs.append(LayerSpec(name="front", build=build, forward=partial(self._front, groups)))
+        """Return tables, pieces, blocks, head and logits, as they run; pieces that would do nothing are left out."""
+        skeleton, chain, blocks = self.skeleton, self.chain, self.policy.blocks
+        specs: list[LayerSpec] = []
         index = 0
-        for name in self.policy.blocks:
-            for number in range(len(self.skeleton.lists[name])):
+        for number, piece in enumerate(skeleton.outline.pieces):
+            setting = Setting(groups, self.policy, skeleton.hidden_size(number), self.config, self.adapters)
+            for leaf, _ in piece.lookups:
+                # The first table of tokens owns the weight, under the name that transformers saves it by.
+                name, tied = (leaf, skeleton.table) if specs else (skeleton.table, None)
+                run = partial(chain.look_up, number, leaf)
+                specs.append(LayerSpec(name=name, build=partial(self._table, groups), tied=tied, forward=run))
+            if piece.leaves or not self._changes_nothing(partial(chain.run_alone, number)):
+                name = piece.place if piece.place != "between" or number == 1 else f"between_{number}"
+                build = partial(self._piece, setting, piece)
+                specs.append(LayerSpec(name=name, build=build, forward=partial(chain.run_piece, groups, number)))
+            if piece.place == "back":
+                break
+            for block in range(len(skeleton.lists[blocks[number]])):
+                name = f"{blocks[number]}.{block}"
                 specs.append(
                     LayerSpec(
-                        name=f"{name}.{number}",
-                        build=partial(self._block, cut, f"{name}.{number}"),
-                        forward=partial(self._run_block, groups, index),
+                        name=name,
+                        build=partial(self._block, setting, name),
+                        forward=partial(chain.run_block, groups, number, block),
                         layer_idx=index,
                         recomputable=True,
                     )
                 )
                 index += 1
-        if outline.back or not self._is_identity(self._run_back):
-            build = partial(self._surroundings, cut, outline.back)
-            specs.append(LayerSpec(name="back", build=build, forward=partial(_on_residual, self._run_back)))
-        if self.is_tied:
-            specs.append(LayerSpec(name=outline.head, build=table, tied=outline.table, forward=_apply_head))
-        else:
-            specs.append(LayerSpec(name=outline.head, build=partial(self._head, groups), forward=_apply_head))
-        if not self._is_identity(self._run_logits):
-            specs.append(LayerSpec(name="logits", build=partial(self._surroundings, cut, ()), forward=self._run_logits))
-        return [_with_findings(spec) for spec in specs]
+        return [_with_findings(spec) for spec in (*specs, *(self._head_layers(groups) if skeleton.head else ()))]
+
+    def _head_layers(self, groups: Groups) -> list[LayerSpec]:
+        skeleton, chain = self.skeleton, self.chain
+        head = self.model.get_submodule(skeleton.head)
+        build, tied = partial(self._head, groups), None
+        if skeleton.is_tied:
+            build, tied = partial(self._table, groups), skeleton.table
+        run = partial(chain.apply_head, groups)
+        specs = [LayerSpec(name=skeleton.head, build=build, tied=tied, forward=run)]
+        if skeleton.is_tied and head.bias is not None:
+            specs.append(LayerSpec(name="logit_bias", build=partial(self._logit_bias, groups), forward=_on_first))
+        if not self._changes_nothing(chain.run_logits):
+            build = partial(skeleton.part, ())
+            specs.append(LayerSpec(name="logits", build=build, forward=chain.run_logits))
+        return specs
 
     def loss(self, groups: Groups) -> Loss:
-        """Return cross-entropy of stored logits [batch, sequence, V]: the sum over counted tokens, by their number."""
+        """Return cross-entropy: the sum over counted labels, by their number.
 
-        def loss(logits: Tensor, labels: Labels) -> Tensor:
-            labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
-            return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
+        Of logits over a vocabulary [batch, sequence, V] as they are stored, of others whole, [batch, classes] or
+        [batch, sequence, classes]. A model with two outputs takes two labels, and gives the sum of two losses.
+        """
+        of_first: Loss = partial(_vocabulary_loss, groups, self.vocab_size) if self.skeleton.head else whole_loss
+        return ModelLoss(of_first, len(self.skeleton.outline.outputs) + bool(self.skeleton.head))
 
-        return loss
+    def whole_output(self, groups: Groups, output: Any) -> Any:
+        """Return the logits, whole on every rank, under the names that transformers gives them."""
+        first, *others = output if isinstance(output, tuple) else (output,)
+        if self.skeleton.head:
+            first = from_inner(groups, first)[..., : self.vocab_size]
+        names = [*([self.skeleton.outline.head_output] if self.skeleton.head else []), *self.skeleton.outline.outputs]
+        return ModelOutput(zip(names, (first, *others), strict=True))  # type: ignore[no-untyped-call]
 
     # ---- parts ----
-
-    def _setting(self, groups: Groups) -> Setting:
-        return Setting(groups, self.policy, self.skeleton.hidden_size, self.config, self.adapters)
 
     def _table(self, groups: Groups) -> nn.Module:
         name = self.skeleton.table
         table = copy.deepcopy(self.model.get_submodule(name))
-        skeleton.fill_buffers(self.model, table)
+        fill_buffers(self.model, table)
         factor = probe.factor_of(table)
         if factor is None:
             message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
@@ -161,17 +186,27 @@ class HuggingFaceModel(LayeredModel):
             modules.OutputHead(groups, head, {each: (modules.Source(f"{name}.{each}"),) for each in own})
         )
 
+    def _logit_bias(self, groups: Groups) -> nn.Module:
+        """Build the bias of a head whose weight is the table's, by the name that transformers saves it under."""
+        bias = self.model.get_submodule(self.skeleton.head).bias
+        name = next(name for name, p in self.model.named_parameters() if p is bias)
+        return self._with_init(modules.LogitBias(groups, len(bias), {"bias": (modules.Source(name),)}))
+
     def _block(self, cut: Setting, name: str) -> nn.Module:
         part = apply(copy.deepcopy(self.model.get_submodule(name)), name, cut)
-        skeleton.fill_buffers(self.model, part)
+        fill_buffers(self.model, part)
         return self._with_init(part)
 
-    def _surroundings(self, cut: Setting, own: Sequence[str]) -> nn.Module:
-        """Build the part that holds the leaves `own`, applied, and stand-ins for the rest."""
-        part = self.skeleton.part(own)
-        for name in own:
-            part.set_submodule(name, apply(part.get_submodule(name), name, cut))
-        skeleton.fill_buffers(self.model, part)
+    def _piece(self, setting: Setting, piece: Piece) -> nn.Module:
+        """Build what stands around lists of blocks: its own modules cut, or whole, and stand-ins for the rest."""
+        part = self.skeleton.part(piece.leaves)
+        for name in piece.leaves:
+            own = part.get_submodule(name)
+            if piece.place in self.policy.whole:
+                make_whole(setting.groups, own, name)
+            else:
+                part.set_submodule(name, apply(own, name, setting))
+        fill_buffers(self.model, part)
         return self._with_init(part)
 
     def _with_init(self, part: nn.Module) -> nn.Module:
@@ -179,78 +214,21 @@ class HuggingFaceModel(LayeredModel):
         for module in part.modules():
             sources: modules.Sources = getattr(module, "sources", {})
             for name, of in sources.items():
-                assert isinstance(module, PlacedModule)
                 drawing = PretrainedWeights(self.folder, of) if self.folder else TransformersInit(self.model, of)
-                module.set_init(name, drawing)
+                if isinstance(module, PlacedModule):
+                    module.set_init(name, drawing)
+                else:
+                    module.get_parameter(name).init = drawing  # type: ignore[attr-defined]
         if self.adapters:
             self.adapters.freeze(part)
         return part
 
-    # ---- their forwards ----
-
-    def _front(self, groups: Groups, module: nn.Module, x: Ids) -> Any:
-        residual, mask = x if isinstance(x, tuple) else (x, None)
-        return _on_residual(partial(self._run_front, length=_length(groups, residual), mask=mask), module, x)
-
-    def _run_front(self, module: nn.Module, x: Tensor, length: int | None = None, mask: Tensor | None = None) -> Tensor:
-        block: Any = module.get_submodule(f"{self.policy.blocks[0]}.0")
-        if self.mask_use.positions and mask is not None:
-            skeleton.run(module, x, None, mask)
-        else:
-            skeleton.run(module, x, _positions(x, length))
-        entered: Tensor = block.input
-        block.clear()
-        return entered
-
-    def _run_back(self, module: nn.Module, x: Tensor) -> Tensor:
-        block: Any = module.get_submodule(f"{self.policy.blocks[-1]}.0")
-        head: Any = module.get_submodule(self.skeleton.head)
-        block.output, head.keeps_input = x, True
-        skeleton.run(module, x, _positions(x))
-        left: Tensor = head.input
-        block.clear()
-        head.clear()
-        return left
-
-    def _run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
-        block: Any = module.get_submodule(f"{self.policy.blocks[-1]}.0")
-        head: Any = module.get_submodule(self.skeleton.head)
-        head.output = logits
-        y = skeleton.run(module, logits, _positions(logits))
-        block.clear()
-        head.clear()
-        return y
-
-    def _run_block(self, groups: Groups, index: int, module: nn.Module, x: Ids) -> Ids:
-        residual, padding = x if isinstance(x, tuple) else (x, None)
-        call = self._calls(groups, _length(groups, residual), residual)[index]
-        args = [_with_padding(value, padding) for value in call.args]
-        kwargs = {name: _with_padding(value, padding) for name, value in call.kwargs.items()}
-        y = module(residual, *args, **kwargs)
-        y = y[0] if isinstance(y, tuple) else y
-        return y if padding is None else (y, padding)
-
-    def _calls(self, groups: Groups, length: int, like: Tensor) -> list[skeleton.Call]:
-        """Return what each block is called with for sequences of `length` tokens: recorded once."""
-        cuts = placement.inner_cuts(groups.tensor)
-        index, _ = placement.piece(groups.tensor, groups.coord, cuts.sequence)
-        key = (length, like.dtype, like.device, groups.tensor, index)
-        if key not in self._context:
-            lists = self.policy.blocks
-            rotary = [name for name, module in self.model.named_modules() if skeleton.is_rotary(module)]
-            part: Any = self.skeleton.part(rotary, num_blocks=max(len(self.skeleton.lists[name]) for name in lists))
-            part.eval()  # dropout would draw from the run's generator
-            skeleton.fill_buffers(self.model, part)
-            part.to(like.device)
-            positions = placement.take(_positions(like, length), 1, groups.tensor, groups.coord, cuts.sequence)
-            x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], self.skeleton.hidden_size)
-            self._context[key] = skeleton.calls(part, lists, x, positions)
-        return self._context[key]
-
     @probe.on_cpu
-    def _is_identity(self, run: Any) -> bool:
-        """Whether a part without weights changes nothing: tried on random numbers."""
-        x = torch.randn(1, 4, self.skeleton.hidden_size, generator=torch.Generator().manual_seed(0))
+    def _changes_nothing(self, run: Any) -> bool:
+        """Whether a piece without weights does nothing: tried on random numbers."""
+        if not self.chain.is_decoder:
+            return bool(run == self.chain.run_logits)
+        x = torch.randn(1, 4, self.skeleton.hidden_size(0), generator=torch.Generator().manual_seed(0))
         return torch.equal(run(self.skeleton.part(()), x), x)
 
 
@@ -259,6 +237,33 @@ def _with_findings(spec: LayerSpec) -> LayerSpec:
     assert spec.forward is not None
     build = as_findings(f"{spec.name}: to put pieces in place")(spec.build)
     return replace(spec, build=build, forward=as_findings(f"{spec.name}, on its piece,")(spec.forward))
+
+
+class ModelLoss:
+    """The loss of a model's outputs: of the first one's logits, and of each further output, whole."""
+
+    def __init__(self, of_first: Loss, num_labels: int) -> None:
+        self.of_first, self.num_labels = of_first, num_labels
+        """How many tensors the labels of a micro-batch are."""
+
+    def __call__(self, output: Any, labels: Any) -> Tensor:
+        """Return the sum of the losses; `labels` as each of them takes them, and what to divide the first one's by."""
+        if self.num_labels == 1:
+            return self.of_first(output, labels)
+        given, denominator = labels[: self.num_labels], labels[self.num_labels :]
+        total = self.of_first(output[0], (given[0], *denominator) if denominator else given[0])
+        for logits, own in zip(output[1:], given[1:], strict=True):
+            total = total + whole_loss(logits, own)
+        return total
+
+
+def _vocabulary_loss(groups: Groups, vocab_size: int, logits: Tensor, labels: Labels) -> Tensor:
+    labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
+    return cross_entropy(groups, logits, labels, vocab_size, denominator)
+
+
+def _on_first(module: nn.Module, value: Any) -> Any:
+    return (module(value[0]), *value[1:]) if isinstance(value, tuple) else module(value)
 
 
 def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
@@ -302,37 +307,3 @@ def _derived(model: Any) -> Policy:
         message = f"{name}: the policy that transformers' plan tells is not proven for this class"
         raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
     return found
-
-
-def _is_tied(model: Any, found: Skeleton) -> bool:
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return False
-    tied = getattr(model, "_tied_weights_keys", None) or {}
-    return f"{found.head}.weight" in tied
-
-
-def _length(groups: Groups, residual: Tensor) -> int:
-    """Return the tokens of a whole sequence, of which the residual may have a piece."""
-    letters = placement.residual_cuts(groups.tensor).sequence
-    return int(residual.shape[1]) * placement.piece(groups.tensor, groups.coord, letters)[1]
-
-
-def _positions(like: Tensor, length: int | None = None) -> Tensor:
-    return torch.arange(like.shape[1] if length is None else length, device=like.device)[None]
-
-
-def _with_padding(value: Any, padding: Tensor | None) -> Any:
-    return value.with_padding(padding) if isinstance(value, attention.Recipe) else value
-
-
-def _look_up(module: nn.Module, x: Ids) -> Ids:
-    return (module(x[0]), x[1].bool()) if isinstance(x, tuple) else module(x)
-
-
-def _apply_head(module: nn.Module, x: Ids) -> Tensor:
-    logits: Tensor = module(x[0] if isinstance(x, tuple) else x)
-    return logits
-
-
-def _on_residual(run: Any, module: nn.Module, x: Ids) -> Any:
-    return (run(module, x[0]), x[1]) if isinstance(x, tuple) else run(module, x)

@@ -120,6 +120,38 @@ class OutputHead(Head):
         self.sources = sources
 
 
+class LogitBias(Layer):
+    """A bias (V,) of logits, whose head is the table of tokens and so has none of its own."""
+
+    def __init__(self, groups: Groups, vocab_size: int, sources: Sources) -> None:
+        super().__init__(groups)
+        self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS)
+        self.sources = sources
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Stored logits to the same."""
+        bias = self.stand_in(self.bias, self.share())
+        assert bias is not None
+        return x + bias
+
+
+class HeadTable(Layer):
+    """A table (rows, heads) of what each head adds to its scores: ids of any shape to [..., heads/y]."""
+
+    def __init__(self, groups: Groups, shape: tuple[int, int], sources: Sources) -> None:
+        super().__init__(groups)
+        cuts = placement.inner_cuts(groups.tensor)
+        of_heads = Placement(groups.tensor, shape, ((), cuts.features), partial=cuts.tokens)
+        self.weight = parameter(of_heads, ZEROS)
+        self.sources = sources
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Ids of any shape to [..., heads/y]."""
+        weight = self.stand_in(self.weight, self.share())
+        assert weight is not None
+        return nn.functional.embedding(x, weight)
+
+
 class Rows(Layer):
     """A small table whose rows are added to the residual: positions, token types. transformers' own code looks up."""
 

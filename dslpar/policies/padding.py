@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
-from dslpar.policies import skeleton
 from dslpar.policies.probe import on_cpu
-from dslpar.policies.skeleton import BlockStandIn, LeafStandIn, Skeleton
+from dslpar.policies.skeleton import Skeleton
+from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn
 
 _LENGTH = 6
 
@@ -63,7 +63,8 @@ def _seen(found: Skeleton, positions: Tensor | None, mask: Tensor | None, length
     for module in part.modules():
         if isinstance(module, BlockStandIn) or (isinstance(module, LeafStandIn) and module.gives_nothing):
             module.register_forward_pre_hook(note, with_kwargs=True)
-    skeleton.run(part, torch.zeros(1, length, found.hidden_size), positions, mask)
+    masks = {} if mask is None else {"attention_mask": mask.long()}
+    found.run(part, torch.zeros(1, length, found.hidden_size(0)), length, position_ids=positions, **masks)
     return seen
 
 

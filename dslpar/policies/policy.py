@@ -20,6 +20,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.suggest import did_you_mean
 
 Names = tuple[str, ...]
+DECODER_INPUTS = ("input_ids", "attention_mask")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,18 @@ class Policy:
     """Module -> attributes that count heads or inner features, such as "num_heads" or "config.num_attention_heads"."""
     requires: Mapping[str, object] = field(default_factory=dict)
     """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
+    head_tables: Names = ()
+    """Tables of a number for each head, (rows, heads), such as T5's relative_attention_bias."""
+    inputs: Names = DECODER_INPUTS
+    """Arguments of the model's forward that a micro-batch brings, in its order; it may leave out the last ones."""
+    returns: Mapping[str, Names] = field(default_factory=dict)
+    """List of blocks -> what its blocks return after the residual: names of the next block's arguments, or "" for what
+    that one has no use for.
+    """
+    whole: Names = ()
+    """Which of "front", "between" and "back", what stands around the lists of blocks, works on whole activations: every
+    rank of the tensor group computes the same there, and holds all of its weights.
+    """
 
 
 WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}

@@ -1,9 +1,10 @@
-"""A transformers model with parts taken out: what stands between its blocks runs as transformers wrote it.
+"""A transformers model with parts taken out: what stands around its blocks runs as transformers wrote it.
 
-A pipeline cuts a model's list of blocks, but a model is more than its blocks: scaled embeddings, position tables,
-masks, soft caps on logits stand in the `forward` around them. So no such forward is rewritten here. A stage runs the
-model's own, with stand-ins for all but its part: the blocks' stand-in records what would enter the first one, or gives
-what has left the last one; what a block is called with besides its input is recorded from the same forward.
+A pipeline cuts a model's lists of blocks, but a model is more than its blocks: scaled embeddings, position tables,
+masks, poolers, soft caps on logits stand in the `forward` around them. So no such forward is rewritten here. What
+stands before, between and after the lists are pieces; a piece runs the model's own forward, with stand-ins for all but
+itself: the stand-in of a block gives what has left the list before, or records what would enter the list after, and
+what its blocks are called with besides their input.
 
 transformers has no training pipeline, and its `pp_plan` names modules alone; tracing (torch.distributed.pipelining)
 needs a graph without breaks. Neither knows what is done between modules.
@@ -12,6 +13,7 @@ needs a graph without breaks. Neither knows what is done between modules.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,202 +22,266 @@ from torch import Tensor, nn
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
+from dslpar.policies.attention import Recipe
+from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.probe import on_cpu
+from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, is_rotary
 
 
-class Call(NamedTuple):
-    """What a block is called with besides its input."""
+class Piece(NamedTuple):
+    """What stands before a list of blocks, or after the last one."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-class BlockStandIn(nn.Module):
-    """In place of a block: records its call, and gives `output`, or its input where that is None.
-
-    What it has recorded, or is to give, is taken away by whoever ran the forward: else a graph would live on.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        for name, value in vars(block).items():  # loops read such as `layer.attention_type`
-            if not name.startswith("_") and isinstance(value, (str, int, float, bool)):
-                setattr(self, name, value)
-        self.input: Tensor | None = None
-        self.call: Call | None = None
-        self.output: Tensor | None = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output, alone or in a tuple as the block would."""
-        if args:
-            self.input, rest = args[0], args[1:]
-        else:
-            self.input, rest = kwargs.pop("hidden_states"), ()
-        self.call = Call(rest, kwargs)
-        return self.input if self.output is None else self.output
-
-    def clear(self) -> None:
-        """Forget what was recorded, and what was to be given."""
-        self.input, self.call, self.output = None, None, None
-
-
-class LeafStandIn(nn.Module):
-    """In place of a module that holds weights, or buffers: passes its input on; of ids, a zero that adds nothing."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.calls: list[str] | None = None
-        """Where its name is noted when it is called."""
-        self.gives_nothing = isinstance(module, nn.Embedding)
-        self.is_rotary = is_rotary(module)
-        self.keeps_input = False
-        self.input: Tensor | None = None
-        self.output: Tensor | None = None
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return `output` where one is set."""
-        if self.calls is not None:
-            self.calls.append(self.name)
-        self.input = x if self.keeps_input else None
-        if self.output is not None:
-            return self.output
-        if self.is_rotary:
-            return None
-        return torch.zeros(1, 1, 1, device=x.device) if self.gives_nothing else x
-
-    def clear(self) -> None:
-        """Forget what was recorded, and what was to be given."""
-        self.input, self.output = None, None
+    place: str
+    """front, between, or back."""
+    leaves: Sequence[str]
+    """Modules of its own, in the order in which they run; without tables of tokens, the head and rotary ones."""
+    lookups: Sequence[tuple[str, str]] = ()
+    """Tables of tokens that are looked up there, each with the input that it is given."""
 
 
 class Outline(NamedTuple):
-    """Which leaves outside the blocks run before and after them, in order; without the table and the head."""
+    """How a forward runs."""
 
-    front: Sequence[str]
-    back: Sequence[str]
-    table: str
-    head: str
+    pieces: Sequence[Piece]
+    """One before each list of blocks, and one after the last."""
+    carried: Sequence[Sequence[str]]
+    """Of each list: arguments of its blocks, besides their input, that are activations."""
+    masks: Sequence[Mapping[str, str]]
+    """Of each list: arguments of its blocks that are masks -> the input that says which tokens are padding."""
     uncalled: Sequence[str]
     """What a forward never calls, and holds weights."""
+    outputs: Sequence[str]
+    """Names of the logits that the model gives besides its head's."""
+    head_output: str
+    """Name of the head's logits."""
 
 
 class Skeleton:
     """A model on the meta device without its blocks, which is copied for each part of the chain."""
 
-    def __init__(self, model: Any, blocks: Sequence[str]) -> None:
-        self.model, self.blocks = model, blocks
-        self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in blocks}
-        self._bare = _without(model, blocks)
+    def __init__(self, model: Any, policy: Policy) -> None:
+        self.model, self.policy, self.blocks = model, policy, policy.blocks
+        self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in self.blocks}
+        self._bare = _without(model, self.blocks)
+        self.table, self.head = self._find_vocabulary()
+        self.outline = self._outline()
+
+    def _find_vocabulary(self) -> tuple[str, str]:
+        """Return the names of the table of tokens and of the head; "" for what the model does not have."""
+        model = self.model
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-        if not isinstance(embeddings, nn.Embedding) or not isinstance(head, nn.Linear):
+        names = {module: name for name, module in model.named_modules()}
+        is_decoder = self.policy.inputs == DECODER_INPUTS
+        if is_decoder and not (isinstance(embeddings, nn.Embedding) and isinstance(head, nn.Linear)):
             message = f"{type(model).__name__} has no table of tokens, or no linear head"
             raise_finding("TEN234", message, "name a class for causal language modelling", key="model.type")
-        names = {module: name for name, module in model.named_modules()}
-        self.table, self.head = names[embeddings], names[head]
-        self.outline = self._outline()
+        table = names[embeddings] if isinstance(embeddings, nn.Embedding) else ""
+        return table, names[head] if isinstance(head, nn.Linear) else ""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head's weight is the table's."""
+        if not (self.table and self.head):
+            return False
+        table, head = (self.model.get_submodule(name).weight for name in (self.table, self.head))
+        return table is head
+
+    def hidden_size(self, index: int) -> int:
+        """Features of the residual stream of a list of blocks; of the last one, for the piece after it."""
+        name = self.blocks[min(index, len(self.blocks) - 1)]
+        if self.table:
+            return int(self.model.get_submodule(self.table).weight.shape[1])
+        region = next(pattern for pattern in self.policy.regions if pattern.startswith(f"{name}."))
+        inward = self.policy.regions[region]
+        first = next(iter(inward.values())) if isinstance(inward, Mapping) else inward
+        within = region.removeprefix(f"{name}.*.")
+        linear: Any = self.lists[name][0].get_submodule(f"{within}.{first[0]}")
+        return int(linear.weight.shape[1])
 
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
         """Return a copy of the model with stand-ins for all but the leaves `own`; `num_blocks`: in each list."""
         model = copy.deepcopy(self._bare)
         for name in self.blocks:
-            stand_ins = [BlockStandIn(block) for block in self.lists[name][:num_blocks]]
+            returned = len(self.policy.returns.get(name, ()))
+            stand_ins = [BlockStandIn(block, returned) for block in self.lists[name][:num_blocks]]
             model.set_submodule(name, nn.ModuleList(stand_ins))
-        for name, module in list(_leaves(model)):
+        for name, module in list(self._leaves(model)):
             if name not in own and not isinstance(module, BlockStandIn):
-                model.set_submodule(name, LeafStandIn(module, name))
+                model.set_submodule(name, LeafStandIn(module, name, self._made_up(name)))
+        for name, module in model.named_modules():
+            # Around blocks, or the head: it must be called, with zeros for what it adds by itself.
+            for each, p in (
+                list(module.named_parameters(recurse=False)) if name not in own and self._is_around(name) else ()
+            ):
+                delattr(module, each)
+                module.register_buffer(each, torch.zeros(p.shape, device="cpu"), persistent=False)
+        fill_buffers(self.model, model)
         return model
+
+    def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
+        """Run a part; return what its forward gives.
+
+        `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence there are `length` tokens. Other
+        models are run on their inputs: what is not `given` is zeros.
+        """
+        device = next((value.device for value in (x, *given.values()) if value is not None), None)
+        accepted = inspect.signature(type(self.model).forward).parameters
+        settings = {"use_cache": False} if "use_cache" in accepted else {}
+        if self.policy.inputs == DECODER_INPUTS:
+            given.setdefault("position_ids", torch.arange(length, device=device)[None])
+            return part(inputs_embeds=x, **given, **settings)
+        for name in self.policy.inputs:
+            if name not in given and "mask" not in name:
+                given[name] = self._zeros(name, length).to(device)
+        return part(**given, **settings)
+
+    def _zeros(self, name: str, length: int) -> Tensor:
+        """Return an input that says nothing: ids, or an image."""
+        if name == "pixel_values":
+            size = self.model.config.image_size
+            height, width = size if isinstance(size, list | tuple) else (size, size)
+            return torch.zeros(1, self.model.config.num_channels, height, width)
+        return torch.zeros(1, length, dtype=torch.long)
+
+    # ---- how the forward runs ----
 
     @on_cpu
     def _outline(self) -> Outline:
         model: Any = self.part(())
-        order: list[str] = []
-        for module in model.modules():
-            if isinstance(module, LeafStandIn):
-                module.calls = order
-        for name in self.blocks:
-            for block in model.get_submodule(name):
-                block.register_forward_pre_hook(lambda *_: order.append(""))
-        x = torch.zeros(1, 4, self.hidden_size)
-        self._refuse_bare(model)
-        run(model, x, torch.arange(4)[None])
-        if order.count("") != len(self.blocks):
+        order: list[str | int] = []
+        stand_ins = [module for module in model.modules() if isinstance(module, LeafStandIn)]
+        for module in stand_ins:
+            module.calls, module.keeps_input = order, True
+        firsts: list[Any] = [model.get_submodule(name)[0] for name in self.blocks]
+        for number, block in enumerate(firsts):
+            block.register_forward_pre_hook(lambda *_, number=number: order.append(number))
+        masks = {name: _marked_mask(number) for number, name in enumerate(self._mask_inputs)}
+        given = masks | {name: self._zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
+        is_decoder = self.policy.inputs == DECODER_INPUTS
+        x = torch.zeros(1, LENGTH, self.hidden_size(0), requires_grad=True) if is_decoder else None
+        output = self.run(model, x, LENGTH, **({} if is_decoder else given))
+        if any(order.count(number) != 1 for number in range(len(self.blocks))):
             message = f"{type(self.model).__name__}: its forward does not call each of its blocks once"
             raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-        first, last = order.index(""), len(order) - 1 - order[::-1].index("")
-        leaves = dict(_leaves(self._bare))
-        kept = [name for name in dict.fromkeys(order) if name and name not in (self.table, self.head)]
-        kept = [name for name in kept if not is_rotary(leaves[name])]
-        front = [name for name in kept if name in order[:first]]
-        back = [name for name in kept if name in order[last:]]
-        twice = [name for name in front if name in back and list(leaves[name].parameters())]
-        if twice:
-            message = f"{', '.join(twice)}: its forward calls it before the blocks and after them, and it holds weights"
-            raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-        with_weights = [name for name, module in self._bare.named_modules() if list(module.parameters(recurse=False))]
-        uncalled = [name for name in with_weights if name not in (*front, *back, self.table, self.head)]
-        return Outline(front, back, self.table, self.head, uncalled)
+        entered = [order.index(number) for number in range(len(self.blocks))]
+        if entered != sorted(entered):
+            message = f"{type(self.model).__name__}: {', '.join(self.blocks)} do not run in this order"
+            raise_finding("TEN234", message, "name the lists of blocks as they run", key="model.policy")
+        lookups = [(self.table, "input_ids", 0)] if is_decoder else self._lookups(stand_ins, given, order, entered)
+        tables = {self.table, self.head, *(leaf for leaf, _, _ in lookups)}
+        leaves = dict(self._leaves(self._bare))
+        bounds = [*entered, len(order)]
+        pieces = []
+        for number, (begin, end) in enumerate(zip([0, *bounds[:-1]], bounds, strict=True)):
+            called = dict.fromkeys(name for name in order[begin:end] if isinstance(name, str) and name not in tables)
+            place = "front" if number == 0 else "back" if number == len(self.blocks) else "between"
+            own = [name for name in called if not is_rotary(leaves[name])]
+            pieces.append(Piece(place, own, [(leaf, of) for leaf, of, piece in lookups if piece == number]))
+        self._check_leaves(model, pieces)
+        carried = [_carried(block.call) for block in firsts]
+        recipes = [_masks(block.call, self._mask_inputs, is_decoder) for block in firsts]
+        given_out = [name for name in output if "logits" in name]
+        head = model.get_submodule(self.head).input if self.head else None
+        # What a decoder does to its logits makes others of them.
+        of_head = next((name for name in given_out if output[name] is head), "logits") if self.head else ""
+        others = [name for name in given_out if name != of_head]
+        return Outline(pieces, carried, recipes, self._uncalled(pieces, tables), others, of_head)
 
-    def _refuse_bare(self, model: nn.Module) -> None:
-        """Refuse tensors that hang at modules around others: no stand-in can be in their place.
-
-        Raises:
-            DslparError: such parameters, or buffers whose values are made where the model is constructed; all of them.
-        """
-        fill_buffers(self.model, model)
-        bare = [name for name, _ in model.named_parameters()]
-        unknown = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-        found = [f"{name} is a parameter outside of modules that can be cut" for name in bare]
-        found += [f"{name} is a buffer, and its value is made where the model is constructed" for name in unknown]
-        if found:
+    def _check_leaves(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
+        """Raise DslparError where a module with weights belongs to two pieces, or a buffer is left without values."""
+        problems = [
+            f"{name} is a buffer, and its value is made where the model is constructed"
+            for name, buffer in model.named_buffers()
+            if buffer.is_meta
+        ]
+        called = [leaf for piece in pieces for leaf in piece.leaves]
+        problems += [
+            f"{leaf}: its forward calls it before blocks and after them, and it holds weights"
+            for leaf in dict.fromkeys(called)
+            if called.count(leaf) > 1 and list(self._bare.get_submodule(leaf).parameters())
+        ]
+        if problems:
             hint = "report the model: it needs a rule of its own"
-            raise DslparError([finding("TEN234", message, hint, key="model.type") for message in found])
+            raise DslparError([finding("TEN234", message, hint, key="model.type") for message in problems])
 
     @property
-    def hidden_size(self) -> int:
-        """Features of the residual stream."""
-        return int(self.model.get_submodule(self.table).weight.shape[1])
+    def _mask_inputs(self) -> Sequence[str]:
+        return [name for name in self.policy.inputs if "mask" in name]
+
+    def _leaves(self, model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """Yield what stand-ins take the place of: modules without children, and those with weights of their own.
+
+        One with lists of blocks, or the head, within is not one: these must be called.
+        """
+        for own, module in model.named_children():
+            name = f"{prefix}{own}"
+            if list(module.children()) and (self._is_around(name) or not list(module.parameters(recurse=False))):
+                yield from self._leaves(module, f"{name}.")
+            elif not isinstance(module, nn.ModuleList):
+                yield name, module
+
+    def _is_around(self, name: str) -> bool:
+        return not name or any(each.startswith(f"{name}.") for each in (*self.blocks, self.head))
+
+    def _made_up(self, leaf: str) -> int | None:
+        """Return the features of what the stand-in of a table of tokens, or of a whole front, makes up; None: none."""
+        module = self._bare.get_submodule(leaf)
+        if self.table:
+            is_table = leaf != self.head and _shares(module, self._bare.get_submodule(self.table))
+            return self.hidden_size(0) if is_table else None
+        return self.hidden_size(0) if list(module.children()) else None
+
+    def _lookups(
+        self, stand_ins: Sequence[LeafStandIn], given: Mapping[str, Tensor], order: Sequence[Any], entered: list[int]
+    ) -> list[tuple[str, str, int]]:
+        """Return (leaf, input, piece) of each table of tokens that the forward looks up, in order."""
+        if not self.table:
+            return []
+        found = []
+        for module in stand_ins:
+            if self._made_up(module.name) is not None and module.input is not None:
+                of = next((name for name, value in given.items() if module.input is value), None)
+                if of is None:
+                    message = f"{module.name} looks up something else than an input of the batch"
+                    raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
+                at = order.index(module.name)
+                found.append((module.name, of, sum(at > begin for begin in entered)))
+        return sorted(found, key=lambda each: order.index(each[0]))
+
+    def _uncalled(self, pieces: Sequence[Piece], tables: set[str]) -> list[str]:
+        names = [*filter(None, tables), *(leaf for piece in pieces for leaf in piece.leaves)]
+        called = {p for name in names for p in self._bare.get_submodule(name).parameters()}
+        return [
+            name
+            for name, module in self._bare.named_modules()
+            if any(p not in called for p in module.parameters(recurse=False))
+        ]
 
 
-def run(model: nn.Module, x: Tensor, positions: Tensor | None, padding: Tensor | None = None) -> Tensor:
-    """Run a part on the residual `x`; return what its forward gives as logits."""
-    mask = {} if padding is None else {"attention_mask": padding.long()}
-    logits: Tensor = model(inputs_embeds=x, position_ids=positions, use_cache=False, **mask).logits
-    return logits
+LENGTH = 8
+"""Tokens of a sequence on which a forward is tried: more than there are masks."""
 
 
-@torch.no_grad()
-def calls(part: nn.Module, blocks: Sequence[str], x: Tensor, positions: Tensor) -> list[Call]:
-    """Return what each block is called with besides its input.
-
-    Raises:
-        DslparError: between two blocks there is more than the residual; or what they are called with depends on it.
-    """
-    lists: dict[str, Any] = {name: part.get_submodule(name) for name in blocks}
-    stand_ins: list[Any] = [block for found in lists.values() for block in found]
-    names = [f"{name}.{number}" for name, found in lists.items() for number in range(len(found))]
-    hint = "report the model: it needs a rule of its own"
-    run(part, x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device), positions)
-    others = [block.call for block in stand_ins]
-    run(part, x, positions)
-    for name, block, earlier, other in zip(names, stand_ins, [None, *stand_ins], others, strict=False):
-        if earlier is not None and block.input is not earlier.input:
-            message = (
-                f"{name}: what enters it is not what left the block before it, but made of it in the forward around"
-            )
-            raise_finding("TEN234", message, hint, key="model.type")
-        if not all(map(torch.equal, tensors(block.call), tensors(other))):
-            message = f"{name}: what it is called with depends on the residual, which is in pieces"
-            raise_finding("TEN234", message, hint, key="model.type")
-    return [block.call for block in stand_ins]
+def _marked_mask(number: int) -> Tensor:
+    """Return a padding mask that no other input has."""
+    mask = torch.ones(1, LENGTH, dtype=torch.bool)
+    mask[0, number] = False
+    return mask
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in tensors(part)]
+def _carried(call: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in call.items() if isinstance(value, Tensor) and value.requires_grad]
+
+
+def _masks(call: Mapping[str, Any], inputs: Sequence[str], is_decoder: bool) -> dict[str, str]:
+    """Return which arguments are masks, each with the input that marks its padding."""
+    found = {}
+    for name, value in call.items():
+        if isinstance(value, Recipe) and is_decoder:
+            found[name] = DECODER_INPUTS[1]
+        elif isinstance(value, Recipe) and value.padding is not None:
+            found[name] = inputs[int(value.padding[0].long().argmin())]
+    return found
 
 
 @on_cpu
@@ -227,26 +293,25 @@ def fill_buffers(model: Any, part: nn.Module) -> None:
     for module in part.modules():
         on_meta = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
         for name, buffer in on_meta.items():
-            # NaN tells which were filled.
-            module._buffers[name] = torch.full_like(
-                buffer, torch.nan if buffer.is_floating_point() else 0, device="cpu"
-            )
+            # NaN, or the least integer, tells which were filled.
+            module._buffers[name] = torch.full_like(buffer, _unfilled(buffer), device="cpu")
         if on_meta:
             model._init_weights(module)
         for name, buffer in on_meta.items():
             filled = module._buffers[name]
-            if filled is None or not filled.is_floating_point() or filled.isnan().any():
+            if filled is None or (filled.isnan() if buffer.is_floating_point() else filled == _unfilled(buffer)).any():
                 module._buffers[name] = buffer
 
 
-def is_rotary(module: nn.Module) -> bool:
-    return any("inv_freq" in name for name, _ in module.named_buffers(recurse=False))
+def _unfilled(buffer: Tensor) -> float | int:
+    if buffer.is_floating_point():
+        return torch.nan
+    return 0 if buffer.dtype == torch.bool else torch.iinfo(buffer.dtype).min
 
 
-def _leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if name and not list(module.children()) and not isinstance(module, nn.ModuleList):
-            yield name, module
+def _shares(module: nn.Module, table: nn.Module) -> bool:
+    """Whether a module is a table itself, or has its weight."""
+    return any(p is table.weight for p in module.parameters(recurse=False))
 
 
 def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:

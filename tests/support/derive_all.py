@@ -169,8 +169,7 @@ def _compared(subject: Subject) -> tuple[str, float, str]:
     # What torch's own attention cannot do, transformers does in plain torch.
     eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
     plain, weights = compare.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
-    batch = compare.batch(subject.config.vocab_size)
-    reference = compare.reference(plain, batch, padded=True)
+    batch, reference = compare.reference(plain, compare.make_inputs(subject.config))
     with tempfile.TemporaryDirectory(prefix="dslpar_derive_") as folder:
         cells = on_ranks(RANKS, _cells, folder, model, weights, batch, reference, init=None)
     found = {mode: [rank[mode] for rank in cells if mode in rank] for mode in LAYOUTS}
@@ -205,7 +204,7 @@ def _cells(
         store = dist.FileStore(str(Path(folder, mode)), tensor.size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
         try:
-            off = compare.worst(compare.by_policy(model, weights, tensor, batch, padded=True), reference)
+            off = compare.worst(compare.by_policy(model, weights, tensor, batch), reference)
             worst, name = max((math.inf if math.isnan(value) else value, name) for name, value in off.items())
             found[mode] = Cell("shown", worst, name)
         except DslparError as error:

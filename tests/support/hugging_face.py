@@ -69,6 +69,22 @@ _OPT = SIZES | {
     "attention_dropout": 0.0,
     "layerdrop": 0.0,
 }
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_ENCODER = SIZES | _NO_DROPOUT | {"type_vocab_size": 3}
+_T5 = {
+    "d_model": 32,
+    "d_kv": 4,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 8,
+    "vocab_size": 70,
+    "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+}
+_IMAGES = SIZES | _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
+"""Nine patches and the token of the class."""
 
 _EXPERTS = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -101,6 +117,16 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 32, "decoder_sparse_step": 2}),
     "olmoe": Family("Olmoe", _EXPERTS | {"num_key_value_heads": 8}),
     "cohere": Family("Cohere", SIZES | {"logit_scale": 0.3}),
+    "bert": Family("Bert", _ENCODER, "ForMaskedLM"),
+    "bert, with the next sentence": Family("Bert", _ENCODER, "ForPreTraining"),
+    "bert, classes": Family("Bert", _ENCODER | {"num_labels": 5}, "ForSequenceClassification"),
+    "roberta": Family("Roberta", _ENCODER | {"pad_token_id": 1}, "ForMaskedLM"),
+    "roberta, classes": Family("Roberta", _ENCODER | {"pad_token_id": 1}, "ForSequenceClassification"),
+    "bert, classes of tokens": Family("Bert", _ENCODER | {"num_labels": 5}, "ForTokenClassification"),
+    "roberta, classes of tokens": Family("Roberta", _ENCODER | {"pad_token_id": 1}, "ForTokenClassification"),
+    "t5": Family("T5", _T5, "ForConditionalGeneration"),
+    "t5, gated": Family("T5", _T5 | {"feed_forward_proj": "gated-gelu"}, "ForConditionalGeneration"),
+    "vit": Family("ViT", _IMAGES, "ForImageClassification"),
 }
 
 

@@ -48,7 +48,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 @lru_cache
-def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Result]:
+def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Batch, compare.Result]:
     """Weights of the model with peft's adapters, and what it computes."""
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
@@ -60,10 +60,10 @@ def expected(case: str, padded: bool) -> tuple[dict[str, Tensor], compare.Result
             p.data = p.data.double()  # not the module's double(): transformers keeps inv_freq in float32
             if "lora_B" in own:
                 p.copy_(torch.randn_like(p) * 0.3)  # else A has no gradient
-    result = compare.reference(wrapped, compare.batch(), padded=padded)
+    given, result = compare.reference(wrapped, compare.make_inputs(family.config(), padded=padded))
     weights |= {_plain_name(own): p.detach().clone() for own, p in wrapped.named_parameters() if "lora_" in own}
     gradients = {_plain_name(own): gradient for own, gradient in result.gradients.items()}
-    return weights, result._replace(gradients=gradients)
+    return weights, given, result._replace(gradients=gradients)
 
 
 def _plain_name(name: str) -> str:
@@ -73,36 +73,36 @@ def _plain_name(name: str) -> str:
 
 def found(case: str, layout: str, padded: bool) -> compare.Result:
     """What this rank's piece computes, gathered."""
-    weights, _ = expected(case, padded)
+    weights, given, _ = expected(case, padded)
     name, keys = CASES[case]
     family = hf.FAMILIES[name]
     torch.set_default_dtype(torch.float64)
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     groups = Groups(mesh.Mesh(tensor=tensor))
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=keys)
-    given = compare.batch()
+    (labels,), inputs = given.labels, tuple(given.inputs.values())
     with compare.in_float64():
         module = build_module(model, groups, seed=1).train()
         load(module, weights.__getitem__, groups)
         with torch.no_grad():
             for _, p, own in parameters_with_peft_names(module):
                 p.copy_(placement_of(p).cut(weights[own], groups.coord))
-        logits = module((given.ids, given.mask) if padded else given.ids)
-        loss = model.loss(groups)(logits, given.labels)
+        logits = module(inputs if padded else inputs[0])
+        loss = model.loss(groups)(logits, labels)
         torch.autograd.backward(loss)
-    at = placement.inner(tensor, *given.ids.shape, placement.table(tensor, model.vocab_size, 32).padded[0])
+    at = placement.inner(tensor, *labels.shape, placement.table(tensor, model.vocab_size, 32).padded[0])
     whole = gather(logits.detach(), at, groups)[..., : model.vocab_size]
     gradients = {own: gather(p.grad, placement_of(p), groups) for _, p, own in parameters_with_peft_names(module)}
     for _, p, sources in parameters_with_sources(module):
         if p.grad is not None:
             parts = torch.split(gather(p.grad, placement_of(p), groups), [len(weights[each.name]) for each in sources])
             gradients |= {source.name: part for source, part in zip(sources, parts, strict=True)}
-    return compare.Result(whole, loss.detach(), gradients)
+    return compare.Result((whole,), loss.detach(), gradients)
 
 
 def off(case: str, layout: str, padded: bool) -> dict[str, float]:
     """How far each tensor is off on the rank that is farthest; infinite where there is one too many, or too few."""
-    _, true = expected(case, padded)
+    _, _, true = expected(case, padded)
 
     def rank() -> dict[str, float]:
         return compare.worst(found(case, layout, padded), true)
@@ -127,29 +127,30 @@ def test_adapters_are_those_of_peft(case: str, layout: str, padded: bool) -> Non
 
 def test_an_adapter_that_is_another_is_seen() -> None:
     """The comparison can fail: one number of one B, changed by a hundred-millionth."""
-    weights, true = expected("llama", True)
+    weights, _, true = expected("llama", True)
     name = "model.layers.1.self_attn.v_proj.lora_B.weight"
     kept = weights[name].clone()
     weights[name][0, 0] += 1e-8
     try:
-        (logits,) = on_ranks(1, lambda: found("llama", "", True).logits)
+        (logits,) = on_ranks(1, lambda: found("llama", "", True).outputs[0])
     finally:
         weights[name] = kept
-    assert float((logits - true.logits).abs().max()) > CLOSE * float(true.logits.abs().max())
+    assert float((logits - true.outputs[0]).abs().max()) > CLOSE * float(true.outputs[0].abs().max())
 
 
 def _pieces(layout: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """How adapters begin, whole; and their gradients with dropout on, which copies must have alike."""
     tensor = LAYOUTS[layout] if layout else mesh.Tensor()
     groups = Groups(mesh.Mesh(tensor=tensor))
-    family, given = hf.FAMILIES["llama"], compare.batch()
+    family = hf.FAMILIES["llama"]
+    ids, mask = compare.make_inputs(family.config()).values()
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
     module = build_module(model, groups, seed=1).train()
     adapters = {own: p for _, p, own in parameters_with_peft_names(module)}
     begins = {own: gather(p, placement_of(p), groups) for own, p in adapters.items()}
     torch.nn.init.ones_(next(p for own, p in adapters.items() if "v_proj.lora_B" in own))
     torch.manual_seed(11)
-    model.loss(groups)(module((given.ids, given.mask)), given.labels).backward()
+    model.loss(groups)(module((ids, mask)), ids).backward()
     for own, p in adapters.items():
         held: dict[Any, Tensor] = {}
         for rank, piece in enumerate(all_gather(p.grad[None], groups.axis("tensor"))):
@@ -181,9 +182,9 @@ def _flops_and_gradients(lora: dict[str, Any] | None) -> tuple[int, int, int]:
     """Operations of products in the forward and in the backward; tensors that have a gradient."""
     groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
     model = HuggingFaceModel(family.classes()[0], family.config(), lora=lora)
-    module, given = build_module(model, groups, seed=1), compare.batch()
+    module, ids = build_module(model, groups, seed=1), compare.make_inputs(family.config())["input_ids"]
     with FlopCounterMode(display=False) as forward:
-        loss = model.loss(groups)(module(given.ids), given.labels)
+        loss = model.loss(groups)(module(ids), ids)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     return forward.get_total_flops(), backward.get_total_flops(), sum(p.grad is not None for p in module.parameters())

@@ -50,8 +50,17 @@ def test_replicas_train_a_class_as_it_is(tmp_path: Path) -> None:
     assert one[-1] < one[0]
 
 
+@pytest.mark.parametrize("parallel", ["tensor=dict(size=2, mode='1d')", "tensor=dict(size=4, mode='2d')"])
+def test_a_criterion_is_given_the_same_output_where_the_model_is_cut(tmp_path: Path, parallel: str) -> None:
+    (one,) = on_ranks(1, _losses, written(tmp_path, CONFIG), init="deepspeed")
+    path = written(tmp_path, CONFIG + f"parallel = dict({parallel})\n")
+    cut = on_ranks(4 if "2d" in parallel else 2, _losses, path, init="deepspeed")
+    assert all(losses == pytest.approx(one, rel=1e-5) for losses in cut)
+
+
 def test_what_is_cut_needs_a_policy(tmp_path: Path) -> None:
-    path = written(tmp_path, CONFIG + "parallel = dict(tensor=dict(size=2, mode='1d'))\n")
+    config = CONFIG.replace("BertForSequenceClassification", "BertForMultipleChoice")
+    path = written(tmp_path, config + "parallel = dict(tensor=dict(size=2, mode='1d'))\n")
 
     def rank() -> str:
         with pytest.raises(DslparError) as error:
