@@ -1,8 +1,9 @@
-"""Peak memory of `dslpar checkpoint reshard`: of a model, and of one with four times as many layers.
+"""Peak memory of `dslpar checkpoint reshard` and `export --format hf`: of a model, and of one four times as deep.
 
 python -m benchmarks reshard_memory
 
-Both have the same largest tensor, the token table; they are cut from one rank to 2d over four, and put together again.
+Both have the same largest tensor, the token table; they are cut from one rank to 2d over four, and put together again,
+or, cut so, written as a folder of transformers'.
 What is counted is anonymous memory (RssAnon of /proc/PID/status): what the process itself has allocated. Pages of the
 stored files, which are mapped, and of the written ones are the system's cache: they go when something else needs the
 room. The parent reads it about every millisecond, from when the child has imported everything to its end; the child's
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dslpar.checkpoint.index import Index
     from dslpar.layout.resolve import Job
 
+COMMANDS = ("reshard", "export --format hf")
 LAYERS = (4, 16)
 VOCAB_SIZE = 16384
 MOST_GROWTH = 0.05
@@ -51,27 +54,28 @@ class Peak(NamedTuple):
 
 def ratios() -> Iterator[Ratio]:
     """How the peak grows with the model, and how many of its largest tensors it is."""
-    peaks = [peak(layers) for layers in LAYERS]
-    for layers, one in zip(LAYERS, peaks, strict=True):
-        sizes = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in zip(_WORDS, one, strict=True))
-        print(f"  {layers} layers: {sizes}")
-    small, large = peaks
-    growth = (large.anonymous_bytes - small.anonymous_bytes) / (large.stored_bytes - small.stored_bytes)
-    yield Ratio("reshard, bytes of peak for each byte of further layers", growth, growth, growth, MOST_GROWTH)
-    tensors = large.anonymous_bytes / large.largest_bytes
-    yield Ratio("reshard, peak over the largest tensor", tensors, tensors, tensors, MOST_TENSORS)
+    for command in COMMANDS if find_spec("transformers") else COMMANDS[:1]:
+        peaks = [peak(layers, command=command) for layers in LAYERS]
+        for layers, one in zip(LAYERS, peaks, strict=True):
+            sizes = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in zip(_WORDS, one, strict=True))
+            print(f"  {command}, {layers} layers: {sizes}")
+        small, large = peaks
+        growth = (large.anonymous_bytes - small.anonymous_bytes) / (large.stored_bytes - small.stored_bytes)
+        yield Ratio(f"{command}, bytes of peak for each byte of further layers", growth, growth, growth, MOST_GROWTH)
+        tensors = large.anonymous_bytes / large.largest_bytes
+        yield Ratio(f"{command}, peak over the largest tensor", tensors, tensors, tensors, MOST_TENSORS)
 
 
 _WORDS = ("peak", "largest tensor", "all tensors")
 
 
-def peak(num_layers: int, vocab_size: int = VOCAB_SIZE) -> Peak:
-    """Of a reshard in a process of its own."""
+def peak(num_layers: int, vocab_size: int = VOCAB_SIZE, command: str = COMMANDS[0]) -> Peak:
+    """Of a command in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="dslpar_reshard_") as folder:
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "benchmarks.reshard_memory", folder, str(num_layers), str(vocab_size)]
+        words = ["-m", "benchmarks.reshard_memory", folder, str(num_layers), str(vocab_size), command]
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -109,8 +113,8 @@ def _line(output: Iterable[str]) -> str:
 # ---- the child ----
 
 
-def main(folder: Path, num_layers: int, vocab_size: int) -> None:
-    """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back."""
+def main(folder: Path, num_layers: int, vocab_size: int, command: str) -> None:
+    """Makes a checkpoint, tells its sizes, waits for a line, and reshards it, there and back, or exports it."""
     from dslpar.checkpoint import folder as files
     from dslpar.checkpoint.reshard import reshard
     from dslpar.schema import sections as schema_sections
@@ -124,8 +128,16 @@ def main(folder: Path, num_layers: int, vocab_size: int) -> None:
     whole = job_of(num_layers, vocab_size, 1)
     largest, stored = write_checkpoint(folder / "from", cut, whole)
     found = files.open_checkpoint(folder / "from" / "step_000001")
+    if command == COMMANDS[1]:
+        from dslpar.checkpoint.export_transformers import export_transformers
+
+        found = files.open_checkpoint(reshard(found, cut, folder / "cut"))
+        export_transformers(found, folder / "first")  # what is imported, and stays, is no part of it
     print("ready", largest, stored, flush=True)
     sys.stdin.readline()
+    if command == COMMANDS[1]:
+        export_transformers(found, folder / "hf")
+        return
     there = reshard(found, cut, folder / "cut")
     reshard(files.open_checkpoint(there), whole, folder / "whole")
 
@@ -191,4 +203,4 @@ def _index(shapes: Mapping[str, tuple[int, ...]]) -> Index:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -28,6 +28,7 @@ from tests.distributed.checkpoint import test_resume
 from tests.distributed.checkpoint.test_resume import PIPED, _held, parallel, run, zero
 from tests.support import checkpoint_page
 from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 STEPS = 2
 GPT = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=257, max_seq_len=8, dropout=0.1)
@@ -187,6 +188,14 @@ def test_memory_is_bounded_by_the_largest_tensor() -> None:
     assert took.anonymous_bytes > took.largest_bytes / 2, "else it was not seen"
 
 
+@pytest.mark.prove
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_memory_of_an_export_to_transformers_is_too() -> None:
+    took = reshard_memory.peak(num_layers=1, vocab_size=8192, command=reshard_memory.COMMANDS[1])
+    assert took.anonymous_bytes < reshard_memory.MOST_TENSORS * took.largest_bytes < took.stored_bytes / 2
+    assert took.anonymous_bytes > took.largest_bytes / 2, "else it was not seen"
+
+
 # ---- export ----
 
 
@@ -222,6 +231,27 @@ def test_shards_are_as_full_as_they_may_be_and_the_index_says_where(source: fold
     assert all(size <= 9_000 for size in sizes.values())
     assert len(shards) == int(re.findall(r"of-(\d+)", min(shards))[0]) > 2
     assert {tensor.dtype for shard in shards.values() for tensor in shard.values()} == {torch.bfloat16}
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_transformers_loads_what_was_trained_and_computes_the_same(source: folder.Checkpoint, tmp_path: Path) -> None:
+    """Of a GPT: the same logits as dslpar's own, which loads the weights in dslpar's own format."""
+    from transformers import AutoModelForCausalLM
+
+    from dslpar.checkpoint.export_transformers import export_transformers
+    from dslpar.core.mesh import Mesh
+    from dslpar.distributed.groups import Groups
+    from dslpar.models import build_module
+    from dslpar.models.gpt import model
+
+    (file,) = (path for path in export.export(source, tmp_path / "w") if path.suffix == ".safetensors")
+    export_transformers(source, tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    own = build_module(model.GPT(**vars(GPT)), Groups(Mesh()), seed=2).eval()
+    checkpoint.load_full_state(own, load_file(file), Groups(Mesh()))
+    ids = torch.randint(257, (3, 8))
+    torch.testing.assert_close(own(ids), theirs(ids).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own.double()(ids), theirs.double()(ids).logits, rtol=1e-12, atol=1e-12)
 
 
 def test_a_weight_that_fp16_cannot_hold_is_no_weight_of_an_export() -> None:
