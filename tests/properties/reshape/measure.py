@@ -96,7 +96,8 @@ def whole_of(engine: Any, keys: tuple[str, ...]) -> Whole:
 
     first = engine.groups.axis("tensor").index == 0 and engine.groups.axis("data").index == 0
     whole = full_state(engine.module, engine.groups, everywhere=False)
-    states = {f"{name}::{key}": _state(engine, p, key) for name, p in engine.named_parameters() for key in keys}
+    trained = [(name, p) for name, p in engine.named_parameters() if p.requires_grad]
+    states = {f"{name}::{key}": _state(engine, p, key) for name, p in trained for key in keys}
     return whole | states if first else {}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dslpar.layout.resolve import Job
-from tests.properties.invariance.layouts import Layout, bound_of, pipe, tensor
+from tests.properties.invariance.layouts import MODELS, Layout, bound_of, pipe, tensor
 from tests.properties.reshape.layouts import LAYOUTS, PAIRS, SAMPLE, TENSOR, Pair
 from tests.properties.reshape.measure import Run, deviation, differing, resumed_under, saved_under
 from tests.support.layouts import mode_of
@@ -47,13 +47,41 @@ def assert_one_curve(layout: Layout, before: Run, after: Run) -> None:
     assert norm <= bound_of(layout).grad_norm
 
 
+OF_TRANSFORMERS: list[tuple[str, Layout, Layout]] = [
+    (
+        f"{model}: {names}",
+        before._replace(model=model),
+        after._replace(model=model),
+    )
+    for model in MODELS
+    if model.startswith("transformers'")
+    for names, before, after in (
+        (
+            "pipe 2, 1d 2 -> 2d 4, ZeRO 1",
+            Layout(4, pipe(2) | tensor("1d", 2)),
+            Layout(4, tensor("2d", 4), zero=1),
+        ),
+        (
+            "data 2, 1d 2, ZeRO 3 -> pipe 2, cuboid (1, 2, 2)",
+            Layout(4, tensor("1d", 2), zero=3),
+            Layout(8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2))),
+        ),
+    )
+]
+
+
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
-def test_a_model_of_transformers_resumes_on_another_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(*pair, id=name, marks=[] if number == 0 else [pytest.mark.prove])
+        for number, (name, *pair) in enumerate(OF_TRANSFORMERS)
+    ],
+)
+def test_a_model_of_transformers_resumes_on_another_layout(before: Layout, after: Layout, tmp_path: Path) -> None:
     """Weights of other modules' names, three in one of a region's entrance, and a table that two stages hold."""
-    folder = tmp_path / "run"
-    before = saved_under(Layout(4, pipe(2) | tensor("1d", 2), model="transformers' Llama"), folder)
-    after = Layout(4, tensor("2d", 4), zero=1, model="transformers' Llama")
-    assert_one_curve(after, before, resumed_under(after, folder))
+    saved_run = saved_under(before, tmp_path / "run")
+    assert_one_curve(after, saved_run, resumed_under(after, tmp_path / "run"))
 
 
 # ---- what the table has ----
