@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import dslpar
 from dslpar.checkpoint import export_transformers as exporting
 from dslpar.checkpoint import folder
 from dslpar.checkpoint.export_transformers import export_transformers
@@ -321,18 +322,21 @@ def rows_held(at: Any, coord: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("layout", "shard"),
+    ("family", "layout", "shard"),
     [
-        pytest.param("2d 4", "20KB", id="2d 4, sharded index"),
-        pytest.param("2d 4", "5GB", id="2d 4, one file", marks=pytest.mark.prove),
-        pytest.param("pipe 2, 1d 2", "20KB", id="pipe 2, 1d 2, sharded index", marks=pytest.mark.prove),
+        pytest.param("gpt2", "2d 4", "20KB", id="2d 4, sharded index"),
+        pytest.param("gpt2", "2d 4", "5GB", id="2d 4, one file", marks=pytest.mark.prove),
+        pytest.param("gpt2", "pipe 2, 1d 2", "20KB", id="pipe 2, 1d 2, sharded index", marks=pytest.mark.prove),
+        pytest.param("mixtral, 5 experts", "2d 4", "20KB", id="experts", marks=pytest.mark.prove),
     ],
 )
-def test_a_rank_reads_the_bytes_that_it_holds(layout: str, shard: str, counted: list[int], tmp_path: Path) -> None:
-    before = written("gpt2", tmp_path / "before", max_shard_size=shard)
+def test_a_rank_reads_the_bytes_that_it_holds(
+    family: str, layout: str, shard: str, counted: list[int], tmp_path: Path
+) -> None:
+    before = written(family, tmp_path / "before", max_shard_size=shard)
     world, given = LAYOUTS[layout]
     spec = sections.Spec(
-        model=of_transformers(hf.FAMILIES["gpt2"], before),
+        model=of_transformers(hf.FAMILIES[family], before),
         parallel=sections.Parallel(**given),
         optimizer=sections.SGD(lr=0.1),
         batch=sections.Batch(global_size=8, accumulation=2),
@@ -346,3 +350,44 @@ def test_a_rank_reads_the_bytes_that_it_holds(layout: str, shard: str, counted: 
         assert 0 < read < whole * 0.6
         paddings.add(padding)
     assert (paddings != {0}) == (layout == "2d 4"), "70 rows do not divide by 4"
+
+
+# ---- a class that no policy knows, whole in one layer ----
+
+RESNET = """
+from dslpar.config import LazyCall
+from transformers import ResNetConfig
+model = dict(type='transformers.ResNetForImageClassification', config=LazyCall(ResNetConfig)(
+    depths=[1, 1], hidden_sizes=[8, 16], embedding_size=8, num_labels=3))
+optimizer = dict(type='AdamW', lr=1e-2)
+batch = dict(global_size=8)
+train = dict(steps=2, output_dir='OUT')
+"""
+
+
+def _train_resnet(path: str) -> dict[str, torch.Tensor]:
+    def criterion(output: Any, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output.logits, labels)
+
+    engine = dslpar.initialize(path, criterion=criterion, train_data=iter(())).engine
+    generator = torch.Generator().manual_seed(3)
+    images, labels = torch.randn(8, 3, 32, 32, generator=generator), torch.randint(3, (8,), generator=generator)
+    size, index = engine.groups.mesh.data, engine.groups.coord["data"]
+    for _ in range(2):
+        engine.train_batch([(images.chunk(size)[index], labels.chunk(size)[index])])
+    engine.save()
+    return {name: value.detach().clone() for name, value in engine.module.state_dict().items()}
+
+
+def test_buffers_that_are_saved_come_along(tmp_path: Path) -> None:
+    """Statistics of batch norms, of the first replica; of a class that runs as it is."""
+    path = tmp_path / "resnet.py"
+    path.write_text(RESNET.replace("OUT", str(tmp_path / "run")))
+    first, _ = on_ranks(2, _train_resnet, str(path), init="deepspeed", timeout=120)
+    (stored,) = (tmp_path / "run" / "checkpoints").glob("step_*")
+    export_transformers(folder.open_checkpoint(stored), tmp_path / "after")
+    loaded = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "after").state_dict()
+    trained = {name.partition("model.")[2]: value for name, value in first.items()}
+    assert loaded.keys() == trained.keys()
+    assert [name for name, value in loaded.items() if not torch.equal(value, trained[name])] == []
+    assert loaded["resnet.embedder.embedder.normalization.num_batches_tracked"] == 2

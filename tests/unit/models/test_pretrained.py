@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,24 @@ def test_a_folder_that_does_not_fit_is_told(folders: dict[str, Path], tmp_path: 
         build_module(HuggingFaceModel(cls, {"vocab_size": 71}, pretrained=str(tmp_path)), Groups(Mesh()), seed=1)
     with pytest.raises(DslparError, match=r"CKP207 .*has no 'transformer\.h\.3\."):
         build_module(HuggingFaceModel(cls, {"n_layer": 4}, pretrained=str(tmp_path)), Groups(Mesh()), seed=1)
+
+
+def test_damaged_files_are_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["phi3"], tmp_path / "phi3")
+
+    def refusal() -> str:
+        with pytest.raises(DslparError) as raised:
+            build_module(opened("phi3", folder), Groups(Mesh()), seed=1)
+        return str(raised.value)
+
+    first = min(folder.glob("*.safetensors"))
+    intact = first.read_bytes()
+    first.write_bytes(intact[: len(intact) // 2])
+    assert f"CKP205 no-checkpoint: cannot read {first}: " in refusal()
+    first.unlink()
+    assert f"CKP205 no-checkpoint: cannot read {first}: " in refusal()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map"')
+    assert f"CKP205 no-checkpoint: cannot read the weights in {folder}: " in refusal()
 
 
 def test_a_model_without_a_config_is_told() -> None:
