@@ -430,6 +430,15 @@ LAYOUTS: dict[str, Layout] = {
     "transformers' Llama, LoRA, bf16, data 2, ZeRO 3": Layout(
         2, {}, zero=3, dtype="bf16", model="transformers' Llama, LoRA"
     ),
+    "transformers' Llama, bf16, data 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
+        4, tensor("1d", 2, sequence=True), zero=1, tied=False, dtype="bf16", recompute=1, model="transformers' Llama"
+    ),
+    "transformers' Llama, bf16, data 2, 2d 4, ZeRO 3, recompute 1": Layout(
+        8, tensor("2d", 4), zero=3, dtype="bf16", recompute=1, model="transformers' Llama"
+    ),
+    "transformers' Llama, LoRA, bf16, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, dtype="bf16", recompute=1, model="transformers' Llama, LoRA"
+    ),
     "transformers' GPT-2, one process": ONE._replace(model="transformers' GPT-2"),
     "transformers' GPT-2, pipe 2, 1d 2": Layout(4, pipe(2) | tensor("1d", 2), model="transformers' GPT-2"),
     "transformers' GPT-2, data 2, 1d 2, ZeRO 3, recompute 1": Layout(

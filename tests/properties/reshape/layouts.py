@@ -69,7 +69,15 @@ ADAM: dict[str, Layout] = {
 }
 """What divides by the root of a second moment, and counts its steps."""
 
-LAYOUTS = SMALL | MORE | ADAM
+LORA: dict[str, Layout] = {
+    "LoRA, data 2, 2d 4, ZeRO 3": Layout(8, TENSOR["2d"], zero=3, model="transformers' Llama, LoRA"),
+    "LoRA, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | TENSOR["1d"], zero=1, model="transformers' Llama, LoRA"),
+    "LoRA, one process": Layout(1, {}, model="transformers' Llama, LoRA"),
+    "LoRA, data 2, ring 2, ZeRO 2": Layout(4, TENSOR["ring"], zero=2, model="transformers' Llama, LoRA"),
+}
+"""What is frozen has weights, and no state of the optimizer."""
+
+LAYOUTS = SMALL | MORE | ADAM | LORA
 
 
 def ring(names: Sequence[str], ahead: int = 1) -> list[Pair]:
@@ -80,6 +88,13 @@ def ring(names: Sequence[str], ahead: int = 1) -> list[Pair]:
 SAMPLE = ring(list(SMALL))
 PAIRS = list(
     dict.fromkeys(
-        [*SAMPLE, *ring(list(SMALL | MORE)), *ring(list(SMALL), ahead=4), *ring(list(ADAM)), *ring(list(ADAM), 2)]
+        [
+            *SAMPLE,
+            *ring(list(SMALL | MORE)),
+            *ring(list(SMALL), ahead=4),
+            *ring(list(ADAM)),
+            *ring(list(ADAM), 2),
+            *ring(list(LORA)),
+        ]
     )
 )
