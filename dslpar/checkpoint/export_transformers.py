@@ -29,16 +29,16 @@ from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
 from dslpar.checkpoint.tensor_reader import TensorReader
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import TENSOR_AXES, Mesh
+from dslpar.core.mesh import TENSOR_AXES
 from dslpar.core.project import trusted_packages
-from dslpar.distributed.groups import Groups
 from dslpar.engine.model import transformers_class
 from dslpar.models.pretrained import INDEX, Source
-from dslpar.policies.weights import Part, parameters_with_sources, parts
+from dslpar.policies.weights import Part, parts
 from dslpar.schema import families
 from dslpar.schema.sections import Model
 
 if TYPE_CHECKING:
+    from dslpar.checkpoint.adapters import Contents
     from dslpar.policies.saved import Saved, View
 
 _ALIGNED_BYTES = 8
@@ -61,16 +61,19 @@ def export_transformers(
     dtype: str | None = None,
     max_shard_bytes: int = export.MAX_SHARD_BYTES,
     pretrained: Path | None = None,
+    *,
+    merges_lora: bool = False,
 ) -> list[Path]:
     """Write the weights and configs of a run's model to a new folder, as `save_pretrained` does; return the files.
 
     The model is one of transformers', or one of dslpar's own that is the same as one. `dtype` and `max_shard_bytes` are
     as in `export`. `pretrained` is where the folder is that the run began with; None: where its config says.
+    `merges_lora`: adapters are added to the weights that they stand beside.
 
     Raises:
         DslparError: transformers has no such model, something is there already, or a file cannot be read or written.
     """
-    origin = _origin(checkpoint, pretrained)
+    origin = _origin(checkpoint, pretrained, merges_lora=merges_lora)
     tensors = {lazy.key: lazy for lazy in _tensors(checkpoint, origin, dtype)}
     dtypes = {name: lazy.dtype for name, lazy in tensors.items()}
     files, index = origin.saved.files(dtypes, max_shard_bytes)
@@ -100,9 +103,11 @@ class _Origin(NamedTuple):
     """By the names of states; without buffers."""
     pretrained: Path | None
     """The folder that the run began with."""
+    adapters: Contents | None = None
+    """What is merged into the weights."""
 
 
-def _origin(checkpoint: Checkpoint, pretrained: Path | None) -> _Origin:
+def _origin(checkpoint: Checkpoint, pretrained: Path | None, *, merges_lora: bool) -> _Origin:
     """Find out which model of transformers' a run's is.
 
     Raises:
@@ -112,13 +117,15 @@ def _origin(checkpoint: Checkpoint, pretrained: Path | None) -> _Origin:
     try:
         if isinstance(model, Model):
             return _of_family(checkpoint, model, pretrained)
-        if model.lora is not None:
+        if model.lora is not None and not merges_lora:
             message = f"{checkpoint.path} is of a run that trains adapters, which save_pretrained does not write"
-            raise_finding("CKP222", message, "dslpar's own format: leave --format out", checkpoint.path, "model.lora")
+            hint = "--format peft, which writes them; or --merge-lora, which adds them to the weights"
+            raise_finding("CKP222", message, hint, checkpoint.path, "model.lora")
         found = transformers_class(model, checkpoint.path, trusted_packages())
         if found is None:
             _refuse(checkpoint)
-        return _of_transformers(checkpoint, *found, pretrained)
+        cls, arguments = found
+        return _of_transformers(checkpoint, cls, arguments | {"lora": model.lora}, pretrained)
     except ImportError as error:
         message, hint = f"transformers cannot be imported: {error}", "pip install 'dslpar[hf]', with Python 3.11"
         raise DslparError([finding("CKP222", message, hint, checkpoint.path)]) from error
@@ -131,12 +138,13 @@ def _refuse(checkpoint: Checkpoint) -> NoReturn:
 
 def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
     """Return a model of transformers' that ran by a policy; or as it is, in one layer, where nothing was cut."""
+    from dslpar.checkpoint.adapters import contents
     from dslpar.policies.model import HuggingFaceModel, config_of
     from dslpar.policies.saved import Saved
 
     if pretrained is not None and "pretrained" in arguments:
         arguments["pretrained"] = str(pretrained)
-    began_with = arguments.get("pretrained")
+    began_with, merged = arguments.get("pretrained"), None
     with torch.device("meta"):
         saved = Saved(cls._from_config(config_of(cls, arguments.get("config"), began_with)))
         names = load_index(Path(checkpoint.path)).parameters
@@ -144,15 +152,9 @@ def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any]
         if all(name.removeprefix("model.") in states and name.startswith("model.") for name in names):
             found = {name.removeprefix("model."): Part(name, states[name.removeprefix("model.")]) for name in names}
         else:
-            layers = HuggingFaceModel(cls, **arguments).layers(Groups(Mesh()))
-            sources = (
-                (f"{layer.owner}.{name}", of)
-                for layer in layers
-                if layer.tied is None
-                for name, _, of in parameters_with_sources(layer.build())
-            )
-            found = parts(sources, states)
-    return _Origin(saved, found, None if began_with is None else Path(began_with))
+            merged = contents(HuggingFaceModel(cls, **arguments))
+            found = dict(merged.parts)
+    return _Origin(saved, found, None if began_with is None else Path(began_with), merged)
 
 
 def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) -> _Origin:
@@ -193,6 +195,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
     """
     index = load_index(Path(checkpoint.path))
     reader, buffers = TensorReader(Path(checkpoint.path), index), _buffers(checkpoint)
+    matrices = {} if origin.adapters is None else origin.adapters.matrices
     problems = []
     for name, view in origin.saved.views.items():
         names = origin.saved.aliases(view.state)
@@ -204,6 +207,8 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
             if entry.shape != part.shape:
                 problems.append(f"{part.parameter!r} has shape {entry.shape}, the model's {part.shape}")
             stored, read = DTYPES[entry.dtype], partial(_read, reader, part, view)
+            if origin.adapters is not None and origin.adapters.is_adapted(view.state):
+                read = partial(_merged, reader, origin.adapters, part, view)
         elif buffer is not None:
             stored, read = buffer.dtype, partial(_cut, buffer, view)
         else:
@@ -211,7 +216,7 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
             continue
         target = export.target_dtype(stored, dtype)
         yield LazyTensor(name, target, view.shape, partial(_converted, name, read, target))
-    used = {part.parameter for part in origin.parts.values()}
+    used = {*(part.parameter for part in origin.parts.values()), *matrices.values()}
     problems += [f"the model has no {name!r}" for name in index.parameters if name not in used]
     if problems:
         message = f"{checkpoint.path} is of another model: {'; '.join(problems[:8])}"
@@ -228,6 +233,12 @@ def _read(reader: TensorReader, part: Part, view: View) -> Tensor:
         ranges[0] = (ranges[0][0] + part.row, ranges[0][1])
     read = reader.local(part.parameter, "", tuple((Segment(*each),) for each in ranges))
     return view.of_part(read.t() if part.transposed else read)
+
+
+def _merged(reader: TensorReader, adapters: Contents, part: Part, view: View) -> Tensor:
+    """Read a weight with what its adapter adds to it, summed in float32."""
+    stored, delta = _read(reader, part, view), adapters.delta(reader, view.state)
+    return (stored.float() + _cut(delta.t() if part.transposed else delta, view)).to(stored.dtype)
 
 
 def _cut(buffer: Tensor, view: View) -> Tensor:

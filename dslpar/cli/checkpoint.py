@@ -267,15 +267,19 @@ config.json, model.safetensors (in several files with an index where it is large
 generation_config.json; tokenizer files are those of the folder that the run began with. A GPT is
 written as the GPT2LMHeadModel or the LlamaForCausalLM that it is. It needs transformers.
 
+--format peft writes the adapters of a run with model.lora: adapter_config.json and
+adapter_model.safetensors. --format hf --merge-lora adds them to the weights instead.
+
 exit status: 0 written, 1 cannot be written, 2 wrong usage"""
     parser.add_argument("path", metavar="SRC", help=_SOURCE)
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder that does not exist yet")
-    help = "dslpar: global names; hf: a folder of transformers'; default: %(default)s"
-    parser.add_argument("--format", choices=("dslpar", "hf"), default="dslpar", help=help)
+    help = "dslpar: global names; hf, peft: a folder of transformers' or of peft's; default: %(default)s"
+    parser.add_argument("--format", choices=("dslpar", "hf", "peft"), default="dslpar", help=help)
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="default: as stored, which is fp32 for half precision")
     help = "the most bytes of tensors in a file; default: %(default)s"
     parser.add_argument("--max-shard-size", type=_num_bytes, default="5GB", metavar="SIZE", help=help)
-    help = "hf: where the folder is now that the run began with; default: its model.pretrained"
+    parser.add_argument("--merge-lora", action="store_true", help="hf: add adapters to the weights")
+    help = "hf, peft: where the folder is now that the run began with; default: its model.pretrained"
     parser.add_argument("--pretrained", metavar="DIR", help=help)
 
 
@@ -289,16 +293,21 @@ def _num_bytes(text: str) -> int:
 
 
 def _export(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if args.pretrained is not None and args.format != "hf":
-        parser.error("--pretrained is for --format hf")
+    if args.pretrained is not None and args.format == "dslpar":
+        parser.error("--pretrained is for --format hf and peft")
+    if args.merge_lora and args.format != "hf":
+        parser.error("--merge-lora is for --format hf")
     stored = _source(args.path, parser)
     _require_intact(stored)
-    target = (stored, Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size)
-    if args.format == "hf":
-        pretrained = args.pretrained and Path(args.pretrained)
-        written = import_with_torch("dslpar.checkpoint.export_transformers").export_transformers(*target, pretrained)
+    output, dtype, max_bytes = Path(args.output), _DTYPES.get(args.dtype), args.max_shard_size
+    pretrained = args.pretrained and Path(args.pretrained)
+    if args.format == "peft":
+        written = import_with_torch("dslpar.checkpoint.export_peft").export_peft(stored, output, dtype, pretrained)
+    elif args.format == "hf":
+        export = import_with_torch("dslpar.checkpoint.export_transformers").export_transformers
+        written = export(stored, output, dtype, max_bytes, pretrained, merges_lora=args.merge_lora)
     else:
-        written = import_with_torch("dslpar.checkpoint.export").export(*target)
+        written = import_with_torch("dslpar.checkpoint.export").export(stored, output, dtype, max_bytes)
     for path in written:
         print(visible(f"{path}  {path.stat().st_size:,} bytes"))
     return 0

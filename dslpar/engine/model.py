@@ -34,15 +34,16 @@ LAYERS_CFG = "layers_cfg"
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
     """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model.
 
-    `has_criterion`: a program brings the loss. Where nothing is cut, a class of transformers' without a policy is then
-    a plain module, as any other class.
+    `has_criterion`: a program brings the loss. Where nothing is cut or adapted, a class of transformers' without a policy
+    is then a plain module, as any other class.
     """
     model = job.spec.model
     if isinstance(model, Model):
         return _family_model(type(model).__name__, vars(model))
     cls = _find_class(model.target, job.path)
     is_cut = job.mesh.tensor.size > 1 or job.mesh.pipe > 1
-    if _is_of_transformers(cls) and (is_cut or not has_criterion or cls.__name__ in DERIVED | POLICIES.keys()):
+    by_policy = is_cut or model.lora is not None or cls.__name__ in DERIVED | POLICIES.keys()
+    if _is_of_transformers(cls) and (by_policy or not has_criterion):
         lora = {} if model.lora is None else {"lora": model.lora}
         return _transformers_model(cls, {**model.args, **lora}, job.path, job.trusted)
     size = job.mesh.tensor.size

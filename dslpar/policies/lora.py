@@ -92,6 +92,29 @@ class Adapters:
                 whole = any(source.name.rpartition(".")[0] in self.saved for source in sources.get(name, ()))
                 p.requires_grad_(name in own or whole or (self.lora.bias == "all" and name == "bias"))
 
+    def peft_config(self, model: Any, base: str | None) -> dict[str, Any]:
+        """Return the values of an adapter_config.json for the folder `base`; keys that are not there have defaults."""
+        lora, transposed = self.lora, {isinstance(model.get_submodule(name), Conv1D) for name in self.targets}
+        others = {name for name, _ in model.named_modules()} - self.targets
+        names: Iterable[str] = lora.target_modules
+        if isinstance(names, str):  # the ends of names where these mean the same modules, as peft does
+            names = {name.rpartition(".")[2] for name in self.targets}
+            names = self.targets if any(ends_with(name, names) for name in others) else names
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "inference_mode": True,
+            "r": lora.r,
+            "lora_alpha": int(lora.lora_alpha) if lora.lora_alpha == int(lora.lora_alpha) else lora.lora_alpha,
+            "lora_dropout": lora.lora_dropout,
+            "target_modules": sorted(names),
+            "use_rslora": lora.use_rslora,
+            "bias": lora.bias,
+            "modules_to_save": list(lora.modules_to_save) or None,
+            "fan_in_fan_out": True in transposed,
+        }
+
 
 def parameters_with_peft_names(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
     """Yield (global name, parameter, its name in the model of transformers' with adapters) of all A and B."""

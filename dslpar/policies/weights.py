@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -43,6 +43,13 @@ class Part(NamedTuple):
     """The first of its rows that are this tensor's."""
     transposed: bool = False
     """Whether the tensor is [in, out], and the parameter [out, in]."""
+
+    def read(self, full: Callable[[str], Tensor], shape: Sequence[int]) -> Tensor:
+        """Take the tensor, which has this shape, out of the parameter, which `full` gives by its name."""
+        rows = full(self.parameter)
+        if shape:
+            rows = rows[self.row : self.row + (shape[-1] if self.transposed else shape[0])]
+        return rows.t() if self.transposed else rows
 
 
 def parts(named: Iterable[tuple[str, tuple[Source, ...]]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:

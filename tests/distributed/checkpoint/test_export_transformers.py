@@ -244,7 +244,7 @@ def test_a_folder_that_has_moved_may_be_named(
     assert (tmp_path / "after" / "config.json").read_bytes() == (before / "config.json").read_bytes()
     with pytest.raises(SystemExit):
         main(["checkpoint", "export", stored.path, "-o", str(tmp_path / "x"), "--pretrained", str(before)])
-    assert "--pretrained is for --format hf" in capsys.readouterr().err
+    assert "--pretrained is for --format hf and peft" in capsys.readouterr().err
 
 
 def test_the_command_writes_all_of_it_or_nothing(

@@ -1,0 +1,60 @@
+"""Where the tensors of a transformers model by policy are in a checkpoint, those of its adapters among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dslpar.checkpoint.tensor_reader import TensorReader
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.models.pretrained import Source
+from dslpar.policies.lora import parameters_with_peft_names
+from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.weights import Part, parameters_with_sources, parts
+
+
+class Contents(NamedTuple):
+    """What a model by policy has in a checkpoint."""
+
+    parts: Mapping[str, Part]
+    """By the names of transformers' states."""
+    trained: frozenset[str]
+    """Those of them that are not frozen."""
+    matrices: Mapping[str, str]
+    """Names of A and B in the model with adapters -> global names."""
+    scale: float = 1.0
+    """What their product is multiplied by."""
+
+    def is_adapted(self, state: str) -> bool:
+        """Whether an adapter stands beside a weight."""
+        return state.endswith(".weight") and _matrix(state, "lora_A") in self.matrices
+
+    def delta(self, reader: TensorReader, state: str) -> Tensor:
+        """Return what an adapter adds to a weight: s B A, float32 [out, in]."""
+        a, b = (reader.full(self.matrices[_matrix(state, each)]).float() for each in ("lora_A", "lora_B"))
+        return self.scale * (b @ a)
+
+
+def _matrix(state: str, matrix: str) -> str:
+    return f"{state.removesuffix('.weight')}.{matrix}.weight"
+
+
+def contents(model: HuggingFaceModel) -> Contents:
+    """Find out where each tensor of a model is. Builds its layers: on the meta device, if that is the default."""
+    sources: list[tuple[str, tuple[Source, ...]]] = []
+    trained: set[str] = set()
+    matrices: dict[str, str] = {}
+    for layer in model.layers(Groups(Mesh())):
+        if layer.tied is not None:
+            continue
+        module = layer.build()
+        for name, p, of in parameters_with_sources(module):
+            sources.append((f"{layer.owner}.{name}", of))
+            trained |= {source.name for source in of if p.requires_grad}
+        matrices |= {own: f"{layer.owner}.{name}" for name, _, own in parameters_with_peft_names(module)}
+    shapes = {name: tuple(state.shape) for name, state in model.model.state_dict().items()}
+    scale = 1.0 if model.adapters is None else model.adapters.lora.scale
+    return Contents(parts(sources, shapes), frozenset(trained), matrices, scale)

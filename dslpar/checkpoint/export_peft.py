@@ -1,0 +1,96 @@
+"""The adapters of a checkpoint as a folder of peft's: adapter_config.json and adapter_model.safetensors.
+
+    export_peft(checkpoint, Path("adapter"))      # PeftModel.from_pretrained(base, "adapter") loads it
+
+Names, and what is in the file, are those of peft's `save_pretrained`; peft itself is not needed. The base is not in it:
+the folder that the run began with is named in the config.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import export, folder, writer
+from dslpar.checkpoint.compare import model_section
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.index import load_index
+from dslpar.checkpoint.tensor_file import DTYPES, LazyTensor, write_lazy_tensors
+from dslpar.checkpoint.tensor_reader import TensorReader
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.core.project import trusted_packages
+from dslpar.engine.model import transformers_class
+from dslpar.schema.sections import OtherModel
+
+if TYPE_CHECKING:
+    from dslpar.checkpoint.adapters import Contents
+    from dslpar.policies.model import HuggingFaceModel
+
+_PREFIX = "base_model.model."
+"""Before names of the model that peft wraps."""
+
+
+def export_peft(
+    checkpoint: Checkpoint, output: Path, dtype: str | None = None, pretrained: Path | None = None
+) -> list[Path]:
+    """Write what a run with `model.lora` has trained to a new folder, as peft does; return the files.
+
+    `dtype` is as in `export`. `pretrained` is where the folder is now that the run began with; None: where its config
+    says.
+
+    Raises:
+        DslparError: the run has no adapters, something is there already, or a file cannot be read or written.
+    """
+    section = model_section(checkpoint)
+    if not isinstance(section, OtherModel) or section.lora is None:
+        message = f"{checkpoint.path} is of a run without adapters: its config has no model.lora"
+        raise_finding("CKP222", message, "--format hf, which writes a whole model", checkpoint.path, "model.lora")
+    try:
+        from dslpar.checkpoint.adapters import contents
+        from dslpar.policies.model import HuggingFaceModel
+    except ImportError as error:
+        message, hint = f"transformers cannot be imported: {error}", "pip install 'dslpar[hf]', with Python 3.11"
+        raise DslparError([finding("CKP222", message, hint, checkpoint.path)]) from error
+    known = transformers_class(section, checkpoint.path, trusted_packages())
+    assert known is not None, "lora is read of models of transformers' alone"
+    cls, arguments = known
+    if pretrained is not None and "pretrained" in arguments:
+        arguments["pretrained"] = str(pretrained)
+    with torch.device("meta"):
+        model = HuggingFaceModel(cls, **arguments, lora=section.lora)
+        found = contents(model)
+    assert model.adapters is not None
+    config = model.adapters.peft_config(model.model, arguments.get("pretrained"))
+    tensors = sorted(_tensors(checkpoint, model, found, dtype), key=lambda lazy: lazy.key)
+    with writer.new_folder(output) as unfinished:
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        writer.write_file(unfinished / "adapter_config.json", [text.encode()])
+        write_lazy_tensors(unfinished / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return folder.list_files(output)
+
+
+def _tensors(
+    checkpoint: Checkpoint, model: HuggingFaceModel, found: Contents, dtype: str | None
+) -> Iterator[LazyTensor]:
+    index = load_index(Path(checkpoint.path))
+    reader, states = TensorReader(Path(checkpoint.path), index), model.model.state_dict()
+    assert model.adapters is not None
+
+    def lazy(key: str, parameter: str, shape: tuple[int, ...], read: partial[Tensor]) -> LazyTensor:
+        target = export.target_dtype(DTYPES[index.parameters[parameter].dtype], dtype)
+        return LazyTensor(_PREFIX + key, target, shape, lambda: export.convert(key, read(), target))
+
+    for key, parameter in found.matrices.items():
+        yield lazy(key, parameter, index.parameters[parameter].shape, partial(reader.full, parameter))
+    for name in found.trained:
+        module, _, own = name.rpartition(".")
+        key = f"{module}.base_layer.{own}" if module in model.adapters.targets else name
+        part, shape = found.parts[name], states[name].shape
+        yield lazy(key, part.parameter, tuple(shape), partial(part.read, reader.full, shape))

@@ -1,0 +1,156 @@
+"""`dslpar checkpoint export --format peft`, and `--format hf --merge-lora`: peft and transformers compute the same."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import folder
+from dslpar.checkpoint.export_peft import export_peft
+from dslpar.checkpoint.export_transformers import export_transformers
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.cli.main import main
+from dslpar.core.errors import DslparError
+from dslpar.layout.resolve import resolve
+from dslpar.schema import sections
+from tests.distributed.checkpoint.test_export_transformers import written
+from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS or find_spec("peft") is None:
+    pytest.skip(f"{NO_TRANSFORMERS}; and peft", allow_module_level=True)
+
+import peft
+from safetensors import safe_open
+
+from tests.support import hugging_face as hf
+
+IDS = torch.arange(24).view(2, 12) % 70
+CASES: dict[str, sections.LoRA] = {
+    "gpt2": sections.LoRA(r=3, lora_alpha=6, target_modules=("c_attn", "mlp.c_proj")),
+    "llama, tied": sections.LoRA(r=4, use_rslora=True),
+    "qwen2": sections.LoRA(
+        r=3, target_modules=("q_proj", "v_proj"), bias="all", modules_to_save=("lm_head", "input_layernorm")
+    ),
+    "phi3": sections.LoRA(r=2, lora_dropout=0.1, target_modules=("qkv_proj",)),
+}
+"""Family: three linears in one, transposed; every linear, tied; biases and whole modules; lengths that differ."""
+
+
+def _trained(job: Any) -> Tensor:
+    """Logits after three steps, whole; a checkpoint is saved."""
+    from dslpar import checkpoint
+    from dslpar.data.order import micro_batches
+    from dslpar.distributed.groups import Groups
+    from dslpar.engine.build import build_engine
+    from dslpar.layers import gather, placement
+    from tests.properties.invariance.measure import Samples
+
+    engine = build_engine(job, Groups(job.mesh))
+    samples = Samples(ignoring=False)
+    samples.tokens %= 70
+    samples.labels %= 70
+    for _ in range(3):
+        at, index = engine.consumed_samples, engine.groups.coord["data"]
+        engine.train_batch(micro_batches(samples, job.batch, 1, at, job.mesh.data, index))
+    checkpoint.save(engine, "samples")
+    engine.module.eval()
+    with torch.no_grad():
+        logits = engine.module(IDS)
+    table = placement.table(job.mesh.tensor, 70, 32).padded[0]
+    return gather(logits, placement.inner(job.mesh.tensor, *IDS.shape, table), engine.groups)[..., :70]
+
+
+def run(family: str, root: Path, tensor: Any, world: int) -> tuple[Path, Checkpoint, Tensor]:
+    """The folder that it begins with, its checkpoint, and its logits."""
+    before = written(family, root / "before")
+    name = hf.FAMILIES[family].classes()[0].__name__
+    model = sections.OtherModel(target=f"transformers.{name}", args={"pretrained": str(before)}, lora=CASES[family])
+    spec = sections.Spec(
+        model=model,
+        parallel=sections.Parallel(tensor=tensor),
+        optimizer=sections.SGD(lr=0.5),
+        batch=sections.Batch(global_size=8, accumulation=2),
+        train=sections.Train(steps=3, output_dir=str(root / "run")),
+    )
+    logits = on_ranks(world, _trained, resolve(spec, world, "peft.py"), init="deepspeed", timeout=120)[0]
+    return before, folder.open_checkpoint(root / "run" / "checkpoints" / "step_000003"), logits
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model.eval()(input_ids=IDS).logits
+    return logits
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    """As far apart as sums of float32 in another order, three blocks deep, of logits of order 1."""
+    assert float((one - other).abs().max()) < 2e-5 * float(other.abs().max())
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", CASES)
+def test_peft_and_transformers_compute_what_the_run_did(family: str, tmp_path: Path) -> None:
+    world, mode = (2, "1d") if family == "gpt2" else (4, "2d")
+    before, stored, logits = run(family, tmp_path, sections.TensorParallel(size=world, mode=mode), world)
+    export_peft(stored, tmp_path / "adapter")
+    export_transformers(stored, tmp_path / "merged", merges_lora=True)
+    cls = hf.FAMILIES[family].classes()[0]
+    base = logits_of(cls.from_pretrained(before))
+    assert float((base - logits).abs().max()) > 1e-2 * float(base.abs().max()), "it has learned"
+    assert_close(logits_of(peft.PeftModel.from_pretrained(cls.from_pretrained(before), tmp_path / "adapter")), logits)
+    assert_close(logits_of(cls.from_pretrained(tmp_path / "merged")), logits)
+
+
+def keys(path: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(path / "adapter_model.safetensors", "pt") as file:
+        names = list(file.keys())
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+def in_order(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", CASES)
+def test_the_file_is_the_one_that_peft_writes(family: str, tmp_path: Path) -> None:
+    """Names, shapes, and what the config says, but for defaults."""
+    before, stored, _ = run(family, tmp_path, None, 1)
+    export_peft(stored, tmp_path / "ours")
+    lora = CASES[family]
+    given: Any = lora.target_modules
+    config = peft.LoraConfig(
+        r=lora.r,
+        lora_alpha=int(lora.lora_alpha),
+        lora_dropout=lora.lora_dropout,
+        use_rslora=lora.use_rslora,
+        bias=lora.bias,
+        target_modules=given if isinstance(given, str) else list(given),
+        modules_to_save=list(lora.modules_to_save) or None,
+        fan_in_fan_out=family == "gpt2",
+        task_type="CAUSAL_LM",
+    )
+    cls = hf.FAMILIES[family].classes()[0]
+    peft.get_peft_model(cls.from_pretrained(before), config).save_pretrained(tmp_path / "theirs")
+    assert keys(tmp_path / "ours") == keys(tmp_path / "theirs")
+    own, true = (json.loads((tmp_path / each / "adapter_config.json").read_text()) for each in ("ours", "theirs"))
+    assert {name: in_order(value) for name, value in own.items()} == {name: in_order(true[name]) for name in own}
+
+
+# ---- what cannot be exported ----
+
+
+def test_a_run_without_adapters_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = Checkpoint("run", {"config": {"model": {"type": "transformers.GPT2LMHeadModel", "pretrained": "here"}}})
+    with pytest.raises(DslparError, match=r"CKP222 .*no model\.lora\n.*--format hf"):
+        export_peft(stored, tmp_path / "after")
+    with pytest.raises(SystemExit):
+        main(["checkpoint", "export", str(tmp_path), "-o", str(tmp_path / "x"), "--merge-lora"])
+    assert "--merge-lora is for --format hf" in capsys.readouterr().err
