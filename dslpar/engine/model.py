@@ -34,8 +34,8 @@ LAYERS_CFG = "layers_cfg"
 def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
     """Return the job's model, its layers not built yet. Raises DslparError: no such class, or it is no model.
 
-    `has_criterion`: a program brings the loss. Where nothing is cut or adapted, a class of transformers' without a policy
-    is then a plain module, as any other class.
+    `has_criterion`: a program brings the loss. Where nothing is cut or adapted, a class of transformers' without a
+    policy is then a plain module, as any other class.
     """
     model = job.spec.model
     if isinstance(model, Model):
