@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar, cast
 
 from dslpar.core.mesh import Tensor
+from dslpar.layout import listed_layers
 from dslpar.layout.decision import Decision
-from dslpar.layout.divisors import Condition, batch
-from dslpar.layout.stages import EvenWeights
+from dslpar.layout.divisors import Condition, batch, sequence
+from dslpar.layout.stages import EvenWeights, Weights
 from dslpar.schema import families
 from dslpar.schema.sections import Model, OtherModel
 
@@ -50,4 +51,30 @@ def conditions(model: Model | OtherModel, cuboid: Tensor, seq_len: int = 0, micr
     found = [*batch(micro_size, cuboid)]
     if isinstance(model, Model):
         found += layout_of(model).conditions(model, cuboid, seq_len)
+    elif model.transformers is not None:
+        found += transformers_conditions(model, cuboid, seq_len)
     return [each for each in found if each.by > 1]
+
+
+def transformers_conditions(model: OtherModel, cuboid: Tensor, seq_len: int) -> list[Condition]:
+    """Return what must divide in a model of transformers'; keys are those of `model.config`."""
+    from dslpar.layout import transformers_sizes  # most configs have a model of dslpar's own
+
+    return [
+        *(
+            each._replace(key=f"model.config.{each.key}")
+            for each in transformers_sizes.conditions(model.transformers, cuboid)
+        ),
+        *sequence(seq_len, cuboid),
+    ]
+
+
+def pipeline_weights(model: Model | OtherModel, method: str, seq_len: int) -> Weights | None:
+    """Return what layers weigh by 'cost', 'parameters' or 'type:REGEX'; None: that is known when they are built."""
+    if isinstance(model, Model):
+        return layout_of(model).pipeline_weights(model, method, seq_len)
+    if model.transformers is not None:
+        from dslpar.layout import transformers_costs
+
+        return transformers_costs.pipeline_weights(model.transformers, method, seq_len)
+    return listed_layers.weights(model, method)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dslpar.core.frozen import frozen
 from dslpar.core.mesh import STANDARD_ORDER, Mesh
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.layout import listed_layers
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.decision import Decision
-from dslpar.layout.family import layout_of
+from dslpar.layout.family import pipeline_weights
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
 from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
@@ -107,9 +106,7 @@ def auto_counts(model: Model | OtherModel, method: str, num_stages: int, seq_len
     """Return the layers on each stage by an automatic method; None where only the built model can tell."""
 
     def weights_by(method: str) -> Weights | None:
-        if isinstance(model, OtherModel):
-            return listed_layers.weights(model, method)
-        return layout_of(model).pipeline_weights(model, method, seq_len)
+        return pipeline_weights(model, method, seq_len)
 
     return None if model.num_layers is None else automatic(method, model.num_layers, num_stages, weights_by)
 
@@ -153,8 +150,12 @@ def offloads(spec: Spec, what: str) -> bool:
 
 
 def seq_len_of(spec: Spec) -> int:
-    """Return the tokens of a sample; 0 where neither the data nor the model tells."""
-    return spec.data.seq_len or (spec.model.max_seq_len if isinstance(spec.model, Model) else 0)
+    """Return the tokens of a sample; 0 where neither the data nor the model's own keys tell."""
+    if spec.data.seq_len or isinstance(spec.model, Model):
+        return spec.data.seq_len or spec.model.max_seq_len  # type: ignore[union-attr]
+    config = spec.model.transformers
+    # A class's default, of 131,072 tokens or so, is nobody's wish.
+    return (config.size("positions") if config is not None and config.given("positions") else None) or 0
 
 
 def run_name(path: str) -> str:

@@ -1,17 +1,18 @@
-"""Sizes of a transformers model, from what its config is given, and what they must divide by. No transformers here.
+"""Sizes of a transformers model, from what its config gives, and what they must divide by. No transformers here.
 
-transformers' config classes call the same size by several names, which their `attribute_map` knows and a linter cannot
-ask. A size that is left out has the class's default, which is not known here: what hangs on it is not checked.
+transformers' config classes call the same size by several names, which `dslpar.schema.transformers_configs` knows; what
+is left out has the class's default, as far as the class is known.
 
-    >>> model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": {"n_head": 6, "n_embd": 48}})
-    >>> sizes = sizes_of(model)
-    >>> [(each.key, each.value, each.why) for each in conditions(sizes, Tensor(y=4, mode="1d")) if not each.holds]
+    >>> args = {"config": {"n_head": 6, "n_embd": 48}}
+    >>> config = OtherModel(target="transformers.GPT2LMHeadModel", args=args).transformers
+    >>> [(each.key, each.value, each.why) for each in conditions(config, Tensor(y=4, mode="1d")) if not each.holds]
     [('n_head', 6, 'y = 4')]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from dslpar.core.mesh import Tensor
 from dslpar.core.named_tuple import NamedTuple
@@ -19,50 +20,50 @@ from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
 from dslpar.schema.sections import OtherModel
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "num_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
-}
-"""What transformers' config classes call each size."""
+if TYPE_CHECKING:
+    from dslpar.schema.transformers_configs import TransformersConfig
+
+__all__ = ["OtherModel", "Size", "conditions", "inner_features", "sizes_of"]
+
+_ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "expert_ffn")
 
 
 class Size(NamedTuple):
-    """A size that the config gives."""
+    """A size of a model."""
 
     key: str
-    """As it is written there."""
+    """As the author writes it."""
     value: int
 
 
-def sizes_of(model: OtherModel) -> dict[str, Size]:
-    """Return the sizes that `model.config` gives; empty for a model that is not transformers'."""
-    given = model.args.get("config")
-    if not model.is_of_transformers or not isinstance(given, Mapping):
+def sizes_of(config: TransformersConfig | None) -> dict[str, Size]:
+    """Return the sizes that are known, by what `transformers_configs.NAMES` calls them; without a config none."""
+    if config is None:
         return {}
-    written = {size: next((name for name in names if name in given), "") for size, names in NAMES.items()}
-    sizes = {size: Size(name, given[name]) for size, name in written.items() if name}
-    return {name: size for name, size in sizes.items() if type(size.value) is int and size.value > 0}
+    return {role: Size(config.key(role), size) for role in _ROLES if (size := config.size(role)) is not None}
 
 
-def conditions(sizes: Mapping[str, Size], cuboid: Tensor) -> Iterator[Condition]:
-    """What each size that is given, and the features that it counts, must divide by; keys are those of the config."""
+def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Condition]:
+    """What each size, and the features that it counts, must divide by; keys are those of the config."""
+    sizes = sizes_of(config)
     for name in ("heads", "kv_heads"):
         if size := sizes.get(name):
             yield divisors.cut(size.key, size.value, cuboid, divisors.head_axes(cuboid), "TEN131")
-    for size, features in _inner_features(sizes):
+    for size, features in inner_features(sizes):
         for axes in divisors.inner_axes(cuboid):
             yield divisors.cut(size.key, features, cuboid, axes, "TEN131")
     if size := sizes.get("hidden"):
         for axes in divisors.residual_only_axes(cuboid):
             yield divisors.cut(size.key, size.value, cuboid, axes, "TEN131")
+    if size := sizes.get("experts"):
+        # Whole experts on each rank: which one computes a token is known when it runs.
+        yield Condition(size.key, size.value, cuboid.size, f"the tensor group of {cuboid.size} ranks", "TEN131")
 
 
-def _inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
+def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
     """Yield each size that counts inner features, with how many."""
-    if ffn := sizes.get("ffn"):
+    ffn = sizes.get("ffn")
+    if ffn and "experts" not in sizes:
         yield ffn, ffn.value
     heads, hidden, head_dim = (sizes.get(name) for name in ("heads", "hidden", "head_dim"))
     if heads and (head_dim or hidden):

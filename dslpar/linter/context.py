@@ -255,6 +255,28 @@ class Context:
             raise UnknownValueError("layers")
         return layers
 
+    @property
+    def vocabulary(self) -> tuple[int, str]:
+        """The tokens of the model's vocabulary, and their key."""
+        if isinstance(self.spec.model, sections.Model):
+            return self.spec.model.vocab_size, "model.vocab_size"
+        return self._size_of_transformers("vocab")
+
+    @property
+    def longest_sequence(self) -> tuple[int, str]:
+        """The tokens of the model's longest sequence, and their key; of a transformers model where its config tells."""
+        if isinstance(self.spec.model, sections.Model):
+            return self.spec.model.max_seq_len, "model.max_seq_len"
+        return self._size_of_transformers("positions")
+
+    def _size_of_transformers(self, size: str) -> tuple[int, str]:
+        """Return a size of a transformers model, and its key; unknown where neither its config nor its class tells."""
+        config = self.other_model.transformers
+        found = config.size(size) if config is not None else None
+        if config is None or found is None:
+            raise UnknownValueError(size)
+        return found, f"model.config.{config.key(size)}"
+
     # Sizes, of either form -----------------------------------------------------------------------------------
 
     @property

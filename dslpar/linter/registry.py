@@ -26,6 +26,7 @@ from dslpar.linter.rules import (
     pipeline,
     targets,
     tensor,
+    transformers,
     zero,
 )
 from dslpar.schema.families import FAMILIES
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *targets.RULES,
     *parallel.RULES,
     *tensor.RULES,
+    *transformers.RULES,
     *pipeline.RULES,
     *batch.RULES,
     *zero.RULES,

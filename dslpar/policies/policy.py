@@ -84,7 +84,7 @@ def as_policy(value: object, known: Mapping[str, Policy]) -> Policy:
     if isinstance(value, str):
         if value in known:
             return known[value]
-        hint = did_you_mean(value, known) or f"one of {', '.join(map(repr, known))}, or the fields of a policy"
+        hint = did_you_mean(value, known) or f"choose one of {', '.join(map(repr, known))}, or the fields of a policy"
         raise_finding("CFG223", f"no policy is known as {value!r}", hint, key="model.policy")
     names = [each.name for each in fields(Policy)]
     needed = [each.name for each in fields(Policy) if each.default is MISSING and each.default_factory is MISSING]

@@ -70,6 +70,14 @@ def _method(subject: Subject) -> Decision | None:
     return resolve.method_of(subject.cx.spec, pipeline)
 
 
+def _layers_key(model: sections.Model | sections.OtherModel) -> str:
+    """Return the key that says how many layers there are."""
+    if isinstance(model, sections.Model):
+        return "model.num_layers"
+    config = model.transformers
+    return "model.layers_cfg" if config is None else f"model.config.{config.key('layers')}"
+
+
 def _cut(name: str, recomputed: str = "") -> Decide:
     """Decide one of the forms of the cut; `recomputed`: what it is in LiBai's form, where it is written in any case."""
 
@@ -78,8 +86,7 @@ def _cut(name: str, recomputed: str = "") -> Decide:
             return None
         pipeline = subject.cx.multi_stage_pipeline
         method, layers, size = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.num_layers, pipeline.size
-        is_family = isinstance(subject.reading.spec.model, sections.Model)
-        layers_key = "model.num_layers" if is_family else "model.layers_cfg"
+        layers_key = _layers_key(subject.reading.spec.model)
         value = getattr(_stages(subject), name)
         if name == "auto_ids":
             why = f"what method {method!r} makes of {layers} layers over {size} stages, recomputed on load"

@@ -7,6 +7,7 @@ imported where a config uses one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from dslpar.core.errors import Location
@@ -161,14 +162,16 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
     model = sections.OtherModel(target=name, args=_plain(typed.entries))
-    return _with_lora(reader, model, typed) if model.is_of_transformers else model
+    return _of_transformers(reader, model, typed) if model.is_of_transformers else model
 
 
-def _with_lora(reader: Reader, model: sections.OtherModel, typed: Typed) -> sections.OtherModel:
-    """Read `lora` as a section of its own."""
+def _of_transformers(reader: Reader, model: sections.OtherModel, typed: Typed) -> sections.OtherModel:
+    """Read `lora` as a section of its own, and `pretrained` as a folder beside the config."""
     args = {name: value for name, value in model.args.items() if name != "lora"}
     entry = next((each for each in typed.entries if each.name == "lora" and each.node.value is not None), None)
     lora = None if entry is None else reader.section(sections.LoRA, entry.node, "model.lora", entry.source_key)
+    if isinstance(folder := args.get("pretrained"), str):
+        args["pretrained"] = os.path.abspath(os.path.join(os.path.dirname(reader.config.path), folder))
     return replace(model, args=args, lora=lora)
 
 

@@ -8,7 +8,8 @@ and use it where it takes effect. That sections are closed comes from nanotron.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dslpar.schema.fields import key, section
 from dslpar.schema.types import (
@@ -33,6 +34,9 @@ from dslpar.schema.types import (
     TensorMode,
     ZeroStage,
 )
+
+if TYPE_CHECKING:
+    from dslpar.schema.transformers_configs import TransformersConfig
 
 LR_SCHEDULERS = ("constant", "linear", "cosine")
 METHODS = ("cost", "uniform", "parameters", "libai")
@@ -152,11 +156,13 @@ class LoRA:
 class Model:
     """Base of the sections of model families (see dslpar.schema.families), whose layers dslpar knows.
 
-    Every family has these two fields; as plain annotations here, they keep their place among the family's own.
+    Every family has these three fields; as plain annotations here, they keep their place among the family's own.
     """
 
     num_layers: LayerCount
     """Layers that a pipeline cuts."""
+    vocab_size: PositiveInt
+    """Tokens of the vocabulary."""
     max_seq_len: PositiveInt
     """The longest sequence, in tokens."""
 
@@ -187,11 +193,20 @@ class OtherModel:
         layers = self.args.get("layers_cfg")
         return tuple(layers) if isinstance(layers, (list, tuple)) else None
 
+    @cached_property
+    def transformers(self) -> TransformersConfig | None:
+        """The config of a model of transformers', as far as it is known; None where there is none."""
+        if not self.is_of_transformers:
+            return None
+        from dslpar.schema import transformers_configs  # most configs have a model of dslpar's own
+
+        return transformers_configs.config_of(self.target, self.args)
+
     @property
     def num_layers(self) -> int | None:
         """Layers that a pipeline counts: the listed ones, or as many as their layer_idx count; None: not known."""
         if self.layers is None:
-            return None
+            return self.transformers.num_layers if self.transformers is not None else None
         placed = [layer["layer_idx"] for layer in self.layers if layer.get("layer_idx") is not None]
         return max(0, *placed) + 1 if placed else len(self.layers)
 

@@ -70,10 +70,24 @@ def micro_size_does_not_divide(cx: Context) -> Iterator[Problem]:
 @rule("BAT103", "sequence-too-long")
 def sequence_too_long(cx: Context) -> Iterator[Problem]:
     """The samples are longer than the model's longest sequence."""
-    length, longest = cx.spec.data.seq_len, cx.model_of(sections.Model).max_seq_len
+    length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
     if length is not None and length > longest:
-        message = f"samples have {length} tokens, and max_seq_len is {longest}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or model.max_seq_len={length}")
+        message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length}")
+
+
+@rule("BAT104", "vocabulary-too-small")
+def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
+    """The model's vocabulary is smaller than the data's."""
+    vocabulary, key = cx.vocabulary
+    if vocabulary < BYTES:
+        name = key.rpartition(".")[2]
+        message = f"{name} is {vocabulary}, and byte-level text has {BYTES} tokens"
+        yield cx.problem(key, message, f"{name}={BYTES} or more")
+
+
+BYTES = 256
+"""Tokens of byte-level text."""
 
 
 @rule("BAT111", "text-not-found", "warning")
@@ -201,6 +215,7 @@ RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
     sequence_too_long,
+    vocabulary_too_small,
     text_not_found,
     warm_up_longer_than_the_run,
     min_lr_above_lr,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
-from dslpar.layout.family import conditions, layout_of
+from dslpar.layout.family import conditions, pipeline_weights
 from dslpar.layout.resolve import seq_len_of
 from dslpar.layout.stages import EvenWeights, balanced, imbalance
 from dslpar.linter.context import Context
@@ -137,14 +137,16 @@ def _more_micro_batches(cx: Context) -> str:
 @rule("PERF106", "uneven-stages", "warning")
 def uneven_stages(cx: Context) -> Iterator[Problem]:
     """One stage computes over 15 % more than the mean of the stages."""
-    counts, model = partition_of(cx), cx.model_of(Model)
+    counts, model = partition_of(cx), cx.spec.model
     if counts is None or len(counts) == 1:
         return
     if cx.world_size is not None and cx.data_size < 1:
         return  # data_size raises where the world does not fit: other rules report that the layout is not legal
     if (cx.multi_stage_pipeline.method or "").startswith(("parameters", "type:")):
         return
-    weights = layout_of(model).pipeline_weights(model, "cost", seq_len_of(cx.spec))
+    weights = pipeline_weights(model, "cost", seq_len_of(cx.spec))
+    if not isinstance(weights, EvenWeights):
+        return  # layers that a config lists are weighed by their kinds alone
     loads = weights.loads(counts)
     share = imbalance(loads)
     if share > _MOST_IMBALANCE:

@@ -163,6 +163,8 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     """A stage of a layers_cfg without parameters."""
     model, layers = cx.other_model, cx.num_layers
+    if model.layers is None:
+        return  # blocks of transformers' have parameters
     if listed_layers.without_parameters(model, (layers,)):
         message = "no layer of the model has parameters: there is nothing to train"
         yield cx.problem("model.layers_cfg", message, "choose a layer with parameters, such as 'Linear'")
@@ -252,6 +254,8 @@ def _class_names(cx: Context) -> Sequence[str]:
     if cx.unlisted:
         raise UnknownValueError("layers")
     model = cx.spec.model
+    if isinstance(model, sections.OtherModel) and model.layers is None:
+        raise UnknownValueError("layers")  # classes of transformers' layers are known when they are built
     return (
         listed_layers.class_names(model)
         if isinstance(model, sections.OtherModel)

@@ -12,7 +12,6 @@ from dslpar.layout.modes import MODES
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
-from dslpar.schema import sections
 
 _OPTIONS = tuple(dict.fromkeys(option for row in MODES.values() for option in row.options))
 
@@ -136,41 +135,18 @@ def layers_not_parallel(cx: Context) -> Iterator[Problem]:
             return
 
 
-@rule("TEN131", "size-of-transformers-does-not-divide")
-def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
-    """A size in the config of a transformers model that does not divide over the ranks that cut it."""
-    from dslpar.layout import transformers_sizes  # most configs need none of it
-    from dslpar.layout.nearest import multiples
-
-    sizes = transformers_sizes.sizes_of(cx.other_model)
-    given = {size.key: size.value for size in sizes.values()}
-    wrong: dict[str, divisors.Condition] = {}
-    for each in transformers_sizes.conditions(sizes, cx.cuboid):
-        if not each.holds:
-            wrong.setdefault(each.key, each)
-    for name, each in wrong.items():
-        key = f"model.config.{name}"
-        if each.value == given[name]:
-            legal = " or ".join(map(str, multiples(each.value, each.by)))
-            message, hint = f"{name} {each.value} does not divide by {each.why}", f"{name}={legal}"
-        else:
-            message = f"the {each.value} features of {name} {given[name]} do not divide by {each.why}"
-            hint = "choose more features a head, or fewer tensor ranks"
-        yield Problem(cx.config.at(key), message, hint, key)
-
-
 @rule("TEN204", "sequence-does-not-divide")
 def sequence_does_not_divide(cx: Context) -> Iterator[Problem]:
     """The sequence length is not a multiple of the number of ranks that split the sequence."""
-    longest = cx.model_of(sections.Model).max_seq_len
+    longest, key = cx.longest_sequence
     length = cx.spec.data.seq_len or longest
     for by in (condition.by for condition in divisors.sequence(length, cx.cuboid) if not condition.holds):
         from dslpar.layout.nearest import multiples  # only a mistake needs it
 
         legal = [str(size) for size in multiples(length, by) if not cx.spec.data.seq_len or size <= longest]
-        nearest = " or ".join(legal) or f"data.seq_len={by} with model.max_seq_len={by}"
+        nearest = " or ".join(legal) or f"data.seq_len={by} with {key}={by}"
         message = f"sequences of {length} tokens do not divide over {by} ranks"
-        yield cx.problem(("data.seq_len", "model.max_seq_len"), message, f"nearest legal: {nearest}")
+        yield cx.problem(("data.seq_len", key), message, f"nearest legal: {nearest}")
 
 
 def gathered_panels(cuboid: mesh.Tensor) -> set[str]:
@@ -218,6 +194,5 @@ RULES = (
     option_of_another_mode,
     keep_without_effect,
     layers_not_parallel,
-    size_of_transformers_does_not_divide,
     sequence_does_not_divide,
 )

@@ -13,12 +13,11 @@ from dslpar.layout.divisors import Condition
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
+from dslpar.linter.rules.batch import BYTES
 from dslpar.models.gpt.layout import attention_sizes, kv_features
 from dslpar.models.gpt.section import GPT
 from dslpar.schema.sections import TextData
 
-BYTES = 256
-"""Tokens of byte-level text."""
 _MOST_PADDING = 0.05
 """The largest share of padded rows without a warning."""
 
@@ -131,15 +130,6 @@ def _name(cx: Context, key: str) -> str:
 # Vocabulary and positions ------------------------------------------------------------------------------------------
 
 
-@rule("BAT104", "vocabulary-too-small")
-def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
-    """The model's vocabulary is smaller than the data's."""
-    vocabulary = _gpt(cx).vocab_size
-    if vocabulary < BYTES:
-        message = f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens"
-        yield cx.problem("model.vocab_size", message, f"vocab_size={BYTES} or more")
-
-
 @rule("DEAD119", "vocabulary-beyond-bytes", "warning")
 def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
     """Most of the vocabulary is of tokens that byte-level text never has."""
@@ -182,7 +172,6 @@ RULES = (
     kv_heads_do_not_divide_heads,
     kv_features_do_not_divide,
     odd_head,
-    vocabulary_too_small,
     vocabulary_beyond_bytes,
     padded_vocabulary,
     wavelength_without_rotary,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -43,8 +45,8 @@ def test_what_lint_refuses_cannot_be_built_and_what_it_passes_can(layout: str) -
             "num_hidden_layers": 1,
             "vocab_size": 70,
         }
-        sizes = sizes_of(OtherModel(target="transformers.LlamaForCausalLM", args={"config": config}))
-        passes = all(each.holds for each in conditions(sizes, groups.tensor))
+        known = OtherModel(target="transformers.LlamaForCausalLM", args={"config": config}).transformers
+        passes = all(each.holds for each in conditions(known, groups.tensor))
         model = HuggingFaceModel(transformers.LlamaForCausalLM, config)
         ranks = divisors.head_ranks(groups.tensor)
         whole = heads % ranks == kv_heads % ranks == 0  # of activations: a weight may be cut within a head
@@ -65,9 +67,36 @@ def _is_built(layers: list[LayerSpec]) -> bool:
     return True
 
 
+def sizes_in(target: str, **args: object) -> dict[str, Size]:
+    return sizes_of(OtherModel(target=target, args=args).transformers)
+
+
 def test_names_of_several_families() -> None:
-    given = {"n_embd": 8, "n_head": 2, "n_layer": 3, "n_inner": None, "use_cache": True}
-    model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": given})
-    assert sizes_of(model) == {"hidden": Size("n_embd", 8), "heads": Size("n_head", 2)}
-    assert sizes_of(OtherModel(target="my.Model", args={"config": given})) == {}
-    assert sizes_of(OtherModel(target="transformers.GPT2LMHeadModel", args={"pretrained": "folder"})) == {}
+    given = {"n_embd": 8, "num_attention_heads": 2, "n_layer": 3, "n_inner": None, "use_cache": True}
+    sizes = {"hidden": Size("n_embd", 8), "heads": Size("num_attention_heads", 2)}
+    assert sizes_in("transformers.GPT2LMHeadModel", config=given) == sizes
+    assert sizes_in("my.Model", config=given) == {}
+    assert sizes_in("transformers.NoSuchModel", config={"hidden_size": 8}) == {"hidden": Size("hidden_size", 8)}
+
+
+def test_what_is_left_out_has_the_default_of_the_class() -> None:
+    sizes = sizes_in("transformers.MistralForCausalLM", config={"num_attention_heads": 16})
+    assert sizes["heads"].value == 16
+    assert (sizes["kv_heads"].value, sizes["hidden"].value, sizes["ffn"].value) == (8, 4096, 14336)
+
+
+def test_a_folder_gives_what_the_config_leaves_out(tmp_path: Path) -> None:
+    values = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 5}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    args = {"pretrained": str(tmp_path), "config": {"hidden_size": 72}}
+    config = OtherModel(target="transformers.LlamaForCausalLM", args=args).transformers
+    assert config is not None
+    assert [config.size(name) for name in ("hidden", "heads", "ffn", "layers")] == [72, 6, 11008, 5]
+    assert [config.given(name) for name in ("hidden", "heads", "ffn")] == ["config", "file", ""]
+
+
+def test_experts_divide_over_the_whole_tensor_group() -> None:
+    config = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 6}
+    known = OtherModel(target="transformers.MixtralForCausalLM", args={"config": config}).transformers
+    broken = [each for each in conditions(known, LAYOUTS["2d-4"]) if not each.holds]
+    assert [(each.key, each.value, each.by) for each in broken] == [("num_local_experts", 6, 4)]

@@ -1,0 +1,206 @@
+"""What layers of a transformers model hold and compute, from its config: sums of products of sizes, as data.
+
+Which terms a model has is in data/transformers.json, found by building it (tools/transformers_tables.py). Sizes are
+those of `transformers_configs.NAMES`, and q and kv, features of all heads of queries, and of keys; patches and pixels
+of vision models; labels of classifiers; any other name is a number of the config.
+
+    >>> model = OtherModel(target="transformers.GPT2LMHeadModel", args={"config": {}})
+    >>> num_parameters(model.transformers), pipeline_weights(model.transformers, "parameters", 0).layer
+    (124439808, 7087872)
+
+The vocabulary's look-up costs next to nothing; windows of attention are not counted; of experts those that compute a
+token are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from dslpar.layout.stages import EvenWeights, Weights
+from dslpar.schema.sections import OtherModel
+from dslpar.schema.transformers_configs import NAMES, TransformersConfig
+
+__all__ = ["OtherModel", "num_multiplied_weights", "num_parameters", "pipeline_weights", "score_products"]
+
+T = TypeVar("T")
+
+_NOT_EVEN = (
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "moe_layer_start_index",
+    "num_dense_layers",
+)
+"""Fields by which some blocks have experts, and others have none: what blocks hold is then not known here."""
+_LOOKED_UP = ("vocab", "positions", "patches", "labels")
+"""Rows of tables before the blocks."""
+
+
+class UnknownSizeError(Exception):
+    """A size of the model is not a number that is known."""
+
+
+def num_parameters(config: TransformersConfig | None) -> int | None:
+    """Return the elements of all weights, tied ones once; None: not known."""
+    return _known(config, lambda counted: sum(map(counted.held, counted.parts())) + sum(counted.blocks(counted.held)))
+
+
+def num_multiplied_weights(config: TransformersConfig | None) -> int | None:
+    """Return the weights that each token is multiplied with: those of blocks, of what follows, and of the head."""
+    return _known(config, lambda counted: counted.first() + counted.last() + sum(counted.blocks(counted.multiplied)))
+
+
+def score_products(config: TransformersConfig | None, seq_len: int) -> int | None:
+    """Return the multiplications of a token with all others of its sequence, without a mask, in all blocks."""
+    return _known(config, lambda counted: sum(counted.blocks(lambda part: counted.scores(part, seq_len))))
+
+
+def pipeline_weights(config: TransformersConfig | None, method: str, seq_len: int) -> Weights | None:
+    """Return what each block weighs, with what the first and the last stage bear besides; None: not known.
+
+    By 'cost': multiplications of a token's forward, in a sequence of `seq_len`. By 'parameters': elements that a stage
+    holds; a tied table is held by the first and by the last. By 'type:REGEX': None, known when the layers are built.
+    """
+    if method not in ("cost", "parameters"):
+        return None
+
+    def weights(counted: _Counted) -> Weights:
+        if method == "cost":
+            causal = 2 if counted.is_causal else 1
+            blocks = counted.blocks(lambda part: counted.multiplied(part) + counted.scores(part, seq_len) // causal)
+            first, last = counted.first(), counted.last()
+        else:
+            blocks = counted.blocks(counted.held)
+            first = counted.held("table") + counted.held("front")
+            last = counted.held("back") + max(counted.held("head"), counted.head())
+        if len(set(blocks)) == 1:
+            return EvenWeights(first, blocks[0], last)
+        blocks[0] += first
+        blocks[-1] += last
+        return blocks
+
+    return _known(config, weights)
+
+
+def _known(config: TransformersConfig | None, count: Callable[[_Counted], T]) -> T | None:
+    """Count, where the model is in the table and its sizes are numbers; else None."""
+    defaults = {} if config is None else config.known.get("defaults", {})
+    if config is None or config.num_layers is None or "parts" not in config.row:
+        return None
+    if any(config.values.get(name) != defaults.get(name) for name in _NOT_EVEN if config.values.get(name)):
+        return None
+    try:
+        return count(_Counted(config))
+    except UnknownSizeError:
+        return None
+
+
+class _Counted:
+    """The parts of one model: "table", "front", "back", "head", lists of blocks, and "LIST.0": more in its first."""
+
+    def __init__(self, config: TransformersConfig) -> None:
+        self.config = config
+        self.is_causal = config.model.endswith(("ForCausalLM", "LMHeadModel"))
+
+    def parts(self) -> Iterator[str]:
+        """The parts that are no blocks."""
+        yield from ("table", "front", "back", "head")
+
+    def blocks(self, count: Callable[[str], int]) -> list[int]:
+        """Count each block, in the order in which they run."""
+        found = []
+        for name, counted_by in self.config.row["blocks"].items():
+            each = [count(name)] * self.config.values[counted_by]
+            each[0] += count(f"{name}.0")
+            found += each
+        return found
+
+    def held(self, part: str) -> int:
+        """Elements of a part's parameters."""
+        return sum(times * self._product(names) for times, names in self._terms(part))
+
+    def multiplied(self, part: str) -> int:
+        """Elements of those that are matrices, of experts the active ones."""
+        found = 0
+        for times, names in self._terms(part):
+            if "experts" in names and len(names) > 2:  # else it is the router, which every token takes
+                names = tuple("active_experts" if name == "experts" else name for name in names)
+            found += times * self._product(names) if len(names) > 1 else 0
+        return found
+
+    def scores(self, part: str, seq_len: int) -> int:
+        """Multiplications of a token with the others: queries with keys, and weights with values."""
+        return 0 if part.endswith(".0") else 2 * seq_len * self._size("q")
+
+    def first(self) -> int:
+        """What is multiplied before the blocks: patches of images, not rows of tables."""
+        terms = [(times, names) for times, names in self._terms("front") if not {*names} & {*_LOOKED_UP}]
+        return sum(times * self._product(names) for times, names in terms if len(names) > 1)
+
+    def last(self) -> int:
+        """What is multiplied after them, with the head."""
+        return self.multiplied("back") + self.head()
+
+    def head(self) -> int:
+        """Elements of the head's matrix, tied or not."""
+        return sum(times * self._product(names) for times, names in _parsed(self.config.row.get("head", "")))
+
+    def _terms(self, part: str) -> list[tuple[int, tuple[str, ...]]]:
+        """Return the terms of a part, with those of switches that are not as the config class has them."""
+        row, values, defaults = self.config.row, self.config.values, self.config.known["defaults"]
+        texts = [row["parts"].get(part, "")]
+        turned = [more for name, more in row.get("switches", {}).items() if bool(values[name]) != bool(defaults[name])]
+        return [term for text in (*texts, *(more.get(part, "") for more in turned)) for term in _parsed(text)]
+
+    def _product(self, names: tuple[str, ...]) -> int:
+        return math.prod(map(self._size, names))
+
+    def _size(self, name: str) -> int:
+        if name in _DERIVED:
+            value = _DERIVED[name](self)
+        else:
+            value = self.config.size(name) if name in NAMES else self.config.number(name)
+        if value is None:
+            raise UnknownSizeError(name)
+        return value
+
+    # ---- sizes that follow from others ----
+
+    def _kv_heads(self) -> int:
+        return self.config.size("kv_heads") or self._size("heads")
+
+    def _head_dim(self) -> int:
+        return self.config.size("head_dim") or self._size("hidden") // self._size("heads")
+
+    def _ffn(self) -> int:
+        return self.config.size("ffn") or 4 * self._size("hidden")
+
+    def _labels(self) -> int | None:
+        labels = self.config.values.get("id2label")
+        return len(labels) if labels else self.config.values.get("num_labels", 2)
+
+
+_DERIVED: Mapping[str, Callable[[_Counted], int | None]] = {
+    "kv_heads": _Counted._kv_heads,
+    "head_dim": _Counted._head_dim,
+    "ffn": _Counted._ffn,
+    "labels": _Counted._labels,
+    "q": lambda of: of._size("heads") * of._size("head_dim"),
+    "kv": lambda of: of._size("kv_heads") * of._size("head_dim"),
+    "patches": lambda of: (of._size("image") // of._size("patch")) ** 2,
+    "pixels": lambda of: of._size("patch") ** 2 * of._size("channels"),
+}
+
+
+def _parsed(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield (times, names) of each term.
+
+    >>> list(_parsed("2 ffn*hidden + hidden + 3 1"))
+    [(2, ('ffn', 'hidden')), (1, ('hidden',)), (3, ())]
+    """
+    for term in filter(None, text.split(" + ")):
+        times, _, product = term.rpartition(" ")
+        yield int(times or 1), tuple(name for name in product.split("*") if name != "1")

@@ -1,0 +1,256 @@
+"""Rules of models of transformers': sizes against the mesh, config.json and weights of a folder, classes and policies.
+
+What they know of transformers is a table (`dslpar.schema.transformers_configs`); nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dslpar.core.errors import DslparError
+from dslpar.core.suggest import did_you_mean
+from dslpar.layout.divisors import Condition, divisors
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.rule import rule
+
+if TYPE_CHECKING:
+    from dslpar.linter.transformers_model import TransformersModel
+
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+_SAVED = "choose a folder that transformers' save_pretrained wrote"
+
+
+def _model(cx: Context) -> TransformersModel:
+    if not cx.other_model.is_of_transformers:  # most configs need none of it
+        raise UnknownValueError("model")
+    from dslpar.linter.transformers_model import TransformersModel
+
+    return TransformersModel(cx)
+
+
+# Sizes ------------------------------------------------------------------------------------------------------------
+
+
+@rule("TEN131", "size-of-transformers-does-not-divide")
+def size_of_transformers_does_not_divide(cx: Context) -> Iterator[Problem]:
+    """A size of a transformers model does not divide over the ranks that shard it."""
+    from dslpar.layout import transformers_sizes
+    from dslpar.layout.nearest import multiples
+
+    model = _model(cx)
+    sizes = transformers_sizes.sizes_of(model.config)
+    roles = {size.key: role for role, size in sizes.items()}
+    wrong: dict[str, Condition] = {}
+    for each in transformers_sizes.conditions(model.config, cx.cuboid):
+        if not each.holds:
+            wrong.setdefault(each.key, each)
+    for key, each in wrong.items():
+        value = sizes[roles[key]].value
+        if each.value == value:
+            hint = f"{key}={' or '.join(map(str, multiples(each.value, each.by)))}"
+            yield model.problem(roles[key], f"does not divide by {each.why}", hint)
+        else:
+            hint = "choose more features a head, or fewer tensor ranks"
+            message = f"has {each.value} features, which do not divide by {each.why}"
+            yield model.problem(roles[key], message, hint)
+
+
+@rule("TEN132", "heads-of-transformers-do-not-fit")
+def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
+    """The heads of a transformers model do not divide its hidden size, or its heads of keys and values its heads."""
+    from dslpar.layout.nearest import multiples
+
+    model = _model(cx)
+    heads, kv_heads = model.size("heads"), model.config.size("kv_heads")
+    if kv_heads is not None and heads % kv_heads:
+        near = sorted(divisors(heads), key=lambda size: abs(size - kv_heads))[:2]
+        hint = f"{model.config.key('kv_heads')}={' or '.join(map(str, sorted(near)))}"
+        yield model.problem("kv_heads", f"does not divide {model.config.key('heads')} {heads}", hint)
+    hidden = model.config.size("hidden")
+    if hidden is not None and hidden % heads and model.config.size("head_dim") is None:
+        hint = f"{model.config.key('hidden')}={' or '.join(map(str, multiples(hidden, heads)))}"
+        yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
+
+
+@rule("TEN134", "attention-beyond-mode-sequence")
+def attention_beyond_mode_sequence(cx: Context) -> Iterator[Problem]:
+    """Mode 'sequence' with a transformers model whose attention has a window, a cap or a scaling of its own."""
+    if cx.cuboid.split != "sequence" or cx.cuboid.size == 1:
+        return
+    model = _model(cx)
+    for key, what in _beyond_plain(model.config.values, model.config.size("head_dim")):
+        name = model.config.keys.get(key, key)
+        given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
+        message = (
+            f"{key}={model.config.values[key]!r}: {what}, and mode 'sequence' knows causal and padding masks alone"
+        )
+        hint = (
+            f"{name}=None; or choose another tensor mode" if key == "sliding_window" else "choose another tensor mode"
+        )
+        yield model.problem_of_key(name, given, message, hint)
+
+
+def _beyond_plain(values: Mapping[str, Any], head_dim: int | None) -> Iterator[tuple[str, str]]:
+    """Yield the keys that make a model's attention more than causal or padding masks, with what they make it."""
+    layers = values.get("layer_types")
+    all_full = isinstance(layers, (list, tuple)) and "sliding_attention" not in layers and len(layers) > 0
+    if values.get("sliding_window") and values.get("use_sliding_window", True) and not all_full:
+        yield "sliding_window", "layers attend to a window"
+    if values.get("attn_logit_softcapping"):
+        yield "attn_logit_softcapping", "scores are capped"
+    scalar = values.get("query_pre_attn_scalar")
+    if scalar and head_dim and scalar != head_dim:
+        yield "query_pre_attn_scalar", f"scores are scaled by another number than head_dim {head_dim}"
+    if "relative_attention_num_buckets" in values:
+        yield "relative_attention_num_buckets", "scores have a bias by position"
+    if values.get("alibi"):
+        yield "alibi", "scores have a bias by position"
+
+
+# Classes and policies ---------------------------------------------------------------------------------------------
+
+
+@rule("TEN133", "no-policy-for-class")
+def no_policy_for_class(cx: Context) -> Iterator[Problem]:
+    """A class of transformers that has no policy, over tensor ranks or stages."""
+    model = cx.other_model
+    if not model.is_of_transformers or (cx.cuboid.size == 1 and cx.stages == 1) or "policy" in model.args:
+        return
+    families = import_module("dslpar.policies.families")  # by name: it stands above, and needs no torch
+    name, known = model.target.rpartition(".")[2], {*families.POLICIES, *families.DERIVED}
+    if name not in known:
+        message = f"no policy is known for {name}, by which {cx.cuboid.size * cx.stages} ranks could share it"
+        hint = "choose a class of docs/transformers.md; or add policy=dict(...) (`dslpar explain TEN234`)"
+        yield cx.problem("model.type", message, hint)
+
+
+@rule("CFG126", "policy-not-understood")
+def policy_not_understood(cx: Context) -> Iterator[Problem]:
+    """A policy of an unknown name, with unknown keys, or without those that it needs."""
+    policy = cx.other_model.args.get("policy") if cx.other_model.is_of_transformers else None
+    if policy is None or policy == "derived":
+        return
+    try:
+        import_module("dslpar.policies.policy").as_policy(policy, import_module("dslpar.policies.families").POLICIES)
+    except DslparError as error:
+        for found in error.findings:
+            yield Problem(cx.config.at("model.policy"), found.message, found.help, "model.policy")
+
+
+# The config, and the folder ---------------------------------------------------------------------------------------
+
+
+@rule("CFG124", "unknown-key-of-transformers", "warning")
+def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
+    """A key that the model's config class of transformers' does not have."""
+    model = _model(cx)
+    known = {*model.config.known.get("defaults", ()), *model.config.other_names}
+    if not known:
+        return
+    from dslpar.schema.transformers_configs import table
+
+    of_every_config = table()["common"]
+    for key in model.config.keys.values():
+        if key not in known and key not in of_every_config:
+            message = f"{model.config.row['config']} has no {key!r}, and keeps it without effect"
+            yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
+
+
+@rule("CFG125", "config-of-another-class")
+def config_of_another_class(cx: Context) -> Iterator[Problem]:
+    """The config of a transformers model is of another class than the model's."""
+    model = _model(cx)
+    described, wanted = (model.args.get("config") or {}).get("_target_"), model.config.row.get("config")
+    name = str(getattr(described, "name", described) or "").rpartition(".")[2]
+    if name and wanted and name != wanted:
+        message = f"{model.name} takes a {wanted}, and this is a {name}"
+        yield Problem(cx.config.at("model.config"), message, f"LazyCall({wanted})(...), or dict(...)", "model.config")
+
+
+@rule("CKP101", "pretrained-not-usable")
+def pretrained_not_usable(cx: Context) -> Iterator[Problem]:
+    """The folder of model.pretrained lacks files, has some that cannot be read, or is of another class."""
+    model = _model(cx)
+    from dslpar.schema.transformers_configs import visible_path
+
+    file = model.known_file
+    folder = os.path.dirname(file.path)
+    if file.missing:
+        if os.path.isdir(folder):  # else it may be on the job's hosts alone: CKP102
+            yield cx.problem("model.pretrained", f"{visible_path(folder)!r} has no config.json", _SAVED)
+    elif file.problem:
+        yield Problem(model.place_in_file(), f"cannot read it: {file.problem}", _SAVED, "model.pretrained")
+    else:
+        if missing := _missing_weights(folder):
+            yield cx.problem("model.pretrained", missing, f"{_SAVED}, with safe_serialization")
+        yield from _of_another_class(model)
+
+
+def _missing_weights(folder: str) -> str:
+    """Say which files of weights a folder lacks; empty: none."""
+    import json
+
+    from dslpar.schema.transformers_configs import visible_path
+
+    here, index = visible_path(folder), os.path.join(folder, INDEX)
+    if not os.path.exists(index):
+        return "" if os.path.exists(os.path.join(folder, WEIGHTS)) else f"{here!r} has neither {WEIGHTS} nor {INDEX}"
+    try:
+        with open(index, encoding="utf-8") as file:
+            files = sorted({str(name) for name in json.load(file)["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{INDEX} of {here!r} has no weight_map that can be read"
+    missing = [name for name in files if not os.path.exists(os.path.join(folder, name))]
+    more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"{here!r} lacks {missing[0]!r}{more}, of {len(files)} files of weights" if missing else ""
+
+
+def _of_another_class(model: TransformersModel) -> Iterator[Problem]:
+    """Report a config.json whose class is not the model's, or that names none."""
+    values = model.known_file.values
+    classes, kind = values.get("architectures"), values.get("model_type")
+    hint = f"choose a folder of a {model.name}"
+    if isinstance(classes, list) and classes:
+        base = f"{str(model.config.row.get('config')).removesuffix('Config').removesuffix('Text')}Model"
+        if model.name in classes or base in classes:  # a base model lacks a head, which may be tied
+            return
+        message, key = f"this is of {' and '.join(map(str, classes))}", "architectures"
+        hint = f"type='transformers.{classes[0]}'; or {hint}"
+    elif not isinstance(kind, str):
+        message, key = "it names neither architectures nor a model_type: which class it is of cannot be told", ""
+    elif kind != model.config.known.get("model_type", kind):
+        message, key = f"this is of model_type {kind!r}", "model_type"
+    else:
+        return
+    message = f"{message}, and the model's type is {model.name}"
+    yield Problem(model.place_in_file(key), message, hint, "model.pretrained")
+
+
+@rule("CKP102", "pretrained-not-found", "warning")
+def pretrained_not_found(cx: Context) -> Iterator[Problem]:
+    """The folder of model.pretrained is not on this machine."""
+    file = _model(cx).known_file
+    from dslpar.schema.transformers_configs import visible_path
+
+    folder = os.path.dirname(file.path)
+    # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
+    if file.missing and not os.path.isdir(folder) and os.path.isdir(os.path.dirname(folder)):
+        message = f"there is no {visible_path(folder)!r}: neither it nor the sizes in it are checked"
+        yield cx.problem("model.pretrained", message, f"{_SAVED}, by its path from the config's folder")
+
+
+RULES = (
+    size_of_transformers_does_not_divide,
+    heads_of_transformers_do_not_fit,
+    attention_beyond_mode_sequence,
+    no_policy_for_class,
+    policy_not_understood,
+    unknown_key_of_transformers,
+    config_of_another_class,
+    pretrained_not_usable,
+    pretrained_not_found,
+)

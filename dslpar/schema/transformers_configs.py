@@ -1,0 +1,154 @@
+"""Configs of transformers' models as far as lint needs them: read by their table, without transformers.
+
+A config's values are what `model.config` says, over what the config.json of `pretrained` says, over the defaults of the
+model's config class, from data/transformers.json. A class that is not in the table has no defaults here.
+
+    >>> config = config_of("transformers.GPT2LMHeadModel", {"config": {"hidden_size": 48, "n_head": 6}})
+    >>> config.size("hidden"), config.key("hidden"), config.size("layers"), config.given("layers")
+    (48, 'hidden_size', 12, '')
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.schema.tables import load_table
+
+PACKAGE = "transformers."
+CONFIG_JSON = "config.json"
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "decoder_layers": ("num_decoder_layers", "decoder_num_hidden_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "d_kv"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_ffn": ("moe_intermediate_size",),
+    "active_experts": ("num_experts_per_tok", "num_experts_per_token"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "image": ("image_size",),
+    "patch": ("patch_size",),
+    "channels": ("num_channels",),
+}
+"""What transformers' config classes call each size."""
+
+
+class ConfigFile(NamedTuple):
+    """The config.json of a folder that transformers saved."""
+
+    path: str
+    values: Mapping[str, Any]
+    """Empty where it cannot be read."""
+    text: str = ""
+    problem: str = ""
+    """Why it cannot be read; empty: it can."""
+    missing: bool = False
+    """Whether there is no such file."""
+
+
+class TransformersConfig:
+    """The values of a model's config, and where each comes from."""
+
+    def __init__(self, model: str, written: Mapping[str, Any], file: ConfigFile | None) -> None:
+        self.model = model
+        """The class, without its package."""
+        self.file = file
+        row = table()["models"].get(model, {})
+        self.row: Mapping[str, Any] = row
+        """What is known of the model; empty for a class that is not in the table."""
+        self.known: Mapping[str, Any] = table()["configs"].get(row.get("config"), {})
+        """What is known of its config class."""
+        self.other_names: Mapping[str, str] = self.known.get("names", {})
+        self.keys = {self.other_names.get(key, key): key for key in written}
+        """Name of a field -> as model.config writes it."""
+        of_file = {self.other_names.get(key, key): value for key, value in (file.values if file else {}).items()}
+        self.in_file = {self.other_names.get(key, key): key for key in (file.values if file else {})}
+        """Name of a field -> as config.json writes it."""
+        of_config = {self.other_names.get(key, key): value for key, value in written.items()}
+        self.values: Mapping[str, Any] = {**self.known.get("defaults", {}), **of_file, **of_config}
+
+    def own_name(self, size: str) -> str:
+        """Return what this config calls a size of NAMES; empty: it has none."""
+        names = [self.other_names.get(name, name) for name in NAMES[size]]
+        return next((name for name in names if name in self.values), "")
+
+    def key(self, size: str) -> str:
+        """Return what the author calls it, or the file, or the class."""
+        name = self.own_name(size)
+        return self.keys.get(name, self.in_file.get(name, name))
+
+    def given(self, size: str) -> str:
+        """Return who gives a size: "config", "file", or nobody."""
+        name = self.own_name(size)
+        return "config" if name in self.keys else "file" if name in self.in_file else ""
+
+    def size(self, size: str) -> int | None:
+        """Return a size of NAMES: a positive number, or None."""
+        return self.number(self.own_name(size))
+
+    def number(self, name: str) -> int | None:
+        """Return a field: a positive number, or None."""
+        value = self.values.get(name)
+        return value if type(value) is int and value > 0 else None
+
+    @property
+    def num_layers(self) -> int | None:
+        """Blocks of all lists, which is what a pipeline cuts; None: not known."""
+        counts = [self.number(name) for name in self.row.get("blocks", {}).values()]
+        return None if None in counts else sum(filter(None, counts)) or None
+
+
+def table() -> Mapping[str, Any]:
+    """The table of config classes and models."""
+    return load_table("transformers")
+
+
+def config_of(target: str, args: Mapping[str, Any]) -> TransformersConfig | None:
+    """Return the config of a model by its class's full name and its arguments; None: what it is cannot be told."""
+    given, folder = args.get("config"), args.get("pretrained")
+    if not target.startswith(PACKAGE) or not isinstance(given, Mapping | None):
+        return None
+    if given is None and not isinstance(folder, str):
+        return None
+    file = read_config_json(folder) if isinstance(folder, str) else None
+    written = {str(name): value for name, value in (given or {}).items() if name != "_target_"}
+    return TransformersConfig(target.rpartition(".")[2], written, file)
+
+
+def read_config_json(folder: str) -> ConfigFile:
+    """Read a folder's config.json; what is wrong with it is in the result."""
+    import json  # most configs name no folder
+
+    path = os.path.join(folder, CONFIG_JSON)
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return ConfigFile(path, {}, problem="there is no such file", missing=True)
+    except (OSError, UnicodeDecodeError) as error:
+        return ConfigFile(path, {}, problem=getattr(error, "strerror", None) or "it is no UTF-8 text")
+    if len(text) > MAX_BYTES:
+        return ConfigFile(path, {}, problem=f"it is longer than {MAX_BYTES:,} characters")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return ConfigFile(path, {}, text, f"it is no JSON: {error}")
+    if not isinstance(values, dict):
+        return ConfigFile(path, {}, text, "it is no JSON object")
+    return ConfigFile(path, values, text)
+
+
+def visible_path(path: str) -> str:
+    """Return a path as one would write it here: relative, if it is below the working folder."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+MAX_BYTES = 4 << 20
+"""A config.json is some KiB; with the names of 21,841 classes it is 2 MiB."""

@@ -1,0 +1,144 @@
+"""What lint counts of a transformers model, against the model that transformers builds on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.layout.family import pipeline_weights
+from dslpar.layout.stages import EvenWeights
+from dslpar.layout.transformers_costs import num_multiplied_weights, num_parameters, score_products
+from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.schema.sections import OtherModel
+from dslpar.schema.transformers_configs import NAMES, table
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+SIZES = {
+    "layers": 3,
+    "decoder_layers": 2,
+    "hidden": 48,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 10,
+    "ffn": 72,
+    "experts": 6,
+    "expert_ffn": 20,
+    "active_experts": 2,
+    "vocab": 99,
+    "positions": 40,
+    "image": 36,
+    "patch": 6,
+    "channels": 4,
+}
+"""Others than those by which the table was found."""
+QUICK = {"GPT2LMHeadModel", "LlamaForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM"}
+CLASSES = [
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.prove])
+    for name, row in table()["models"].items()
+    if "parts" in row
+]
+needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+
+
+def model_of(name: str, config: dict[str, Any]) -> OtherModel:
+    return OtherModel(target=f"transformers.{name}", args={"config": config})
+
+
+def configs(name: str) -> Iterator[dict[str, Any]]:
+    """The sizes, then with each switch turned, then without what follows from others."""
+    row = table()["models"][name]
+    defaults = table()["configs"][row["config"]]["defaults"]
+    own = {size: next((each for each in names if each in defaults), None) for size, names in NAMES.items()}
+    given: dict[str, Any] = {key: SIZES[size] for size, key in own.items() if key is not None}
+    if name == "CohereCompassForCausalLM":  # which cannot be built without
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        given["rope_parameters"] = {"full_attention": rope, "sliding_attention": rope}
+    # Of some configs the default would be beyond the small vocabulary.
+    given |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
+    yield given
+    for switch in row.get("switches", {}):
+        yield given | {switch: not defaults[switch]}
+    for size in ("kv_heads", "head_dim", "ffn"):
+        key = own[size]
+        if key is not None and defaults[key] is None:
+            config = {each: value for each, value in given.items() if each != key}
+            if is_taken(name, config):
+                yield config
+
+
+def is_taken(name: str, config: dict[str, Any]) -> bool:
+    """Whether transformers can build it: some models need what their config may leave out."""
+    import transformers
+
+    cls = getattr(transformers, name)
+    try:
+        with torch.device("meta"):
+            cls._from_config(cls.config_class(**config))
+    except TypeError:
+        return False
+    return True
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", CLASSES)
+def test_parameters_are_those_of_the_model(name: str) -> None:
+    import transformers
+
+    cls = getattr(transformers, name)
+    for config in configs(name):
+        with torch.device("meta"):
+            model = cls._from_config(cls.config_class(**config))
+        model.tie_weights()
+        held = sum(p.numel() for p in model.parameters())
+        assert num_parameters(model_of(name, config).transformers) == held, config
+
+
+@needs_transformers
+def test_every_class_with_a_policy_is_in_the_table() -> None:
+    """Else lint knows neither its layers nor its sizes: python tools/transformers_tables.py."""
+    assert {*table()["models"]} >= {*DERIVED, *POLICIES}
+
+
+def test_weights_of_a_pipeline() -> None:
+    config = {"n_embd": 4, "n_layer": 3, "n_head": 1, "vocab_size": 10, "n_positions": 2}
+    model = model_of("GPT2LMHeadModel", config)
+    block, norm = 12 * 16, 8
+    biases = 9 * 4 + 16
+    assert pipeline_weights(model, "cost", 2) == EvenWeights(first=0, layer=block + 2 * 4, last=40)
+    assert pipeline_weights(model, "parameters", 2) == EvenWeights(40 + 8, block + biases, norm + 40)
+    assert pipeline_weights(model, "type:Block", 2) is None
+    assert num_multiplied_weights(model.transformers) == 3 * block + 40
+    assert score_products(model.transformers, 2) == 3 * 2 * 2 * 4
+
+
+def test_experts_that_do_not_compute_cost_nothing() -> None:
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 10}
+    config = sizes | {"num_local_experts": 5, "num_experts_per_tok": 2, "num_hidden_layers": 1, "vocab_size": 3}
+    model = model_of("MixtralForCausalLM", config)
+    attention, router, expert = 4 * 64, 5 * 8, 3 * 80
+    assert num_multiplied_weights(model.transformers) == attention + router + 2 * expert + 24
+
+
+def test_lists_of_blocks_are_weighed_one_by_one() -> None:
+    config = {"num_layers": 2, "num_decoder_layers": 1, "d_model": 8, "d_kv": 2, "num_heads": 3, "d_ff": 5}
+    model = model_of("T5ForConditionalGeneration", config | {"vocab_size": 7, "relative_attention_num_buckets": 4})
+    weights = pipeline_weights(model, "parameters", 0)
+    encoder, decoder, bias, table_ = 2 * 40 + 16 + 4 * 48, 2 * 40 + 24 + 8 * 48, 12, 56
+    assert weights == [table_ + encoder + bias, encoder, decoder + bias + 16 + table_]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}),  # which of its blocks hold what is not in the table
+        ("LlamaForCausalLM", {"hidden_size": "64"}),
+        ("NoSuchForCausalLM", {"hidden_size": 64}),
+    ],
+)
+def test_what_is_not_known_is_not_guessed(name: str, config: dict[str, Any]) -> None:
+    model = model_of(name, config)
+    assert num_parameters(model.transformers) is None
+    assert pipeline_weights(model, "cost", 8) is None

@@ -1,0 +1,230 @@
+"""Lint of transformers models: config.json, defaults, and the mesh; at their places, without transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslpar.core.errors import Finding
+from dslpar.layout.resolve import resolve
+from dslpar.linter.check import check, lint, load
+from tests.support.lint import codes, findings, marked, wrong
+from tests.support.paths import ROOT
+
+LLAMA = (
+    "config=dict(hidden_size=64, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96, "
+    "num_hidden_layers=6, max_position_embeddings=64, vocab_size=256)"
+)
+TWO = "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
+
+
+def model(arguments: str = LLAMA, name: str = "LlamaForCausalLM") -> str:
+    return f"model = dict(type='transformers.{name}', {arguments})\n"
+
+
+def lazy(arguments: str = LLAMA) -> str:
+    """The same as `model`, by imports."""
+    arguments = arguments.replace("config=dict(", "config=L(LlamaConfig)(")
+    imports = "from dslpar import LazyCall as L\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+    return f"{imports}model = L(LlamaForCausalLM)({arguments})\n"
+
+
+@pytest.mark.parametrize("text", [model(), lazy()], ids=["type", "LazyCall"])
+def test_nothing_is_wrong_with_sizes_that_fit(text: str) -> None:
+    """Not even a note that the layers are not known."""
+    assert (
+        wrong(text + "parallel = dict(pipeline=2, tensor=dict(size=4, mode='2d'))\nbatch = dict(micro_size=2)\n") == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parallel", "code", "value"),
+    [
+        ("num_attention_heads=8", "num_attention_heads=4", "size=8, mode='1d'", "TEN131", "4"),
+        ("num_key_value_heads=4", "num_key_value_heads=2", "size=4, mode='1d'", "TEN131", "2"),
+        ("intermediate_size=96", "intermediate_size=97", "size=2, mode='1d'", "TEN131", "97"),
+        ("num_key_value_heads=4", "num_key_value_heads=3", "size=1", "TEN132", "3"),
+        ("hidden_size=64", "hidden_size=60", "size=1", "TEN132", "60"),
+        ("vocab_size=256", "vocab_size=255", "size=1", "BAT104", "255"),
+        ("max_position_embeddings=64", "max_position_embeddings=63", "size=2, mode='sequence'", "TEN204", "63"),
+        ("num_hidden_layers=6", "num_hidden_layer=6", "size=1", "CFG124", "num_hidden_layer"),
+    ],
+)
+@pytest.mark.parametrize("made", [model, lazy], ids=["type", "LazyCall"])
+def test_each_size_is_found_at_its_place(made: Any, old: str, new: str, parallel: str, code: str, value: str) -> None:
+    text = made(LLAMA.replace(old, new)) + f"parallel = dict(tensor=dict({parallel}))\n"
+    found = next(finding for finding in findings(text) if finding.code == code)
+    assert marked(text, found) == value
+
+
+def test_stages_and_sequences() -> None:
+    found = findings(model() + "parallel = dict(pipeline=8)\n")
+    assert [(item.code, item.message) for item in found] == [("PIP101", "8 stages, and the model has 6 layers")]
+    assert codes(model() + "data = dict(seq_len=65)\n") == ["BAT103"]
+    assert codes(model() + "parallel = dict(pipeline=dict(size=2, counts=[3, 4]))\n") == ["PIP107"]
+
+
+def test_experts_are_whole_on_each_rank() -> None:
+    config = "config=dict(num_local_experts=6, max_position_embeddings=64), policy='derived'"
+    found = findings(model(config, "MixtralForCausalLM") + "parallel = dict(tensor=dict(size=4, mode='2d'))\n")
+    assert ("TEN131", "num_local_experts 6 does not divide by the tensor group of 4 ranks") in [
+        (item.code, item.message) for item in found
+    ]
+
+
+def test_a_default_is_told_as_one() -> None:
+    """Of Llama's 32 heads none is written: the finding stands at the config, and says whose number it is."""
+    found = findings(
+        model("config=dict(max_position_embeddings=64)") + "parallel = dict(tensor=dict(size=64, mode='1d'))\n", 64
+    )
+    assert "num_attention_heads 32 does not divide by y = 64 (the default of LlamaConfig)" in [
+        item.message for item in found
+    ]
+    assert {item.location.line for item in found} == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "refused"),
+    [
+        ("Mistral", "", "sliding_window"),
+        ("Mistral", "sliding_window=None, ", ""),
+        ("Qwen2", "", ""),
+        ("Qwen2", "use_sliding_window=True, ", "sliding_window"),
+        ("Gemma2", "", "attn_logit_softcapping sliding_window"),
+        ("Gemma2", "layer_types=['full_attention'] * 26, attn_logit_softcapping=None, ", ""),
+        ("Gemma3", "layer_types=['full_attention'] * 26, query_pre_attn_scalar=5, ", "query_pre_attn_scalar"),
+        ("Llama", "", ""),
+    ],
+)
+def test_attention_that_mode_sequence_does_not_know(name: str, config: str, refused: str) -> None:
+    text = model(f"config=dict({config}max_position_embeddings=64)", f"{name}ForCausalLM")
+    for mode in ("mode='sequence'", "mode='sequence', impl='ulysses'"):
+        found = findings(text + f"parallel = dict(tensor=dict(size=2, {mode}))\n")
+        assert sorted(item.key.rpartition(".")[2] for item in found if item.code == "TEN134") == refused.split()
+    assert "TEN134" not in codes(text + TWO)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parallel", "expected"),
+    [
+        ("config=dict(num_hidden_layers=2)", TWO, ["TEN133"]),
+        ("config=dict(num_hidden_layers=2)", "parallel = dict(pipeline=2)\n", ["TEN133", "CFG111", "PIP110"]),
+        ("config=dict(num_hidden_layers=2)", "", []),
+        ("config=dict(num_hidden_layers=2), policy='derived'", TWO, []),
+        ("config=dict(num_hidden_layers=2), policy='GPT2'", TWO, ["CFG126"]),
+        ("config=dict(num_hidden_layers=2), policy=dict(blocks=['a'], region={})", TWO, ["CFG126", "CFG126"]),
+    ],
+)
+def test_classes_without_a_policy(arguments: str, parallel: str, expected: list[str]) -> None:
+    found = codes(model(arguments, "MambaForCausalLM") + parallel)
+    assert sorted(set(found) - {"CFG111", "PIP110"}) == sorted(set(expected) - {"CFG111", "PIP110"})
+
+
+# A folder ---------------------------------------------------------------------------------------------------------
+
+SAVED: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+
+
+def in_folder(tmp_path: Path, files: Mapping[str, object], more: str = "", parallel: str = TWO) -> list[Finding]:
+    """What lint says of a config beside the folder `saved`."""
+    (tmp_path / "saved").mkdir()
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=2)
+        (tmp_path / "saved" / name).write_text(text)
+    config = tmp_path / "cfg.py"
+    config.write_text(model(f"pretrained='saved'{more}") + parallel)
+    return [item for item in lint(load(str(config)), 8) if not item.code.startswith("PERF")]
+
+
+def test_sizes_of_config_json_are_found_there(tmp_path: Path) -> None:
+    found = in_folder(tmp_path, {"config.json": SAVED, "model.safetensors": ""}, parallel=TWO.replace("2", "4"))
+    heads = next(item for item in found if item.code == "TEN131")
+    assert heads.location.path.endswith("saved/config.json")
+    assert (heads.location.line, heads.location.column) == (7, 26)
+    assert (SAVED["num_attention_heads"], heads.message) == (6, "num_attention_heads 6 does not divide by y = 4")
+
+
+def test_what_the_config_says_holds_over_the_folder(tmp_path: Path) -> None:
+    files = {"config.json": SAVED, "model.safetensors": ""}
+    assert in_folder(tmp_path, files, ", config=dict(num_attention_heads=8)", TWO.replace("2", "4")) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "saved' has no config.json"),
+        ({"config.json": "{"}, "cannot read it: it is no JSON"),
+        ({"config.json": "[1]"}, "cannot read it: it is no JSON object"),
+        ({"config.json": SAVED}, "has neither model.safetensors nor model.safetensors.index.json"),
+        (
+            {"config.json": SAVED, "model.safetensors.index.json": {"weight_map": {"a": "1.safetensors", "b": "2"}}},
+            "lacks '1.safetensors', and 1 more, of 2 files of weights",
+        ),
+        ({"config.json": SAVED, "model.safetensors.index.json": "{}"}, "has no weight_map that can be read"),
+        (
+            {"config.json": SAVED | {"architectures": ["GPT2LMHeadModel"]}, "model.safetensors": ""},
+            "this is of GPT2LMHeadModel, and the model's type is LlamaForCausalLM",
+        ),
+        (
+            {"config.json": {"model_type": "gpt2", "max_position_embeddings": 8}, "model.safetensors": ""},
+            "this is of model_type 'gpt2', and the model's type is LlamaForCausalLM",
+        ),
+        ({"config.json": {"hidden_size": 64}, "model.safetensors": ""}, "neither architectures nor a model_type"),
+    ],
+)
+def test_folders_that_cannot_be_used(tmp_path: Path, files: Mapping[str, object], said: str) -> None:
+    found = [item for item in in_folder(tmp_path, files, parallel="") if item.code == "CKP101"]
+    assert len(found) == 1
+    assert said in found[0].message
+    assert found[0].help
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "LlamaModel"])
+def test_folders_that_can_be_used(tmp_path: Path, name: str) -> None:
+    saved = SAVED | {"architectures": [name], "num_attention_heads": 8}
+    assert in_folder(tmp_path, {"config.json": saved, "model.safetensors": ""}) == []
+
+
+def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
+    config = tmp_path / "cfg.py"
+    config.write_text(model("pretrained='saved'"))
+    assert [item.code for item in lint(load(str(config)), 8) if item.severity != "info"] == ["CKP102"]
+
+
+def test_lint_show_and_the_run_have_one_cut(tmp_path: Path) -> None:
+    """A large vocabulary relieves the last stage, as it does of our own GPT."""
+    config = LLAMA.replace("vocab_size=256", "vocab_size=2048")
+    path = tmp_path / "cfg.py"
+    path.write_text(model(config) + "parallel = dict(pipeline=2)\n")
+    job = resolve(check(load(str(path)), 8).context.reading.spec, 8, str(path))
+    assert job.stages.counts == (5, 1)
+    assert job.stages.auto_ids == (0, 0, 0, 0, 0, 1)
+
+
+def test_lint_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "cfg.py"
+    path.write_text(lazy() + "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n")
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "dslpar.cli", "lint", str(path), "--world-size", "4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
+    assert "dslpar" in imported
+    assert imported.isdisjoint({"torch", "transformers", "numpy", "huggingface_hub", "dataclasses_json"})
