@@ -29,17 +29,13 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 
 from dslpar.policies.families import DERIVED, POLICIES
-from dslpar.schema.transformers_configs import NAMES
+from dslpar.schema.transformers_configs import GATED, NAMES
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "dslpar" / "schema" / "data" / "transformers.json"
 
-MORE = (
-    *("BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"),
-    *("RobertaForMaskedLM", "RobertaForSequenceClassification"),
-    *("T5ForConditionalGeneration", "ViTForImageClassification", "ViTMAEForPreTraining"),
-)
-"""Models beside the causal language models that transformers lists."""
+MORE = ("ViTMAEForPreTraining",)
+"""Models beside those that have a policy, and the causal language models that transformers lists."""
 LEFT_OUT = {
     "DogeForCausalLM": "the square of the number of its experts is a size",
     "StableLmForCausalLM": "it has a norm a head, which looks like a size",
@@ -53,6 +49,7 @@ SIZES: Mapping[str, int] = {
     "hidden": 77 * 46,
     "ffn": 4099,
     "expert_ffn": 577,
+    "shared_ffn": 4513,
     "experts": 13,
     "vocab": 5003,
     "positions": 6007,
@@ -105,7 +102,7 @@ def tables(*, verbose: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the rows of config classes, and those of models."""
     configs: dict[str, Any] = {}
     models: dict[str, Any] = {}
-    for name in sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MORE} - {*LEFT_OUT}):
+    for name in sorted({*modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *KNOWN, *MORE} - {*LEFT_OUT}):
         cls = getattr(transformers, name)
         config = cls.config_class
         try:
@@ -194,19 +191,25 @@ class Probe:
         lists = self._lists(model)
         found = self._parts(model, lists)
         switches = {}
-        for name, field in self.fields.items():
-            if isinstance(field.default, bool) and name not in SAME_MODEL:
-                try:
-                    changed = self._parts(self.build({name: not field.default}), lists)
-                except (NotUnderstoodError, AttributeError):
-                    continue
-                if more := _difference(changed, found):
-                    switches[name] = more
+        for name, value in self._switches():
+            try:
+                changed = self._parts(self.build({name: value}), lists)
+            except (NotUnderstoodError, AttributeError):
+                continue
+            if more := _difference(changed, found):
+                switches[name] = more
         row: dict[str, Any] = {"blocks": lists, "parts": {part: _text(terms) for part, terms in found.items()}}
         head = model.get_output_embeddings()
         if head is not None:
             row["head"] = _text(self._terms(head.weight.shape))
         return row | ({"switches": switches} if switches else {})
+
+    def _switches(self) -> Iterator[tuple[str, object]]:
+        for name, field in self.fields.items():
+            if isinstance(field.default, bool) and name not in SAME_MODEL:
+                yield name, not field.default
+        if "feed_forward_proj" in self.fields:
+            yield "feed_forward_proj", GATED
 
     def build(self, changes: Mapping[str, Any]) -> Any:
         """Build it on the meta device."""

@@ -152,7 +152,9 @@ class _Counted:
         """Return the terms of a part, with those of switches that are not as the config class has them."""
         row, values, defaults = self.config.row, self.config.values, self.config.known["defaults"]
         texts = [row["parts"].get(part, "")]
-        turned = [more for name, more in row.get("switches", {}).items() if bool(values[name]) != bool(defaults[name])]
+        turned = [
+            more for name, more in row.get("switches", {}).items() if _is_on(values[name]) != _is_on(defaults[name])
+        ]
         return [term for text in (*texts, *(more.get(part, "") for more in turned)) for term in _parsed(text)]
 
     def _product(self, names: tuple[str, ...]) -> int:
@@ -193,6 +195,10 @@ _DERIVED: Mapping[str, Callable[[_Counted], int | None]] = {
     "patches": lambda of: (of._size("image") // of._size("patch")) ** 2,
     "pixels": lambda of: of._size("patch") ** 2 * of._size("channels"),
 }
+
+
+def _is_on(switch: object) -> bool:
+    return switch.startswith("gated") if isinstance(switch, str) else bool(switch)
 
 
 def _parsed(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:

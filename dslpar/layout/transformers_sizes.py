@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OtherModel", "Size", "conditions", "inner_features", "sizes_of"]
 
-_ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "expert_ffn")
+_ROLES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "shared_ffn", "experts")
 
 
 class Size(NamedTuple):
@@ -46,6 +46,8 @@ def sizes_of(config: TransformersConfig | None) -> dict[str, Size]:
 def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Condition]:
     """What each size, and the features that it counts, must divide by; keys are those of the config."""
     sizes = sizes_of(config)
+    if config is not None and "experts" in sizes and not _has_dense_blocks(config):
+        sizes.pop("ffn", None)  # of experts, each of which is whole
     for name in ("heads", "kv_heads"):
         if size := sizes.get(name):
             yield divisors.cut(size.key, size.value, cuboid, divisors.head_axes(cuboid), "TEN131")
@@ -55,16 +57,17 @@ def conditions(config: TransformersConfig | None, cuboid: Tensor) -> Iterator[Co
     if size := sizes.get("hidden"):
         for axes in divisors.residual_only_axes(cuboid):
             yield divisors.cut(size.key, size.value, cuboid, axes, "TEN131")
-    if size := sizes.get("experts"):
-        # Whole experts on each rank: which one computes a token is known when it runs.
-        yield Condition(size.key, size.value, cuboid.size, f"the tensor group of {cuboid.size} ranks", "TEN131")
+
+
+def _has_dense_blocks(config: TransformersConfig) -> bool:
+    """Whether some blocks have an MLP in place of experts."""
+    return bool(config.values.get("mlp_only_layers")) or (config.number("decoder_sparse_step") or 1) > 1
 
 
 def inner_features(sizes: Mapping[str, Size]) -> Iterator[tuple[Size, int]]:
     """Yield each size that counts inner features, with how many."""
-    ffn = sizes.get("ffn")
-    if ffn and "experts" not in sizes:
-        yield ffn, ffn.value
+    for size in filter(None, (sizes.get("ffn"), sizes.get("shared_ffn"))):
+        yield size, size.value
     heads, hidden, head_dim = (sizes.get(name) for name in ("heads", "hidden", "head_dim"))
     if heads and (head_dim or hidden):
         width = head_dim.value if head_dim else hidden.value // heads.value  # type: ignore[union-attr]

@@ -29,6 +29,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_ffn": ("moe_intermediate_size",),
+    "shared_ffn": ("shared_expert_intermediate_size",),
     "active_experts": ("num_experts_per_tok", "num_experts_per_token"),
     "vocab": ("vocab_size",),
     "positions": ("max_position_embeddings", "n_positions"),
@@ -37,6 +38,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "channels": ("num_channels",),
 }
 """What transformers' config classes call each size."""
+
+
+GATED = "gated-gelu"
+"""What T5's feed_forward_proj is where its MLP has a gate; a switch in the table, as fields that are true or false."""
 
 
 class ConfigFile(NamedTuple):

@@ -76,6 +76,17 @@ def heads_of_transformers_do_not_fit(cx: Context) -> Iterator[Problem]:
         yield model.problem("hidden", f"is not a multiple of {model.config.key('heads')} {heads}", hint)
 
 
+@rule("PERF110", "empty-places-of-experts", "warning")
+def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
+    """Experts of a transformers model that do not divide over the tensor group."""
+    model, ranks = _model(cx), cx.cuboid.size
+    experts = model.size("experts")
+    places = -(-experts // ranks) * ranks
+    if places != experts:
+        message = f"over {ranks} tensor ranks: {places - experts} of {places} places are empty, and their ranks wait"
+        yield model.problem("experts", message, f"choose a tensor size that divides {experts}")
+
+
 @rule("TEN134", "attention-beyond-mode-sequence")
 def attention_beyond_mode_sequence(cx: Context) -> Iterator[Problem]:
     """Mode 'sequence' with a transformers model whose attention has a window, a cap or a scaling of its own."""
@@ -246,6 +257,7 @@ def pretrained_not_found(cx: Context) -> Iterator[Problem]:
 RULES = (
     size_of_transformers_does_not_divide,
     heads_of_transformers_do_not_fit,
+    empty_places_of_experts,
     attention_beyond_mode_sequence,
     no_policy_for_class,
     policy_not_understood,

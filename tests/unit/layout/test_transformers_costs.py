@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
 from dslpar.layout.family import pipeline_weights
 from dslpar.layout.stages import EvenWeights
 from dslpar.layout.transformers_costs import num_multiplied_weights, num_parameters, score_products
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema.sections import OtherModel
-from dslpar.schema.transformers_configs import NAMES, table
+from dslpar.schema.transformers_configs import GATED, NAMES, table
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 SIZES = {
@@ -26,6 +28,7 @@ SIZES = {
     "ffn": 72,
     "experts": 6,
     "expert_ffn": 20,
+    "shared_ffn": 28,
     "active_experts": 2,
     "vocab": 99,
     "positions": 40,
@@ -60,7 +63,7 @@ def configs(name: str) -> Iterator[dict[str, Any]]:
     given |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
     yield given
     for switch in row.get("switches", {}):
-        yield given | {switch: not defaults[switch]}
+        yield given | {switch: not defaults[switch] if isinstance(defaults[switch], bool) else GATED}
     for size in ("kv_heads", "head_dim", "ffn"):
         key = own[size]
         if key is not None and defaults[key] is None:
@@ -100,6 +103,18 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 def test_every_class_with_a_policy_is_in_the_table() -> None:
     """Else lint knows neither its layers nor its sizes: python tools/transformers_tables.py."""
     assert {*table()["models"]} >= {*DERIVED, *POLICIES}
+
+
+@needs_transformers
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bert", "vit", "mixtral"])
+def test_a_pipeline_cuts_what_lint_counts(family: str) -> None:
+    from dslpar.policies.model import HuggingFaceModel
+    from tests.support import hugging_face as hf
+
+    made = hf.FAMILIES[family]
+    layers = HuggingFaceModel(made.classes()[0], made.config()).layers(Groups(Mesh()))
+    counted = max(layer.layer_idx for layer in layers if layer.layer_idx is not None) + 1
+    assert model_of(made.classes()[0].__name__, dict(made.sizes)).num_layers == counted
 
 
 def test_weights_of_a_pipeline() -> None:

@@ -95,8 +95,18 @@ def test_a_folder_gives_what_the_config_leaves_out(tmp_path: Path) -> None:
     assert [config.given(name) for name in ("hidden", "heads", "ffn")] == ["config", "file", ""]
 
 
-def test_experts_divide_over_the_whole_tensor_group() -> None:
-    config = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 6}
-    known = OtherModel(target="transformers.MixtralForCausalLM", args={"config": config}).transformers
-    broken = [each for each in conditions(known, LAYOUTS["2d-4"]) if not each.holds]
-    assert [(each.key, each.value, each.by) for each in broken] == [("num_local_experts", 6, 4)]
+@pytest.mark.parametrize(
+    ("name", "config", "broken"),
+    [
+        ("Mixtral", {"intermediate_size": 10}, []),  # of experts, which are whole
+        ("Qwen3Moe", {"intermediate_size": 10}, []),
+        ("Qwen3Moe", {"intermediate_size": 10, "mlp_only_layers": [0]}, ["intermediate_size"]),
+        ("Qwen3Moe", {"intermediate_size": 10, "decoder_sparse_step": 2}, ["intermediate_size"]),
+        ("Qwen2Moe", {"shared_expert_intermediate_size": 10}, ["shared_expert_intermediate_size"]),
+    ],
+)
+def test_mlps_beside_experts(name: str, config: dict[str, object], broken: list[str]) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4}
+    known = OtherModel(target=f"transformers.{name}ForCausalLM", args={"config": sizes | config}).transformers
+    found = [each.key for each in conditions(known, LAYOUTS["1d-4"]) if not each.holds]
+    assert list(dict.fromkeys(found)) == broken

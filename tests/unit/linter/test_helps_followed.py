@@ -64,6 +64,7 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "PIP110": replacing("MyModel'", "MyModel', layers_cfg=[dict(type='Linear', in_features=8, out_features=8)] * 2"),
     "PIP114": replacing("type:Embedding|Head", "type:Block"),
     "BAT111": replacing("no_such_corpus.txt", "."),
+    "PERF110": replacing("num_local_experts=6", "num_local_experts=8"),
     "TEN133": replacing("Mamba", "Llama"),
     "CFG125": replacing("LazyCall(GPT2Config)(n_positions=64)", "dict(max_position_embeddings=64)"),
     "CFG126": replacing("'Lama'", "'derived'"),
