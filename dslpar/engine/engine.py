@@ -249,15 +249,18 @@ class Engine:
         """
         if self._all_counted or not batches:
             return batches
-        if not all(isinstance(labels, Tensor) for _, labels in batches):
-            message = "labels are a tuple, and the model's own loss takes one tensor"
+        given = [labels if isinstance(labels, tuple) else (labels,) for _, labels in batches]
+        expected = getattr(self._loss_fn, "num_labels", 1)
+        if any(len(labels) != expected for labels in given):
+            message = f"labels are {len(given[0])} tensors, and the model's own loss takes {expected}"
             raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", self.job.path)
         data = self.groups.axis("data")
-        # One all-reduce a step, of one number, however many micro-batches there are.
-        counted = torch.stack([(labels != IGNORE_INDEX).sum() for _, labels in batches]).sum()
+        # One all-reduce a step, of one number, however many micro-batches there are. Of several labels the first are
+        # those of tokens, of which some may not count.
+        counted = torch.stack([(labels[0] != IGNORE_INDEX).sum() for labels in given]).sum()
         total = collectives.all_reduce(counted, data).clamp(min=1)
         denominator = total.float() / (len(batches) * data.size)
-        return [(inputs, (labels, denominator)) for inputs, labels in batches]
+        return [(inputs, (*labels, denominator)) for (inputs, _), labels in zip(batches, given, strict=True)]
 
     def _to_device(self, value: Any, inputs: bool = False) -> Any:
         """Move a tensor, or a tuple of them, to the device; floating-point inputs in the model's dtype."""

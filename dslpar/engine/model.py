@@ -111,9 +111,15 @@ def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
     config = arguments.get("config")
     if isinstance(config, Mapping):
-        check_arguments(cls.config_class, config, Location(path), "model.config")
+        # Properties, such as num_labels, and other names for a size are set as well, and are in no signature.
+        named = {key: value for key, value in config.items() if not _is_set_elsewhere(cls.config_class, key)}
+        check_arguments(cls.config_class, named, Location(path), "model.config")
     model: LayeredModel = HuggingFaceModel(cls, **arguments)
     return model
+
+
+def _is_set_elsewhere(config_class: Any, key: str) -> bool:
+    return key in config_class.attribute_map or isinstance(getattr(config_class, key, None), property)
 
 
 def as_layered_model(model: object, path: str) -> LayeredModel:

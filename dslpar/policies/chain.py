@@ -74,7 +74,8 @@ class Chain:
         output = module(x, **arguments)
         x, *returned = output if isinstance(output, tuple) else (output,)
         handed_on = zip(self.policy.returns.get(self.policy.blocks[number], ()), returned, strict=False)
-        state |= {RESIDUAL: x} | {name: each for name, each in handed_on if name}
+        # A stage sends contiguous memory alone; later blocks hand on what they were given.
+        state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
         return self._pack(state, self._names(number + 1, ()) if is_last else self._names_of_block(number, block + 1))
 

@@ -70,7 +70,8 @@ _OPT = SIZES | {
     "layerdrop": 0.0,
 }
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_ENCODER = SIZES | _NO_DROPOUT | {"type_vocab_size": 3}
+_ENCODER = {name: value for name, value in SIZES.items() if name != "num_key_value_heads"}
+_ENCODER |= _NO_DROPOUT | {"type_vocab_size": 3}
 _T5 = {
     "d_model": 32,
     "d_kv": 4,
@@ -83,7 +84,9 @@ _T5 = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 16,
 }
-_IMAGES = SIZES | _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
+_OF_TEXT = {"num_key_value_heads", "vocab_size", "max_position_embeddings"}
+_IMAGES = {name: value for name, value in SIZES.items() if name not in _OF_TEXT and "token" not in name}
+_IMAGES |= _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
 """Nine patches and the token of the class."""
 
 _EXPERTS = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -162,6 +162,44 @@ def _transformers_llama_lora(tied: bool) -> sections.OtherModel:
     return replace(_transformers_llama(tied), lora=lora)
 
 
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_ENCODER = _NO_DROPOUT | {
+    "hidden_size": GPT["hidden_size"],
+    "num_hidden_layers": 4,
+    "num_attention_heads": GPT["num_heads"],
+    "intermediate_size": 96,
+}
+
+
+def _transformers_bert(tied: bool) -> sections.OtherModel:
+    """Masked tokens and whether a sentence is the next."""
+    config = _ENCODER | {"vocab_size": GPT["vocab_size"], "max_position_embeddings": GPT["max_seq_len"]}
+    return sections.OtherModel(target="transformers.BertForPreTraining", args={"config": config})
+
+
+def _transformers_t5(tied: bool) -> sections.OtherModel:
+    """An encoder and a decoder; the table is used three times."""
+    config = {
+        "d_model": GPT["hidden_size"],
+        "d_kv": 4,
+        "d_ff": 96,
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_heads": GPT["num_heads"],
+        "vocab_size": GPT["vocab_size"],
+        "dropout_rate": 0.0,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 16,
+    }
+    return sections.OtherModel(target="transformers.T5ForConditionalGeneration", args={"config": config})
+
+
+def _transformers_vit(tied: bool) -> sections.OtherModel:
+    """Classes of images of 7 patches by 1, and the token of the class."""
+    config = _ENCODER | {"image_size": [28, 4], "patch_size": 4, "num_channels": 2, "num_labels": 5}
+    return sections.OtherModel(target="transformers.ViTForImageClassification", args={"config": config})
+
+
 def _transformers_gpt2(tied: bool) -> sections.OtherModel:
     config = {
         "n_layer": 2,
@@ -212,6 +250,9 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "layers_cfg": _layers_cfg,
     "Sequential": _sequential,
     "transformers' Llama": _transformers_llama,
+    "transformers' BERT": _transformers_bert,
+    "transformers' T5": _transformers_t5,
+    "transformers' ViT": _transformers_vit,
     "transformers' Llama, LoRA": _transformers_llama_lora,
     "transformers' GPT-2": _transformers_gpt2,
     "transformers' OPT": _transformers_opt,
@@ -394,6 +435,35 @@ LAYOUTS: dict[str, Layout] = {
     "Sequential, data 2, ZeRO 2": Layout(2, {}, zero=2, model="Sequential"),
     "pipe 2, ring 2, recompute 2": Layout(4, pipe(2) | tensor("sequence", 2), recompute=2),
     # transformers' code, by policy
+    "transformers' BERT, one process": ONE._replace(model="transformers' BERT", ignoring=True),
+    "transformers' BERT, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, ignoring=True, recompute=1, model="transformers' BERT"
+    ),
+    "transformers' BERT, data 2, 2d 4, ZeRO 3": Layout(
+        8, tensor("2d", 4), zero=3, ignoring=True, model="transformers' BERT"
+    ),
+    "transformers' BERT, pipe 2, data 2, ring 2": Layout(
+        8, pipe(2) | tensor("sequence", 2), ignoring=True, model="transformers' BERT"
+    ),
+    "transformers' T5, one process": ONE._replace(model="transformers' T5", ignoring=True),
+    "transformers' T5, pipe 4, data 2": Layout(8, pipe(4), ignoring=True, model="transformers' T5"),
+    "transformers' T5, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, ignoring=True, recompute=1, model="transformers' T5"
+    ),
+    "transformers' T5, data 2, 2d 4, ZeRO 3": Layout(
+        8, tensor("2d", 4), zero=3, ignoring=True, model="transformers' T5"
+    ),
+    "transformers' T5, pipe 2, cuboid (1, 2, 2)": Layout(
+        8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2)), ignoring=True, model="transformers' T5"
+    ),
+    "transformers' ViT, one process": ONE._replace(model="transformers' ViT"),
+    "transformers' ViT, pipe 2, 1d 2 sequence, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, model="transformers' ViT"
+    ),
+    "transformers' ViT, data 2, 2d 4, ZeRO 3, recompute 1": Layout(
+        8, tensor("2d", 4), zero=3, recompute=1, model="transformers' ViT"
+    ),
+    "transformers' ViT, 3d 8": Layout(8, tensor("3d", 8), model="transformers' ViT"),
     "transformers' Llama, one process": ONE._replace(model="transformers' Llama"),
     "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
         4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, tied=False, recompute=1, model="transformers' Llama"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from tests.properties.invariance.layouts import CLIP, GPT, ONE, SAMPLES, STEPS, 
 from tests.support.ranks import on_ranks
 
 TIMEOUT_S = 240
-TABLES = ("embedding.tokens.weight", "model.embed_tokens.weight", "transformer.wte.weight")
+TABLES = (
+    *("embedding.tokens.weight", "model.embed_tokens.weight", "transformer.wte.weight", "shared.weight"),
+    "bert.embeddings.word_embeddings.weight",
+)
 
 
 class Curve(NamedTuple):
@@ -33,7 +36,8 @@ class Samples:
     Where `ignoring`, about a third of the labels does not count, in some rows all.
     """
 
-    def __init__(self, ignoring: bool, num_samples: int = 50) -> None:
+    def __init__(self, ignoring: bool, num_samples: int = 50, model: str = "") -> None:
+        self.model = model
         generator = torch.Generator().manual_seed(7)
         length = GPT["max_seq_len"]
         self.num_samples = num_samples
@@ -44,9 +48,24 @@ class Samples:
             share = torch.rand(num_samples, 1, generator=generator) * 1.2
             self.labels[torch.rand(num_samples, length, generator=generator) < share - 0.2] = -100
 
-    def batch(self, samples: list[int]) -> tuple[Tensor, Tensor]:
-        """ids and labels."""
-        return self.tokens[samples, :-1], self.labels[samples]
+        self.lengths = torch.randint(length // 2, length + 1, (num_samples, 1), generator=generator)
+        self.classes = self.tokens[:, 0] % 5
+        noise = torch.randn(num_samples, 2, 28, 4, generator=generator)
+        self.images = noise + self.classes[:, None, None, None]
+
+    def batch(self, samples: list[int]) -> tuple[Any, Any]:
+        """Inputs and labels, as the model takes them."""
+        ids, labels, mask = self.tokens[samples, :-1], self.labels[samples], self._mask(samples)
+        if self.model == "transformers' BERT":
+            return (ids, mask, (ids > 9).long()), (labels.masked_fill(~mask, -100), self.classes[samples] % 2)
+        if self.model == "transformers' T5":
+            return (ids, mask, ids.flip(1)), labels
+        if self.model == "transformers' ViT":
+            return self.images[samples], self.classes[samples]
+        return ids, labels
+
+    def _mask(self, samples: list[int]) -> Tensor:
+        return torch.arange(self.tokens.shape[1] - 1) < self.lengths[samples]
 
 
 def run(layout: Layout) -> Curve:
@@ -73,7 +92,7 @@ def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
 
     job = layout.job()
     engine = build_engine(job, Groups(job.mesh), all_counted=not layout.ignoring)
-    samples, losses, norms = Samples(layout.ignoring), [], []
+    samples, losses, norms = Samples(layout.ignoring, model=layout.model), [], []
     for _ in range(STEPS):
         batches = micro_batches(
             samples, job.batch, 1, engine.consumed_samples, job.mesh.data, engine.groups.coord["data"]
@@ -117,7 +136,7 @@ def _reference(problem: Problem) -> Curve:
         {"params": [p for p in module.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = OPTIMIZERS[problem.optimizer](decay)
-    samples, losses, norms = Samples(problem.ignoring), [], []
+    samples, losses, norms = Samples(problem.ignoring, model=problem.model), [], []
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(job.spec.lr_scheduler, job.spec.optimizer.lr, STEPS, step)
