@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
 from dslpar.layers.linear import Role
 from dslpar.layers.parameter import ZEROS, parameter
-from dslpar.policies import dropout, experts, modules, probe
+from dslpar.policies import dropout, experts, modules, own_attention, probe
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
 
@@ -170,6 +170,9 @@ class _Application:
                 for number, (entrance, _) in enumerate(entrances.values()):
                     region.add_module("entrance" if number == 0 else f"entrance_{number}", entrance)
                 region.register_forward_pre_hook(modules.entering(entrances, self.stream), with_kwargs=True)
+            if own_scores := match(policy.own_attention, full):
+                by_head, num_heads = policy.own_attention[own_scores], self.cut.config.num_attention_heads
+                own_attention.fit_arguments(region, self.groups, by_head, num_heads)
 
     def _entrance(
         self, region: nn.Module, name: str, names: Sequence[str]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
 
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
@@ -52,7 +52,7 @@ class Recipe:
     options: Mapping[str, Any]
     padding: Tensor | None = None
     """Bool or uint8 [batch, sequence] of the whole micro-batch; True is a token."""
-    made: dict[tuple[int, ...], Tensor | None] = field(default_factory=dict, repr=False)
+    made: dict[tuple[object, ...], Tensor | None] = field(default_factory=dict, repr=False)
     padded: Recipe | None = field(default=None, repr=False)
     """The same for the newest micro-batch, so that its blocks share a mask."""
 
@@ -77,6 +77,22 @@ class Recipe:
                 mask_function=self.function,
                 attention_mask=None if self.padding is None else _samples(groups, self.padding),
                 device=q.device,
+                **self.options,
+            )
+        return self.made[key]
+
+    def added(self, groups: Groups, x: Tensor) -> Tensor | None:
+        """Return the mask that code adds to scores of inner activations [batch/x, sequence, features]; None: none."""
+        key = (*x.shape[:2], x.dtype)
+        if key not in self.made:
+            self.made[key] = eager_mask(
+                batch_size=x.shape[0],
+                q_length=x.shape[1],
+                kv_length=x.shape[1],
+                mask_function=self.function,
+                attention_mask=None if self.padding is None else _samples(groups, self.padding),
+                dtype=x.dtype,
+                device=x.device,
                 **self.options,
             )
         return self.made[key]

@@ -39,6 +39,7 @@ class Chain:
         self.is_decoder = self.policy.inputs == DECODER_INPUTS
         self.mask_use = padding.mask_use(of) if self.is_decoder else padding.MaskUse(False, False)
         self._recorded: dict[object, list[list[Mapping[str, Any]]]] = {}
+        self._masked: tuple[Tensor, list[list[Mapping[str, Any]]]] | None = None
 
     # ---- layers ----
 
@@ -66,7 +67,8 @@ class Chain:
         names = self._names_of_block(number, block)
         state = dict(zip(names, value if isinstance(value, tuple) else (value,), strict=False))
         x = state[RESIDUAL]
-        arguments = dict(self._arguments(groups, x)[number][block])
+        mask = state.get(DECODER_INPUTS[1]) if self.mask_use.anything else None
+        arguments = dict(self._arguments(groups, x, mask)[number][block])
         for name, of in self.outline.masks[number].items():
             if of in state:
                 arguments[name] = arguments[name].with_padding(state[of])
@@ -189,13 +191,18 @@ class Chain:
         letters = placement.residual_cuts(groups.tensor).sequence
         return int(residual.shape[1]) * placement.piece(groups.tensor, groups.coord, letters)[1]
 
-    def _arguments(self, groups: Groups, like: Tensor) -> list[list[Mapping[str, Any]]]:
-        """Return what each block is called with besides its input, for sequences as long as `like`: recorded once."""
+    def _arguments(self, groups: Groups, like: Tensor, mask: Tensor | None) -> list[list[Mapping[str, Any]]]:
+        """Return what each block is called with besides its input, for sequences as long as `like`: recorded once.
+
+        Where the forward computes with the padding mask (alibi), it is recorded once a micro-batch: for that `mask`.
+        """
         length = self._length(groups, like)
         cuts = placement.inner_cuts(groups.tensor)
         index, _ = placement.piece(groups.tensor, groups.coord, cuts.sequence)
         key = (length, like.dtype, like.device, groups.tensor, index)
-        if key not in self._recorded:
+        if mask is not None and self._masked is not None and self._masked[0] is mask:
+            return self._masked[1]
+        if mask is not None or key not in self._recorded:
             model, lists = self.skeleton.model, self.skeleton.lists
             rotary = [name for name, module in model.named_modules() if is_rotary(module)]
             part: Any = self.skeleton.part(rotary, num_blocks=max(map(len, lists.values())))
@@ -204,11 +211,17 @@ class Chain:
             positions = torch.arange(length, device=like.device)[None]
             positions = placement.take(positions, 1, groups.tensor, groups.coord, cuts.sequence)
             x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], like.shape[2])
-            self._recorded[key] = self._record(part, x, length, positions)
+            recorded = self._record(part, x, length, positions, mask)
+            if mask is not None:
+                self._masked = (mask, recorded)
+                return recorded
+            self._recorded[key] = recorded
         return self._recorded[key]
 
     @torch.no_grad()
-    def _record(self, part: Any, x: Tensor, length: int, positions: Tensor) -> list[list[Mapping[str, Any]]]:
+    def _record(
+        self, part: Any, x: Tensor, length: int, positions: Tensor, mask: Tensor | None
+    ) -> list[list[Mapping[str, Any]]]:
         """Run the forward on zeros, and return what each block of each list is called with.
 
         Raises:
@@ -218,10 +231,13 @@ class Chain:
         if not self.is_decoder:
             self.skeleton.run(part, None, length)
         else:
+            given: dict[str, Tensor | None] = {"position_ids": positions}
+            if mask is not None:
+                given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
             other = x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
-            self.skeleton.run(part, other, positions.shape[1], position_ids=positions)
+            self.skeleton.run(part, other, positions.shape[1], **given)
             others = [block.call for block in lists[0]]
-            self.skeleton.run(part, x, positions.shape[1], position_ids=positions)
+            self.skeleton.run(part, x, positions.shape[1], **given)
             for number, (block, call) in enumerate(zip(lists[0], others, strict=True)):
                 own, same = self._tensors(block.call), self._tensors(call)
                 if not all(map(torch.equal, own, same)):

@@ -104,7 +104,8 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     """
     inputs = HuggingFaceModel(*subject).policy.inputs
     torch.set_num_threads(1)  # ranks fork
-    attention = "eager" if getattr(subject.config, "attn_logit_softcapping", None) else "sdpa"
+    eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
+    attention = "eager" if eager else "sdpa"
     model, weights = compare.plain(subject.cls, subject.config, attention)
     given, reference = compare.reference(model, compare.make_inputs(subject.config, inputs))
     for name, parallel in modes.items():

@@ -24,6 +24,18 @@ OPT = Policy(
     local={"model.decoder.layers.*.self_attn": ("num_heads",)},
     requires={"layerdrop": 0.0, "layer_norm_elementwise_affine": True},
 )
+BLOOM = Policy(
+    blocks=("transformer.h",),
+    regions={
+        "transformer.h.*.self_attention": ("query_key_value",),
+        "transformer.h.*.mlp": ("dense_h_to_4h",),
+    },
+    outward=("transformer.h.*.self_attention.dense", "transformer.h.*.mlp.dense_4h_to_h"),
+    local={"transformer.h.*.self_attention": ("num_heads",)},
+    own_attention={"transformer.h.*.self_attention": ("alibi",)},
+    returns={"transformer.h": ("",)},
+    requires={"slow_but_exact": False},
+)
 QWEN2_MOE = Policy(
     blocks=("model.layers",),
     regions={
@@ -92,6 +104,7 @@ DERIVED = frozenset(
 """Classes whose derived policy is proven, by `python -m tests.support.derive_all` (docs/derived_policies.md)."""
 
 POLICIES: Mapping[str, Policy] = {
+    "BloomForCausalLM": BLOOM,
     "GPT2LMHeadModel": GPT2,
     "OPTForCausalLM": OPT,
     "Qwen2MoeForCausalLM": QWEN2_MOE,

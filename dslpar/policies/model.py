@@ -68,7 +68,12 @@ class HuggingFaceModel(LayeredModel):
         lora: LoRA | Mapping[str, Any] | None = None,
     ) -> None:
         config = config_of(cls, config, pretrained)
-        if not (getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])):
+        if policy is None or policy == "derived":
+            written = None if policy else POLICIES.get(cls.__name__)
+        else:
+            written = as_policy(policy, POLICIES)
+        has_door = getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])
+        if not has_door and not (written and written.own_attention):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         with torch.device("meta"):
@@ -76,12 +81,8 @@ class HuggingFaceModel(LayeredModel):
         self.config = self.model.config
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
-        if policy is not None and policy != "derived":
-            self.policy = as_policy(policy, POLICIES)
-        else:
-            with as_findings(f"{cls.__name__}: to derive a policy"):
-                unproven = policy == "derived"
-                self.policy = derive(self.model) if unproven else POLICIES.get(cls.__name__) or _derived(self.model)
+        with as_findings(f"{cls.__name__}: to derive a policy"):
+            self.policy = written or (derive(self.model) if policy == "derived" else _derived(self.model))
         _check_settings(cls.__name__, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)

@@ -37,6 +37,10 @@ class Policy:
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
     inward: Names = ()
     """Inward linears that a block's own forward calls, with no module around them (OPT's fc1)."""
+    own_attention: Mapping[str, Names] = field(default_factory=dict)
+    """Region of attention whose code makes its scores itself, and not through transformers' interface -> its arguments
+    of numbers for each sample and head, [samples * heads, ...] (Bloom's alibi).
+    """
     experts: Names = ()
     """Modules that hold all experts of a mixture, cut by their number over the tensor group. The module around each is
     the mixture; `regions` and `outward` within it are those of an expert that all tokens visit.

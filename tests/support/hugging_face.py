@@ -89,6 +89,15 @@ _IMAGES = {name: value for name, value in SIZES.items() if name not in _OF_TEXT 
 _IMAGES |= _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
 """Nine patches and the token of the class."""
 
+_BLOOM = {
+    "hidden_size": 32,
+    "n_layer": 3,
+    "n_head": 8,
+    "vocab_size": 70,
+    "initializer_range": 0.2,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 _EXPERTS = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 FAMILIES: dict[str, Family] = {
@@ -114,6 +123,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family("GPT2", {**_GPT2, "n_inner": 48}, "LMHeadModel"),
     "opt": Family("OPT", _OPT),
     "opt, norms after": Family("OPT", _OPT | {"do_layer_norm_before": False, "tie_word_embeddings": False}),
+    "bloom": Family("Bloom", _BLOOM, attention="eager"),
     "mixtral": Family("Mixtral", _EXPERTS),
     "mixtral, 5 experts": Family("Mixtral", _EXPERTS | {"num_local_experts": 5, "tie_word_embeddings": True}),
     "qwen3_moe": Family("Qwen3Moe", _EXPERTS | {"head_dim": 4, "mlp_only_layers": [1], "norm_topk_prob": True}),

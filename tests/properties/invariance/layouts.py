@@ -230,6 +230,18 @@ def _transformers_opt(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="transformers.OPTForCausalLM", args={"config": config})
 
 
+def _transformers_bloom(tied: bool) -> sections.OtherModel:
+    config = {
+        "n_layer": 2,
+        "hidden_size": GPT["hidden_size"],
+        "n_head": GPT["num_heads"],
+        "vocab_size": GPT["vocab_size"],
+        "tie_word_embeddings": tied,
+        **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
+    }
+    return sections.OtherModel(target="transformers.BloomForCausalLM", args={"config": config})
+
+
 def _transformers_mixtral(tied: bool) -> sections.OtherModel:
     sizes = {"num_local_experts": 6, "num_experts_per_tok": 2}
     return sections.OtherModel(
@@ -256,6 +268,7 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "transformers' Llama, LoRA": _transformers_llama_lora,
     "transformers' GPT-2": _transformers_gpt2,
     "transformers' OPT": _transformers_opt,
+    "transformers' Bloom": _transformers_bloom,
     "transformers' Mixtral": _transformers_mixtral,
     "transformers' Qwen3-MoE": _transformers_qwen3_moe,
 }
@@ -519,6 +532,10 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "transformers' OPT, one process": ONE._replace(model="transformers' OPT"),
     "transformers' OPT, pipe 2, 1d 2, ZeRO 1": Layout(4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' OPT"),
+    "transformers' Bloom, one process": ONE._replace(model="transformers' Bloom"),
+    "transformers' Bloom, pipe 2, 1d 2, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' Bloom"
+    ),
     "transformers' Mixtral, one process": ONE._replace(model="transformers' Mixtral"),
     "transformers' Mixtral, pipe 2, 1d 2, ZeRO 1": Layout(
         4, pipe(2) | tensor("1d", 2), zero=1, model="transformers' Mixtral"

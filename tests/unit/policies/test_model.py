@@ -85,11 +85,8 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
-        (
-            "BloomForCausalLM",
-            {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 70},
-            "its attention does not",
-        ),
+        ("XGLMForCausalLM", {"num_layers": 1}, "its attention does not"),
+        ("BloomForCausalLM", {"slow_but_exact": True}, r"slow_but_exact=True: its policy is for slow_but_exact=False"),
         ("OPTForCausalLM", hf.SIZES | {"layerdrop": 0.1}, r"layerdrop=0\.1: its policy is for layerdrop=0\.0"),
         ("PersimmonForCausalLM", hf.SIZES, "no tensor plan"),
         ("MixtralForCausalLM", hf.SIZES | {"output_router_logits": True}, r"output_router_logits=True: its policy"),

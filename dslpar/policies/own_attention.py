@@ -1,0 +1,50 @@
+"""Attention whose code makes its scores itself, and does not go through transformers' interface: Bloom's.
+
+It runs as it is, on this rank's samples and heads. What it is called with besides the residual is made to fit them: a
+recipe of a mask becomes a mask to add, and numbers for each sample and head (alibi, arXiv 2108.12409) become those of
+this rank. It must attend to whole sequences: mode 'sequence' is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+from dslpar.policies.attention import Recipe
+
+
+def fit_arguments(region: nn.Module, groups: Groups, by_head: Sequence[str], num_heads: int) -> None:
+    """Have a region's arguments fit its pieces; those `by_head` are [samples * heads, ...], of all samples or of one.
+
+    It comes after the region's entrance: its first argument then has the pieces' shape.
+    """
+    cuts = placement.inner_cuts(groups.tensor)
+
+    def piece(numbers: Tensor, batch: int) -> Tensor:
+        numbers = torch.unflatten(numbers, 0, (-1, num_heads))
+        numbers = placement.take(numbers, 1, groups.tensor, groups.coord, cuts.features)
+        if len(numbers) == 1:
+            numbers = numbers.expand(batch, *numbers.shape[1:])
+        else:
+            numbers = placement.take(numbers, 0, groups.tensor, groups.coord, cuts.batch)
+        return numbers.flatten(0, 1)
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if groups.axis(*cuts.sequence).size > 1:
+            message = f"{type(module).__name__} makes its scores itself, of whole sequences, which mode 'sequence' cuts"
+            raise_finding("TEN235", message, "another tensor mode", key="parallel.tensor")
+        x: Tensor = args[0]
+        fitted: dict[str, Tensor | None]
+        fitted = {name: piece(value, len(x)) for name, value in kwargs.items() if name in by_head}
+        fitted |= {name: value.added(groups, x) for name, value in kwargs.items() if isinstance(value, Recipe)}
+        return args, kwargs | fitted
+
+    region.register_forward_pre_hook(hook, with_kwargs=True)
