@@ -184,9 +184,10 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
     if job.spec.data.files is not None:  # relative to the author's config, and this file is elsewhere
         folder = os.path.dirname(job.path)
         values["data"]["files"] = [os.path.abspath(os.path.join(folder, name)) for name in job.spec.data.files]
-    if isinstance(job.spec.model, schema_sections.OtherModel) and job.spec.model.transformers is not None:
-        # As the reader has it: an absolute path.
-        values["model"] |= {name: job.spec.model.args[name] for name in ("pretrained",) if name in job.spec.model.args}
+    if "pretrained" in values["model"]:  # as the reader has it: an absolute path
+        model = job.spec.model
+        args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
+        values["model"]["pretrained"] = args["pretrained"]
     return yaml_io.dump_plain(values | {"resolved": resolved})
 
 

@@ -152,7 +152,9 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
         name = meant or name
     if name in families.FAMILIES:
         family: type[sections.Model] = families.class_of(name, "section")
-        return reader.fields(family, typed.entries, node, "model", "model")
+        made: sections.Model | None = reader.fields(family, typed.entries, node, "model", "model")
+        folder = getattr(made, "pretrained", None)
+        return replace(made, pretrained=_beside(reader, folder)) if made is not None and folder else made
     if name == "Sequential":
         for entry in typed.entries:
             if entry.name != "layers_cfg":
@@ -171,8 +173,13 @@ def _of_transformers(reader: Reader, model: sections.OtherModel, typed: Typed) -
     entry = next((each for each in typed.entries if each.name == "lora" and each.node.value is not None), None)
     lora = None if entry is None else reader.section(sections.LoRA, entry.node, "model.lora", entry.source_key)
     if isinstance(folder := args.get("pretrained"), str):
-        args["pretrained"] = os.path.abspath(os.path.join(os.path.dirname(reader.config.path), folder))
+        args["pretrained"] = _beside(reader, folder)
     return replace(model, args=args, lora=lora)
+
+
+def _beside(reader: Reader, folder: str) -> str:
+    """Return the absolute path of a folder that a config names relative to its own."""
+    return os.path.abspath(os.path.join(os.path.dirname(reader.config.path), folder))
 
 
 def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:

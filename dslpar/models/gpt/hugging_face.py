@@ -103,20 +103,25 @@ def fields_of(config: Config, path: str = "config.json") -> dict[str, Any]:
 
 def check_fits(model: GPT, config: Config, path: str) -> None:
     """Check that a GPT is the model of a config.json. Raises: DslparError: with every field that differs."""
-    found = fields_of(config, path)
-    differ = {name: value for name, value in found.items() if _given(model, name) != value}
-    # Rotary positions have no table: a run may have shorter sequences, or longer ones.
-    if model.positions == "rotary":
-        differ.pop("max_seq_len", None)
+    found, differ = fields_of(config, path), differences(model, config, path)
     if differ:
-        details = [f"model.{name} is {_given(model, name)!r}, there {value!r}" for name, value in differ.items()]
+        details = [f"model.{name} is {of!r}, there {value!r}" for name, (of, value) in differ.items()]
         written = ", ".join(f"{name}={value!r}" for name, value in found.items())
         message = f"the weights in {path} are of another model:"
         raise_finding("CKP207", message, f"model = dict(type='GPT', {written}, pretrained=...)", path, "model", details)
 
 
-def _given(model: GPT, name: str) -> object:
-    return {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}.get(name, getattr(model, name))
+def differences(model: GPT, config: Config, path: str = "config.json") -> dict[str, tuple[object, object]]:
+    """Return {field: (the GPT's, that of a config.json)} where they differ. Raises: DslparError: as `fields_of`."""
+    found = fields_of(config, path)
+    # What is left out here, and follows from other fields there too, differs with these alone.
+    follows = {"num_kv_heads": found["num_heads"], "ffn_hidden_size": 4 * found["hidden_size"]}
+    found = {name: value for name, value in found.items() if getattr(model, name) is not None or follows[name] != value}
+    own = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    pairs = {name: (own.get(name, getattr(model, name)), value) for name, value in found.items()}
+    # Rotary positions have no table: a run may have shorter sequences, or longer ones.
+    free = "max_seq_len" if model.positions == "rotary" else ""
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name != free}
 
 
 # ---- GPT-2 ----

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
+from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Tensor
 from dslpar.layout import divisors
 from dslpar.layout.divisors import Condition
@@ -163,6 +165,35 @@ def wavelength_without_rotary(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.rope_theta", message, "positions='rotary', or leave it out")
 
 
+# Weights to begin with --------------------------------------------------------------------------------------------
+
+
+@rule("CKP103", "pretrained-of-another-gpt")
+def pretrained_of_another_gpt(cx: Context) -> Iterator[Problem]:
+    """The folder of a GPT's pretrained weights is not usable, or of a model with other sizes."""
+    folder = _gpt(cx).pretrained
+    if folder is None or not os.path.isdir(folder):  # it may be on the job's hosts alone
+        return
+    import json
+
+    from dslpar.models.gpt import hugging_face
+
+    saved = "choose a folder that transformers' save_pretrained wrote"
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        found = hugging_face.differences(_gpt(cx), config if isinstance(config, dict) else {})
+    except (OSError, ValueError) as error:
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        yield cx.problem("model.pretrained", f"cannot read its config.json: {why}", saved)
+    except DslparError as error:
+        yield cx.problem("model.pretrained", f"its {error.findings[0].message}", saved)
+    else:
+        for name, (own, value) in found.items():
+            message = f"{_name(cx, f'model.{name}')} is {own!r}, and the weights in model.pretrained have {value!r}"
+            yield cx.problem(f"model.{name}", message, f"model.{name}={value!r}")
+
+
 RULES = (
     heads_do_not_divide,
     hidden_does_not_divide,
@@ -175,4 +206,5 @@ RULES = (
     vocabulary_beyond_bytes,
     padded_vocabulary,
     wavelength_without_rotary,
+    pretrained_of_another_gpt,
 )

@@ -69,7 +69,9 @@ class GPT(Model):
     init_std: PositiveFloat = key(default=0.02, resume="refused", aliases="initializer_range")
     """Standard deviation of initial weights."""
     pretrained: str | None = key(default=None, resume="free")
-    """A folder of transformers' with the weights to begin with: a GPT2LMHeadModel's, or a LlamaForCausalLM's."""
+    """A folder of transformers' with the weights to begin with, relative to the config: a GPT2LMHeadModel's, or a
+    LlamaForCausalLM's.
+    """
 
     @property
     def ffn_size(self) -> int:

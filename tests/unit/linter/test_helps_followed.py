@@ -70,6 +70,7 @@ ANSWERS: Mapping[str, Callable[[Linted], Linted]] = {
     "CFG126": replacing("'Lama'", "'derived'"),
     "CKP101": replacing("pretrained='.'", "config=dict(max_position_embeddings=64)"),
     "CKP102": replacing("pretrained='no_such_folder'", "config=dict(max_position_embeddings=64)"),
+    "CKP103": replacing("pretrained='.'", ""),
     "HST101": replacing("other 8", "other slots=8"),
     "HST102": replacing("localhost slots=4\nlocalhost slots=4", "localhost slots=8"),
     "HST104": replacing("slots=0", "slots=2"),
