@@ -22,6 +22,7 @@ from dslpar.layers import Linear, placement
 from dslpar.layers.linear import Role
 from dslpar.layers.parameter import ZEROS, parameter
 from dslpar.policies import dropout, experts, modules, own_attention, probe
+from dslpar.policies.attention import SDPA
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
 
@@ -34,6 +35,8 @@ class Setting(NamedTuple):
     hidden_size: int
     config: Any
     adapters: Adapters | None = None
+    attention: str = SDPA
+    """Its attn_implementation."""
 
 
 def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
@@ -85,6 +88,7 @@ class _Application:
         for module in part.modules():
             if not isinstance(module, modules.Entrance):
                 object.__setattr__(module, "dslpar_groups", self.groups)
+                object.__setattr__(module, "dslpar_attention", self.cut.attention)
         dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
             part.register_forward_pre_hook(self._begin)

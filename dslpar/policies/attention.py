@@ -10,13 +10,15 @@ refused by name. (transformers' registries are its own way for other kernels: vL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
@@ -31,6 +33,10 @@ from dslpar.layers.upcast import upcast
 
 IMPLEMENTATION = "dslpar"
 """Name of the doors in transformers' registries."""
+SDPA, FLASH = "sdpa", "flash_attention_2"
+"""What `attn_implementation` may be: torch's scaled_dot_product_attention, with the kernel that it chooses; or with its
+FlashAttention kernel and no other.
+"""
 
 _OF_MASKS = ("local_size", "use_vmap")
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
@@ -41,6 +47,16 @@ _KNOWN = {
     *("output_attentions", "output_router_logits"),
 }
 """What attention is called with that changes nothing in the ring: its mask says the window, and it may not have one."""
+
+
+def implementation_of(config: Any) -> str:
+    """Return which attention a config asks for; it may leave that out. Raises: DslparError: it is another one."""
+    requested: str | None = config._attn_implementation
+    if requested not in (None, SDPA, FLASH):
+        message = f"attn_implementation {requested!r}: pieces of a model attend by torch's kernels"
+        hint = f"{SDPA!r} (the default), or {FLASH!r}, which is torch's FlashAttention kernel and no other"
+        raise_finding("CFG223", message, hint, key="model.config.attn_implementation")
+    return requested or SDPA
 
 
 @dataclass
@@ -112,6 +128,11 @@ def _attend(
     """Attend: queries [batch/x, heads/y, sequence, D], keys and values likewise, to [batch/x, sequence, heads/y, D]."""
     groups: Groups = module.dslpar_groups  # type: ignore[assignment]
     cuts = placement.inner_cuts(groups.tensor)
+    is_flash = getattr(module, "dslpar_attention", SDPA) == FLASH
+    if is_flash and (groups.axis(*cuts.sequence).size > 1 or kwargs.get("softcap") is not None):
+        why = "in pieces of sequences" if groups.axis(*cuts.sequence).size > 1 else "with a soft cap"
+        message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not"
+        raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
     if groups.axis(*cuts.sequence).size > 1:
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
     if unknown := [name for name, value in kwargs.items() if name not in _KNOWN | _ANYWHERE and value is not None]:
@@ -123,8 +144,26 @@ def _attend(
     with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
         if softcap is not None:
             return _capped(module, q, k, v, mask, dropout, kwargs["scaling"], softcap), None
-        y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
+        with _flash_alone(module, q, mask, dropout) if is_flash else nullcontext():
+            y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
     return y, None
+
+
+@contextmanager
+def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: float) -> Iterator[None]:
+    """Have torch attend by its FlashAttention kernel, within. Raises: DslparError: that cannot do what is asked."""
+    with warnings.catch_warnings(), sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+        warnings.simplefilter("ignore")  # torch warns of each kernel that it did not take
+        try:
+            yield
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            with_what = [*["a mask"] * (mask is not None), *["dropout"] * (dropout > 0)]
+            what = f" with {' and '.join(with_what)}" if with_what else ""
+            message = f"{type(module).__name__}: torch has no FlashAttention kernel for {q.dtype} on {q.device}{what}"
+            hint = f"attn_implementation={SDPA!r}, which takes the kernel that there is"
+            raise_finding("TEN235", message, hint, key="model.config.attn_implementation")
 
 
 def _capped(

@@ -76,6 +76,7 @@ class HuggingFaceModel(LayeredModel):
         if not has_door and not (written and written.own_attention):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
+        self.attention = attention.implementation_of(config)
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
@@ -108,7 +109,8 @@ class HuggingFaceModel(LayeredModel):
         specs: list[LayerSpec] = []
         index = 0
         for number, piece in enumerate(skeleton.outline.pieces):
-            setting = Setting(groups, self.policy, skeleton.hidden_size(number), self.config, self.adapters)
+            hidden, shared = skeleton.hidden_size(number), (self.config, self.adapters, self.attention)
+            setting = Setting(groups, self.policy, hidden, *shared)
             for leaf, _ in piece.lookups:
                 # The first table of tokens owns the weight, under the name that transformers saves it by.
                 name, tied = (leaf, skeleton.table) if specs else (skeleton.table, None)

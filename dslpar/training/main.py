@@ -168,8 +168,9 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     log_job(job, engine)
     if stored is not None:
         session.load(engine, stored, folder)
-    if request.arguments.dry_run:
+    if request.arguments.dry_run or getattr(job.spec.model, "lora", None) is not None:
         log_parameters(engine)
+    if request.arguments.dry_run:
         return 0
     if request.arguments.eval_only:
         _evaluate(Trainer(job, engine, request.corpus, None, session))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ if not HAS_TRANSFORMERS or find_spec("peft") is None:
     pytest.skip(f"{NO_TRANSFORMERS}; and peft", allow_module_level=True)
 
 import peft
+import transformers
 from safetensors import safe_open
 
 from tests.support import hugging_face as hf
@@ -142,6 +145,38 @@ def test_the_file_is_the_one_that_peft_writes(family: str, tmp_path: Path) -> No
     assert keys(tmp_path / "ours") == keys(tmp_path / "theirs")
     own, true = (json.loads((tmp_path / each / "adapter_config.json").read_text()) for each in ("ours", "theirs"))
     assert {name: in_order(value) for name, value in own.items()} == {name: in_order(true[name]) for name in own}
+
+
+@pytest.mark.prove
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    """docs/transformers.md, "Fine-tuning": trained on two ranks, exported, and loaded by peft."""
+    text = Path("docs/transformers.md").read_text(encoding="utf-8").partition("## Fine-tuning")[2]
+    example = text.partition("```python\n")[2].partition("```")[0]
+    base = tmp_path / "base"
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=32, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(base)
+    more = f"""
+parallel = dict(tensor=dict(size=2, mode='1d'))
+data = dict(seq_len=16)
+train = dict(steps=2, output_dir={str(tmp_path / "run")!r})
+"""
+    path = tmp_path / "example.py"
+    path.write_text(example.replace("'folder'", repr(str(base))) + more)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "are trained" in (tmp_path / "run" / "log.txt").read_text()
+    assert main(["checkpoint", "export", str(tmp_path / "run"), "-o", str(tmp_path / "a"), "--format", "peft"]) == 0
+    model = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained(base), tmp_path / "a")
+    b = [p for name, p in model.named_parameters() if "lora_B" in name]
+    assert len(b) == 4
+    assert all(p.any() for p in b), "two steps have moved them from zero"
 
 
 # ---- what cannot be exported ----

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dslpar.core import mesh
@@ -18,8 +21,9 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed.collectives import all_gather
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, placement, placement_of
+from dslpar.models import recompute
 from dslpar.models.layered import build_module
-from tests.support.ranks import on_ranks
+from tests.support.ranks import RankError, on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS or find_spec("peft") is None:
@@ -202,3 +206,38 @@ def test_linears_of_experts_have_no_adapter() -> None:
     HuggingFaceModel(cls, config, lora={"r": 2, "target_modules": ["q_proj"]})
     with pytest.raises(DslparError, match=r"CFG223 .*mlp\.shared_expert\.down_proj \(Linear\) cannot have an adapter"):
         HuggingFaceModel(cls, config, lora={"r": 2, "target_modules": ["down_proj"]})
+
+
+def _recomputed(interval: int, *, reentrant: bool = False) -> dict[str, Tensor | None]:
+    """Gradients of adapters, where blocks run again in the backward; the first one's input needs no gradient."""
+    groups, family = Groups(mesh.Mesh()), hf.FAMILIES["llama"]
+    ids = compare.make_inputs(family.config())["input_ids"]
+    model = HuggingFaceModel(family.classes()[0], family.config(), lora=QV | {"lora_dropout": 0.3})
+    module = build_module(model, groups, seed=1, interval=interval).train()
+    adapters = {own: p for _, p, own in parameters_with_peft_names(module)}
+    for own, p in adapters.items():
+        if "lora_B" in own:
+            torch.nn.init.ones_(p)
+    torch.manual_seed(11)
+    with patch.object(recompute, "checkpoint", _as_torch_s_other_kind) if reentrant else nullcontext():
+        model.loss(groups)(module(ids), ids).backward()
+    return {own: p.grad for own, p in adapters.items()}
+
+
+def _as_torch_s_other_kind(function: Any, group: Any, x: Tensor, **_: bool) -> Any:
+    return checkpoint(function, group, x, use_reentrant=True)
+
+
+@pytest.mark.prove
+def test_a_frozen_table_loses_no_gradient_where_blocks_are_recomputed() -> None:
+    """To the bit, dropout on. With torch's reentrant kind nothing of the output would need a gradient."""
+    (kept,), (again,) = on_ranks(1, _recomputed, 0), on_ranks(1, _recomputed, 1)
+    assert len(kept) == 12
+    for own, gradient in kept.items():
+        assert gradient is not None
+        assert gradient.any()
+        assert torch.equal(gradient, again[own]), own
+    with pytest.raises(
+        RankError, match="None of the inputs have requires_grad=True. Gradients will be None"
+    ):  # a warning
+        on_ranks(1, partial(_recomputed, reentrant=True), 1)

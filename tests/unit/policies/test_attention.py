@@ -1,0 +1,60 @@
+"""What `attn_implementation` does: torch's attention with any kernel, with FlashAttention's alone, or an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.models.layered import build_module
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+from dslpar.policies.model import HuggingFaceModel
+from tests.support import hugging_face as hf
+
+
+def logits(implementation: str | None, family: str = "llama", **more: Any) -> Tensor:
+    known = hf.FAMILIES[family]
+    given = {} if implementation is None else {"attn_implementation": implementation}
+    model = HuggingFaceModel(known.classes()[0], dict(known.sizes) | given | more)
+    module = build_module(model, Groups(Mesh(), rank=0), seed=1).train()
+    return module(torch.arange(24).view(2, 12))
+
+
+@torch.no_grad()
+def test_flash_attention_is_torch_s_kernel() -> None:
+    """As exact as float32 is: three blocks, logits of order 1."""
+    default, sdpa, flash = logits(None), logits("sdpa"), logits("flash_attention_2")
+    assert torch.equal(default, sdpa)
+    assert float((flash - sdpa).abs().max()) < 1e-5 * float(sdpa.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("implementation", "family", "more", "said"),
+    [
+        (
+            "eager",
+            "llama",
+            {},
+            r"CFG223 .*attn_implementation 'eager'.*\n.*'sdpa' \(the default\), or 'flash_attention_2'",
+        ),
+        (
+            "flash_attention_2",
+            "llama",
+            {"attention_dropout": 0.1},
+            r"TEN235 .*no FlashAttention kernel for torch.float32 on cpu with dropout\n.*attn_implementation='sdpa'",
+        ),
+        ("flash_attention_2", "gemma2", {"attn_logit_softcapping": 50.0}, r"TEN235 .*attends with a soft cap"),
+    ],
+)
+def test_what_is_not_there_is_an_error(implementation: str, family: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(DslparError, match=said):
+        logits(implementation, family, **more)
