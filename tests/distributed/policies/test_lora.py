@@ -237,7 +237,5 @@ def test_a_frozen_table_loses_no_gradient_where_blocks_are_recomputed() -> None:
         assert gradient is not None
         assert gradient.any()
         assert torch.equal(gradient, again[own]), own
-    with pytest.raises(
-        RankError, match="None of the inputs have requires_grad=True. Gradients will be None"
-    ):  # a warning
+    with pytest.raises(RankError, match="Gradients will be None"):  # torch's warning
         on_ranks(1, partial(_recomputed, reentrant=True), 1)
