@@ -77,6 +77,9 @@ class HuggingFaceModel(LayeredModel):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         self.attention = attention.implementation_of(config)
+        if self.attention == attention.FLASH and written and written.own_attention:
+            message = f"{cls.__name__} makes its scores itself, and has no use for a kernel"
+            raise_finding("TEN235", message, "leave attn_implementation out", key="model.config.attn_implementation")
         with torch.device("meta"):
             self.model: Any = cls._from_config(config, attn_implementation=attention.IMPLEMENTATION)
         self.config = self.model.config
