@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from dslpar.api import Run, initialize, start
     from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
     from dslpar.core.errors import DslparError, Finding, Location
+    from dslpar.distributed.stage_manager import PipelineStageManager
     from dslpar.engine.gradient_handlers import BaseGradientHandler
     from dslpar.engine.model import build_pipeline_model, build_pipeline_model_from_cfg
     from dslpar.language.lazy import L, LazyCall, get_config, instantiate
+    from dslpar.layout.stages import distribute_layers
     from dslpar.linter.check import lint, load, resolve
     from dslpar.models.sequential import ModelFromConfig, Stage
     from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
@@ -43,14 +45,17 @@ _HOMES = {
     "LAYERS": ("dslpar.schema.registry", "LAYERS"),
     "GRADIENT_HANDLER": ("dslpar.schema.registry", "GRADIENT_HANDLER"),
     "BaseGradientHandler": ("dslpar.engine.gradient_handlers", "BaseGradientHandler"),
+    "PipelineStageManager": ("dslpar.distributed.stage_manager", "PipelineStageManager"),
+    "distribute_layers": ("dslpar.layout.stages", "distribute_layers"),
     "PipelineSchedule": ("dslpar.compat.schedules", "PipelineSchedule"),
     "NonPipelineSchedule": ("dslpar.compat.schedules", "NonPipelineSchedule"),
 }
 
 __all__ = [
     "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Finding", "L", "LazyCall",
-    "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "Run", "Stage", "build_pipeline_model",
-    "build_pipeline_model_from_cfg", "get_config", "initialize", "instantiate", "lint", "load", "resolve", "start",
+    "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "PipelineStageManager", "Run", "Stage",
+    "build_pipeline_model", "build_pipeline_model_from_cfg", "distribute_layers", "get_config", "initialize",
+    "instantiate", "lint", "load", "resolve", "start",
 ]  # fmt: skip
 
 

@@ -31,12 +31,14 @@ from dslpar.data.loader import Loader, PairSamples, is_dataset
 from dslpar.data.text import TextSamples
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
-from dslpar.engine.model import CustomModel, as_layered_model, model_from_job
+from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
+from dslpar.layers.parameter import placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of
 from dslpar.layout.stages import ids_of
 from dslpar.linter import check
@@ -83,6 +85,11 @@ class Run:
     def num_stages(self) -> int:
         """The number of stages of the pipeline."""
         return self.groups.mesh.pipe
+
+    @property
+    def stage_manager(self) -> PipelineStageManager:
+        """This rank's place in the pipeline, under ColossalAI's names."""
+        return PipelineStageManager(self.groups)
 
     def get_layer_stage_id(self, layer_idx: int) -> int:
         """Return the stage of a layer by its index; -1 is the last one (LiBai's name).
@@ -215,9 +222,7 @@ def initialize(
     if model is None and not run.config.has("model"):
         hint = "write a model in the config, or give model=..."
         raise DslparError([rule_finding(NO_MODEL, "there is no model", hint, Location(run.job.path))])
-    if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
-        message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
-        raise_finding("CFG227", message, hint, run.job.path)
+    check_criterion(criterion, run.job.path)
     job, groups = run.job, run.groups
     layered = as_layered_model(model, job.path) if model is not None else None
     if layered is not None:
@@ -299,7 +304,9 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
     """Check that all ranks have built equal weights: a pipeline takes each stage's from another rank."""
     if not isinstance(model, Sequential) or job.mesh.pipe == 1:
         return
-    weights = [p.detach().double().sum().item() for _, module in model.modules for p in module.parameters()]
+    # Those of dslpar.layers are drawn when the engine is built, each by its name: until then they are anything.
+    drawn = [p for _, module in model.modules for p in module.parameters() if placement_of(p) is None]
+    weights = [p.detach().double().sum().item() for p in drawn]
     hint = "call torch.manual_seed(...) before the model is built, or build_pipeline_model_from_cfg"
     check_equal({"set of initial weights": repr(weights)}, groups.axis("pipe", "data", "tensor"), "HST221", hint)
 

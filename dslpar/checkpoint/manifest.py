@@ -36,12 +36,15 @@ OFFLINE = "offline"
 """Key of a layout that `dslpar checkpoint reshard` made: no run has had it, so it has no random states."""
 
 
-def manifest_of(job: Job, data: str, step: int) -> Plain:
-    """Make the manifest of a checkpoint, without its files. `job` is the engine's, which knows the stages."""
+def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = None) -> Plain:
+    """Make the manifest of a checkpoint, without its files. `job` is the engine's, which knows the stages.
+
+    `consumed_samples`, where it is not given, are those of steps of one batch each.
+    """
     return {
         "format": FORMAT,
         "step": step,
-        "consumed_samples": step * job.batch.global_size,
+        "consumed_samples": step * job.batch.global_size if consumed_samples is None else consumed_samples,
         "layout": layout_of(job),
         "fixed": fixed_values(job, data),
         "config": config_of(job),

@@ -84,7 +84,8 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     with writer.new_folder(root) as unfinished:
         written = _write_files(checkpoint, index, job, stages, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
-        writer.publish(unfinished, manifest.manifest_of(job, text, checkpoint.step) | {"layout": layout}, written)
+        made = manifest.manifest_of(job, text, checkpoint.step, checkpoint.manifest["consumed_samples"])
+        writer.publish(unfinished, made | {"layout": layout}, written)
     return folder.final_path(root, checkpoint.step)
 
 

@@ -84,7 +84,7 @@ def save(engine: Engine, data: str = "") -> Path:
 
     def publish() -> Path:
         try:
-            return _publish(engine, reports, root, manifest.manifest_of(job, data, step))
+            return _publish(engine, reports, root, manifest.manifest_of(job, data, step, engine.consumed_samples))
         except OSError:
             writer.remove(part)
             raise

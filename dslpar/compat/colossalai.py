@@ -29,9 +29,11 @@ from dslpar.compat.context import ParallelMode, global_context
 from dslpar.compat.pipeline_part import PipelinePart
 from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
 from dslpar.core.catalog import raise_finding
+from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine import model as build
 from dslpar.engine.gradient_handlers import BaseGradientHandler
 from dslpar.engine.user_optimizer import OptimizerOrFactory
+from dslpar.layout.stages import distribute_layers
 from dslpar.linter.check import Source
 from dslpar.models import LayeredModel
 from dslpar.models.sequential import ModelFromConfig, Stage
@@ -39,9 +41,9 @@ from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
 
 __all__ = [
     "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "InterleavedPipelineSchedule", "ModelFromConfig",
-    "NonPipelineSchedule", "ParallelMode", "PipelineSchedule", "build_pipeline_model", "build_pipeline_model_from_cfg",
-    "get_default_parser", "global_context", "initialize", "launch", "launch_from_openmpi", "launch_from_slurm",
-    "launch_from_torch", "nn",
+    "NonPipelineSchedule", "ParallelMode", "PipelineSchedule", "PipelineStageManager", "build_pipeline_model",
+    "build_pipeline_model_from_cfg", "distribute_layers", "get_default_parser", "global_context", "initialize",
+    "launch", "launch_from_openmpi", "launch_from_slurm", "launch_from_torch", "nn",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -58,6 +59,9 @@ class _PartlyBuilt(LayeredModel):
 
     def loss(self, groups: Groups) -> Loss:
         return self.model.loss(groups)
+
+    def whole_output(self, groups: Groups, output: Any) -> Any:
+        return self.model.whole_output(groups, output)
 
 
 def _itself(module: nn.Module) -> nn.Module:

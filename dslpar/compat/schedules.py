@@ -19,7 +19,7 @@ import torch
 
 from dslpar.core.catalog import raise_finding
 from dslpar.engine.engine import Engine
-from dslpar.engine.executor import first_tensor
+from dslpar.engine.micro_batches import next_item, take_batch
 
 OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
 """Output, label, loss."""
@@ -57,28 +57,17 @@ class PipelineSchedule:
             message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
             hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
             raise_finding("PIP207", message, hint, engine.job.path, "schedule")
-        if not forward_only and not engine.is_between_steps:
+        if not forward_only and not engine.is_between_steps and not engine.has_unreduced_gradients:
             if engine.groups.rank == 0:
                 warnings.warn(_LEFT_OUT, stacklevel=2)
             engine.step()
-        micro_batches = [] if data_iter is None else self._micro_batches(engine, data_iter)
+        micro_batches = [] if data_iter is None else take_batch(data_iter, engine.job, engine.steps_done)
         run = engine.forward if forward_only else engine.forward_backward
         result = run(micro_batches, keep_outputs=return_output_label)
         loss = None
         if return_loss and engine.is_last_stage:
             loss = torch.tensor(result.loss, device=engine.deepspeed.device)
         return result.output, result.label, loss
-
-    def _micro_batches(self, engine: Engine, data_iter: Iterator[Any]) -> list[tuple[Any, Any]]:
-        first = tuple(_next(data_iter, engine))
-        if len(first_tensor(first[0])) == self.num_microbatches * engine.job.batch.micro_size:
-            parts = zip(*(_split(value, self.num_microbatches) for value in first), strict=True)
-            return [(inputs, labels) for inputs, labels in parts]
-        rest = [tuple(item) for _, item in zip(range(self.num_microbatches - 1), data_iter, strict=False)]
-        if len(rest) < self.num_microbatches - 1:
-            message = f"the data ended after {len(rest) + 1} of {self.num_microbatches} micro-batches of a step"
-            raise_finding("BAT208", message, "drop the last, incomplete step of your data", engine.job.path, "schedule")
-        return [first, *rest]
 
 
 class NonPipelineSchedule:
@@ -93,7 +82,7 @@ class NonPipelineSchedule:
         return_output_label: bool = True,
     ) -> OutputLabelLoss:
         """Run one micro-batch; the loss is averaged over replicas."""
-        inputs, label = _next(data_iter, engine)
+        inputs, label = next_item(data_iter, engine.job, engine.steps_done)
         with torch.set_grad_enabled(not forward_only):
             output = engine(*inputs) if isinstance(inputs, tuple | list) else engine(inputs)
             loss = engine.criterion(output, label)
@@ -101,20 +90,3 @@ class NonPipelineSchedule:
             engine.backward(loss)
         outputs = (output, label) if return_output_label else (None, None)
         return *outputs, engine.mean_over_replicas(loss) if return_loss else None
-
-
-def _next(data_iter: Iterator[Any], engine: Engine) -> Any:
-    for item in data_iter:
-        return item
-    # Of DslparError it is none: the end of an iterator is what loops over data wait for.
-    raise StopIteration(
-        f"the data ended after step {engine.steps_done}: a pass has len(train_dataloader) steps, each of "
-        f"{engine.job.batch.accumulation} micro-batches; begin the next one with iter(train_dataloader)"
-    )
-
-
-def _split(value: Any, num: int) -> list[Any]:
-    """Split a tensor, or each of a tuple, in `num` equal parts along the first dim."""
-    if isinstance(value, tuple | list):
-        return list(zip(*(_split(item, num) for item in value), strict=True))
-    return list(value.chunk(num))

@@ -12,7 +12,7 @@ messages a rank in a job of any size. A process by itself (world 1) needs no `in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import combinations
 
@@ -81,6 +81,25 @@ class Groups:
     def axis(self, *names: str) -> Axis:
         """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
         return self._axes[self._key(names)]
+
+    def subgroup(self, name: str, indices: Sequence[int]) -> dist.ProcessGroup | None:
+        """Make a group of some of this rank's peers over an axis, by their index; None on those that are not in it.
+
+        All ranks must call it together.
+
+        Raises:
+            ValueError: an axis has no such index, or one is named twice.
+        """
+        axis = self.axis(name)
+        if len({*indices}) != len(indices) or not {*indices} <= {*range(axis.size)} or not indices:
+            raise ValueError(f"{list(indices)} of axis {name!r}, which counts from 0 to {axis.size - 1}")
+        if axis.index not in indices:
+            return None
+        if len(indices) == axis.size:
+            return axis.group
+        peers = [axis.peers[index] for index in sorted(indices)]
+        group: dist.ProcessGroup = dist.new_group(peers, use_local_synchronization=True)
+        return group
 
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
         """Return the named axes that have more than one rank: an axis of one adds nobody to the group."""

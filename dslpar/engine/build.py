@@ -85,7 +85,7 @@ def build_engine(
             (layer, p) for layer in layers_of_ours for p in layer.external_parameters()
         )
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
-    return engine_class(job, groups, ds_engine, loss_fn, all_counted)
+    return engine_class(job, groups, ds_engine, model, all_counted)
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -29,14 +30,12 @@ from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import executor, pipeline_module
-from dslpar.engine.executor import LossFn, concatenate, first_tensor
-from dslpar.layers.loss import IGNORE_INDEX
+from dslpar.engine.executor import LossFn, concatenate
+from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
+from dslpar.models.layered import LayeredModel
 from dslpar.watchdog.status_page import join_location, rank_name
-
-MicroBatch = tuple[Any, Any]
-"""Inputs and labels, of tokens: int64 [micro_size, sequence] each; a label of -100 is not counted."""
 
 
 class Output(NamedTuple):
@@ -45,7 +44,9 @@ class Output(NamedTuple):
     loss: float
     """The mean over the global batch, on every rank."""
     output: Any = None
-    """The model's outputs, concatenated along the first dim; None if not asked for, and on all stages but the last."""
+    """What a criterion is given, concatenated along the first dim; None if not asked for, and on all stages but the
+    last.
+    """
     label: Any = None
     """The labels, likewise."""
 
@@ -64,12 +65,15 @@ class Engine:
     skipped: bool
     """Whether the last step was skipped, since its gradient was not finite; the weights are then as before."""
 
-    def __init__(self, job: Job, groups: Groups, ds_engine: Any, loss_fn: LossFn, all_counted: bool) -> None:
-        self.job, self.groups, self.deepspeed = job, groups, ds_engine
-        self._loss_fn, self._all_counted = loss_fn, all_counted
+    def __init__(self, job: Job, groups: Groups, ds_engine: Any, model: LayeredModel, all_counted: bool) -> None:
+        self.job, self.groups, self.deepspeed, self._model = job, groups, ds_engine, model
+        self._loss_fn, self._all_counted = model.loss(groups), all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
         self._step_pending = False
         """Whether a backward was done whose step() has not been called."""
+        self._num_batches = 0
+        """Whole batches whose gradients stand, and wait for step()."""
+        self._in_no_sync, self._unreduced = False, False
         self._seeded_step = -1
 
     @property
@@ -81,6 +85,11 @@ class Engine:
     def is_between_steps(self) -> bool:
         """Whether no step is half done, so that another may begin."""
         return not self._step_pending and self._at_step_start
+
+    @property
+    def has_unreduced_gradients(self) -> bool:
+        """Whether gradients stand that `no_sync` has kept from being averaged over replicas."""
+        return self._unreduced
 
     @property
     def is_last_stage(self) -> bool:
@@ -107,7 +116,7 @@ class Engine:
     @property
     def consumed_samples(self) -> int:
         """Samples of the global batches of all steps done: the position in the data."""
-        return self.steps_done * self.job.batch.global_size
+        return self.deepspeed.global_samples  # type: ignore[no-any-return]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (global name, parameter) of this rank's part of the model: the same names in every layout."""
@@ -134,42 +143,86 @@ class Engine:
         """Return the loss over the global batch, without a step."""
         return self.forward(micro_batches).loss
 
-    def forward_backward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+    def forward_backward(
+        self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
+    ) -> Output:
         """Run a step's micro-batches forward and backward; `step()` must follow.
 
-        `keep_outputs`: return the model's outputs and the labels too.
+        Within `no_sync`, or after it, the gradients are added to those that stand.
+
+        keep_outputs: return the model's outputs and the labels too.
+        criterion: (output, label) to the mean over the micro-batch, for this call; None: the engine's own.
         """
-        self._check_order("forward_backward", step_pending=False)
-        if not self._at_step_start:
-            raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
+        adds = self._unreduced and self._num_batches > 0
+        if not adds:
+            self._check_order("forward_backward", step_pending=False)
+            if not self._at_step_start:
+                raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
+            self._seed_dropout()
         batches = self._prepare_batches(micro_batches)
-        self._seed_dropout()
-        counted = self._with_denominator(batches)
-        self._step_pending = True
+        counted = self._with_denominator(batches, criterion is not None)
+        self._step_pending, self._unreduced = True, self._in_no_sync
+        self._num_batches += 1
+        loss_fn, reduce = criterion or self._loss_fn, not self._in_no_sync
         if self._has_pipeline:
-            result = executor.pipeline_forward_backward(self.deepspeed, counted, keep_outputs)
+            result = executor.pipeline_forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce)
         else:
-            result = executor.forward_backward(self.deepspeed, self._loss_fn, counted, keep_outputs)
+            result = executor.forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce, not adds)
         return self._output(result, batches, keep_outputs)
 
-    def forward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
-        """Run micro-batches forward alone, in evaluation mode; `keep_outputs` as in `forward_backward`."""
+    def forward(
+        self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
+    ) -> Output:
+        """Run micro-batches forward alone, in evaluation mode; `keep_outputs`, `criterion` as in `forward_backward`."""
         batches = self._prepare_batches(micro_batches)
-        counted = self._with_denominator(batches)
-        if self._has_pipeline:
-            result = executor.pipeline_forward_only(self.deepspeed, counted, keep_outputs)
-        else:
-            result = executor.forward_only(self.deepspeed, self._loss_fn, counted, keep_outputs)
+        counted = self._with_denominator(batches, criterion is not None)
+        run = executor.pipeline_forward_only if self._has_pipeline else executor.forward_only
+        result = run(self.deepspeed, criterion or self._loss_fn, counted, keep_outputs)
         return self._output(result, batches, keep_outputs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on each replica; `sync_grads()`, or the next batch outside, averages them over replicas.
+
+        A step may then take several batches, whose gradients add up, as in torch and ColossalAI: for the mean of k of
+        them, give a criterion that divides by k.
+
+        Raises:
+            DslparError: ZeRO 2 or 3, which average each micro-batch's gradients as they are made.
+        """
+        stage = self.job.spec.zero.stage
+        if stage > 1:
+            message = f"no_sync() at ZeRO {stage}, where no rank keeps the whole gradient of a micro-batch"
+            raise_finding("ZER202", message, "zero=1, or batch.accumulation for more micro-batches", self.job.path)
+        before, self._in_no_sync = self._in_no_sync, True
+        try:
+            yield
+        finally:
+            self._in_no_sync = before
+
+    def sync_grads(self) -> None:
+        """Average the gradients over replicas, and sum those of tied weights over stages; `step()` must follow.
+
+        Where they are averaged already it does nothing.
+        """
+        self._check_order("sync_grads", step_pending=True)
+        if self._unreduced:
+            executor.reduce_gradients(self.deepspeed)
+            self._unreduced = False
 
     def step(self) -> None:
         """Step the optimizer and the learning rate; after `backward(loss)`, at each `accumulation`th call only."""
         self._check_order("step", step_pending=True)
+        if self._unreduced:
+            raise self._out_of_order("step() after no_sync() without sync_grads(): each replica has its own gradients")
         lr = self.deepspeed.get_lr()[0]  # before the step, which also steps the scheduler
         executor.optimizer_step(self.deepspeed)
         self._step_pending = False
         if not self._at_step_start:
             return
+        # DeepSpeed has counted one batch.
+        self.deepspeed.global_samples += max(0, self._num_batches - 1) * self.job.batch.global_size
+        self._num_batches = 0
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
         # ZeRO reports inf for a skipped step; without ZeRO it may be nan, and the record must not depend on the layout.
@@ -197,7 +250,10 @@ class Engine:
         """Add one micro-batch's share to the gradients; `step()` must follow."""
         self._refuse_pipeline("engine.backward(loss)")
         self._check_order("backward", step_pending=False)
-        self.deepspeed.backward(loss)
+        # DeepSpeed reduces at a step's last micro-batch alone: before it there is nothing to keep back.
+        self._unreduced = self._in_no_sync and bool(self.deepspeed.is_gradient_accumulation_boundary())
+        with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext():
+            self.deepspeed.backward(loss)
         self._step_pending = True
 
     def zero_grad(self) -> None:
@@ -231,54 +287,28 @@ class Engine:
         if not self.needs_data:
             return []
         batches = [(self._to_device(x, inputs=True), self._to_device(y)) for x, y in micro_batches]
-        wanted = self.job.batch
-        sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
-        if sizes != [wanted.micro_size] * wanted.accumulation:
-            required = f"{wanted.accumulation} of {wanted.micro_size}"
-            hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
-            message = f"micro-batches of {sizes} samples, where a step takes {required}"
-            raise_finding("BAT204", message, hint, self.job.path)
+        check_sizes(batches, self.job)
         return batches
 
-    def _with_denominator(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """Return the micro-batches, each with labels and what to divide its summed loss by, if a label may not count.
-
-        DeepSpeed averages losses over micro-batches and replicas with equal weights, whatever number of tokens counts
-        in each. So that this mean is that of all counted tokens, each loss is the sum of its token losses over the
-        *mean* number of counted tokens in all micro-batches of the step.
-        """
-        if self._all_counted or not batches:
+    def _with_denominator(self, batches: list[MicroBatch], is_mean: bool) -> list[MicroBatch]:
+        if is_mean or self._all_counted or not batches:
             return batches
-        given = [labels if isinstance(labels, tuple) else (labels,) for _, labels in batches]
-        expected = getattr(self._loss_fn, "num_labels", 1)
-        if any(len(labels) != expected for labels in given):
-            message = f"labels are {len(given[0])} tensors, and the model's own loss takes {expected}"
-            raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", self.job.path)
-        data = self.groups.axis("data")
-        # One all-reduce a step, of one number, however many micro-batches there are. Of several labels the first are
-        # those of tokens, of which some may not count.
-        counted = torch.stack([(labels[0] != IGNORE_INDEX).sum() for labels in given]).sum()
-        total = collectives.all_reduce(counted, data).clamp(min=1)
-        denominator = total.float() / (len(batches) * data.size)
-        return [(inputs, (*labels, denominator)) for (inputs, _), labels in zip(batches, given, strict=True)]
+        num_labels = getattr(self._loss_fn, "num_labels", 1)
+        return with_denominator(batches, num_labels, self.groups.axis("data"), self.job)
 
     def _to_device(self, value: Any, inputs: bool = False) -> Any:
         """Move a tensor, or a tuple of them, to the device; floating-point inputs in the model's dtype."""
-        if isinstance(value, list | tuple):
-            return tuple(self._to_device(item, inputs) for item in value)
-        if not isinstance(value, Tensor):
-            message = f"a micro-batch holds a {type(value).__name__}"
-            raise_finding("BAT205", message, "give tensors, or tuples of tensors: (inputs, labels)", self.job.path)
-        low = inputs and value.is_floating_point() and self.job.spec.precision.dtype != "fp32"
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.job.spec.precision.dtype] if low else None
-        return value.to(self.deepspeed.device, dtype)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.job.spec.precision.dtype) if inputs else None
+        return to_device(value, self.deepspeed.device, dtype, self.job.path)
 
     def _output(self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool) -> Output:
         # DeepSpeed's pipeline has averaged over replicas already.
         loss = (result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)).item()
         if not (keep_outputs and self.is_last_stage):
             return Output(loss)
-        return Output(loss, concatenate(result.outputs), concatenate([labels for _, labels in batches]))
+        # One by one: ranks may store pieces of each micro-batch.
+        outputs = [self._model.whole_output(self.groups, output) for output in result.outputs]
+        return Output(loss, concatenate(outputs), concatenate([labels for _, labels in batches]))
 
     # ---- calls in the wrong order ----
 

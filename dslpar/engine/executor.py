@@ -1,22 +1,25 @@
 """Forward and backward over the micro-batches of a step, without the optimizer's step, on either DeepSpeed engine.
 
-    result = pipeline_forward_backward(ds_engine, batches)    # or forward_backward(ds_engine, loss_fn, batches)
+    result = pipeline_forward_backward(ds_engine, loss_fn, batches)    # or forward_backward, of the same arguments
     optimizer_step(ds_engine)
 
 DeepSpeed's pipeline engine does both in one call, `train_batch`. Here its schedule runs without the last instruction,
 which `optimizer_step` executes: the same instructions in the same order, so the same numbers to the bit.
+
+With `reduce=False` gradients add up on each rank, until `reduce_gradients` or a call that does reduce: torch's and
+ColossalAI's `no_sync`. DeepSpeed's own refuses pipelines, and counts no micro-batches; its accumulation does the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from deepspeed.runtime.pipe.schedule import OptimizerStep, TrainSchedule
+from deepspeed.runtime.pipe.schedule import OptimizerStep, ReduceGrads, ReduceTiedGrads, TrainSchedule
 from torch import Tensor, nn
 
 MicroBatches = Sequence[tuple[Any, Any]]
@@ -34,17 +37,26 @@ class Result(NamedTuple):
 
 
 def forward_backward(
-    ds_engine: DeepSpeedEngine, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False
+    ds_engine: DeepSpeedEngine,
+    loss_fn: LossFn,
+    batches: MicroBatches,
+    keep_outputs: bool = False,
+    reduce: bool = True,
+    begins: bool = True,
 ) -> Result:
-    """Run a module without a pipeline forward and backward."""
+    """Run a module without a pipeline forward and backward; `begins`: no gradient stands from a batch before."""
     losses, outputs = [], []
     with _training_mode(ds_engine.module, True):
+        if not begins:
+            with without_reduction(ds_engine):
+                ds_engine.step()  # counts the last micro-batch of the batch before
         for index, (inputs, labels) in enumerate(batches):
             if index:
                 ds_engine.step()  # between micro-batches it only counts them: the accumulation's boundary is the last
-            output = ds_engine(inputs)
-            loss = loss_fn(output, labels)
-            ds_engine.backward(loss)
+            with nullcontext() if reduce else without_reduction(ds_engine):
+                output = ds_engine(inputs)
+                loss = loss_fn(output, labels)
+                ds_engine.backward(loss)
             losses.append(loss.detach())
             outputs += [detach(output)] if keep_outputs else []
     return Result(torch.stack(losses).mean(), outputs)
@@ -63,26 +75,49 @@ def forward_only(
     return Result(torch.stack(losses).mean(), outputs)
 
 
-def pipeline_forward_backward(ds_engine: PipelineEngine, batches: MicroBatches, keep_outputs: bool = False) -> Result:
+def pipeline_forward_backward(
+    ds_engine: PipelineEngine,
+    loss_fn: LossFn,
+    batches: MicroBatches,
+    keep_outputs: bool = False,
+    reduce: bool = True,
+) -> Result:
     """Run a pipeline forward and backward; `batches` are empty on stages between the first and the last."""
-    with _training_mode(ds_engine.module, True), _collected_outputs(ds_engine.module, keep_outputs) as outputs:
+    with _training_mode(ds_engine.module, True), _last_stage(ds_engine.module, loss_fn, keep_outputs) as outputs:
         # What PipelineEngine.train_batch does before and after the schedule, but for timers and logs.
         ds_engine.set_dataiterator(iter(batches))
         # The losses of micro-batches are added to what stands here: the last step's would be counted again.
         ds_engine.total_loss = ds_engine.total_additional_losses = None
         ds_engine._compute_loss = True
-        schedule = _ScheduleWithoutStep(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id)
-        ds_engine._exec_schedule(schedule)
+        cls = _ScheduleWithoutStep if reduce else _ScheduleWithoutReduction
+        ds_engine._exec_schedule(cls(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id))
         with torch.no_grad():
             ds_engine.agg_train_loss = ds_engine._aggregate_total_loss()
     return Result(ds_engine.agg_train_loss, outputs)
 
 
-def pipeline_forward_only(ds_engine: PipelineEngine, batches: MicroBatches, keep_outputs: bool = False) -> Result:
+def pipeline_forward_only(
+    ds_engine: PipelineEngine, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False
+) -> Result:
     """Run a pipeline forward, in evaluation mode."""
-    collected = _collected_outputs(ds_engine.module, keep_outputs)
-    with _training_mode(ds_engine.module, False), collected as outputs, torch.no_grad():
+    last_stage = _last_stage(ds_engine.module, loss_fn, keep_outputs)
+    with _training_mode(ds_engine.module, False), last_stage as outputs, torch.no_grad():
         return Result(ds_engine.eval_batch(iter(batches)), outputs)
+
+
+def reduce_gradients(ds_engine: DeepSpeedEngine) -> None:
+    """Reduce the gradients of batches that ran with `reduce=False`: over tied weights, and over replicas."""
+    if isinstance(ds_engine, PipelineEngine):
+        ds_engine._exec_reduce_tied_grads()
+        ds_engine._exec_reduce_grads()
+        return
+    overlap_comm = getattr(ds_engine.optimizer, "overlap_comm", False)
+    # Where it overlaps, DeepSpeed takes what a backward has left for reduced.
+    ds_engine.optimizer.overlap_comm = False
+    try:
+        ds_engine.allreduce_gradients()  # DeepSpeed's count stands at the last micro-batch of a step
+    finally:
+        ds_engine.optimizer.overlap_comm = overlap_comm
 
 
 def optimizer_step(ds_engine: DeepSpeedEngine) -> None:
@@ -102,6 +137,24 @@ class _ScheduleWithoutStep(TrainSchedule):  # type: ignore[misc]
             yield [each for each in instructions if not isinstance(each, OptimizerStep)]
 
 
+class _ScheduleWithoutReduction(TrainSchedule):  # type: ignore[misc]
+    """DeepSpeed's 1F1B schedule, up to the last backward pass."""
+
+    def steps(self) -> Iterator[list[Any]]:
+        for instructions in super().steps():
+            yield [each for each in instructions if not isinstance(each, ReduceTiedGrads | ReduceGrads | OptimizerStep)]
+
+
+@contextmanager
+def without_reduction(ds_engine: DeepSpeedEngine) -> Iterator[None]:
+    """Have a backward without a pipeline reduce nothing, whichever micro-batch of the step it is; at ZeRO 0 and 1."""
+    ds_engine.set_gradient_accumulation_boundary(False)
+    try:
+        yield
+    finally:
+        ds_engine.set_gradient_accumulation_boundary(None)  # as the micro-batches' count says
+
+
 @contextmanager
 def _training_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Put a module in training or evaluation mode; one that is in that mode is left as it is, with all within it.
@@ -119,21 +172,22 @@ def _training_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _collected_outputs(module: Any, keep: bool) -> Iterator[list[Any]]:
-    """Collect the outputs of the last stage, which DeepSpeed passes to the loss function alone."""
+def _last_stage(module: Any, loss_fn: LossFn, keep: bool) -> Iterator[list[Any]]:
+    """Have DeepSpeed compute this loss; collect the outputs of the last stage, which it gives to the loss alone."""
     outputs: list[Any] = []
-    loss_fn = module.loss_fn
+    before = module.loss_fn
 
     def collecting(output: Any, labels: Any) -> Tensor:
         outputs.append(detach(output))
         loss: Tensor = loss_fn(output, labels)
         return loss
 
-    module.loss_fn = collecting if keep else loss_fn
+    # A plain function: an nn.Module would become a part of the model.
+    module.loss_fn = collecting if keep else lambda output, labels: loss_fn(output, labels)
     try:
         yield outputs
     finally:
-        module.loss_fn = loss_fn
+        module.loss_fn = before
 
 
 def detach(value: Any) -> Any:
@@ -143,12 +197,18 @@ def detach(value: Any) -> Any:
 
 def first_tensor(value: Any) -> Tensor:
     """Return a tensor itself, or the first one of a tuple."""
-    first: Tensor = value[0] if isinstance(value, tuple) else value
+    first: Tensor = value[0] if isinstance(value, tuple | list) else value
     return first
 
 
 def concatenate(values: list[Any]) -> Any:
-    """Concatenate tensors of several micro-batches, or tuples of them, along the first dim; scalars become a vector."""
+    """Concatenate tensors of several micro-batches along the first dim, or tuples or mappings of them.
+
+    Scalars become a vector.
+    """
+    if isinstance(values[0], Mapping):
+        cls: Any = type(values[0])  # such as transformers' ModelOutput
+        return cls({name: concatenate([value[name] for value in values]) for name in values[0]})
     if isinstance(values[0], tuple):
         return tuple(concatenate(list(items)) for items in zip(*values, strict=True))
     return torch.cat(values) if values[0].dim() else torch.stack(values)

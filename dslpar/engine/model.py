@@ -148,15 +148,28 @@ class CustomModel(LayeredModel):
         return self.model.layers(groups)
 
     def loss(self, groups: Groups) -> Loss:
-        """Return the criterion, which takes the output in fp32, as in ColossalAI and Megatron-LM.
+        """Return the criterion as a loss, or the model's own."""
+        return self.model.loss(groups) if self.criterion is None else loss_of(self.criterion, self.model, groups)
 
-        A loss in bf16 has 8 bits, and a mean of such losses depends on the layout.
-        """
-        criterion = self.criterion
-        if criterion is None:
-            return self.model.loss(groups)
-        # Never the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
-        return lambda output, label: criterion(self.model.whole_output(groups, _to_fp32(output)), label)
+    def whole_output(self, groups: Groups, output: Any) -> Any:
+        """Return the model's own."""
+        return self.model.whole_output(groups, output)
+
+
+def loss_of(criterion: Callable[[Any, Any], Any], model: LayeredModel, groups: Groups) -> Loss:
+    """Return a program's criterion as a loss, which takes the output in fp32, as in ColossalAI and Megatron-LM.
+
+    A loss in bf16 has 8 bits, and a mean of such losses depends on the layout.
+    """
+    # Never the criterion itself: DeepSpeed's pipeline would register an nn.Module as a part of the model.
+    return lambda output, label: criterion(model.whole_output(groups, _to_fp32(output)), label)
+
+
+def check_criterion(criterion: object, path: str) -> None:
+    """Refuse a criterion with parameters. Raises DslparError."""
+    if isinstance(criterion, nn.Module) and any(True for _ in criterion.parameters()):
+        message, hint = "the criterion has parameters, which nothing would train", "make them part of the model"
+        raise_finding("CFG227", message, hint, path)
 
 
 def _to_fp32(output: object) -> object:

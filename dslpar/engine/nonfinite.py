@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.distributed import collectives
-from dslpar.engine.engine import Engine, MicroBatch
+from dslpar.engine.engine import Engine
+from dslpar.engine.micro_batches import MicroBatch
 
 
 class NonFinite(NamedTuple):

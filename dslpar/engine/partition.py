@@ -20,10 +20,10 @@ from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine.model import CustomModel
-from dslpar.engine.pipeline_module import stage_parts
-from dslpar.layers.parameter import placement_of
+from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name, stage_parts
+from dslpar.layers.parameter import PlacedModule, placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
-from dslpar.layout.stages import Counts, automatic, group_layers, num_matches
+from dslpar.layout.stages import Counts, automatic, group_layers, ids_of, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 
 log = logging.getLogger("dslpar")
@@ -37,18 +37,16 @@ def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job
     """
     layers = model.layers(groups)
     if job.mesh.pipe == 1:
+        # As over stages, so that the layout does not decide what a model may be.
+        _check_order(job, layers, (1 + max((layer.layer_idx or 0 for layer in layers), default=0),))
         return job, layers
     model, method = _requested_method(job, model)
     layers = _indexed(job, layers)
     # For the layers that the linter knows the cut is in the job already; only a program's own method overrides it.
     if job.stages.counts is None or method is not None:
         job = dataclasses.replace(job, stages=_stages(job, layers, method))
-    try:
-        assert job.stages.counts is not None
-        stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
-    except ValueError as error:
-        hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
-        raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
+    assert job.stages.counts is not None
+    _check_order(job, layers, job.stages.counts)
     if isinstance(model, Sequential):
         _refuse_shared_parameters(job, layers)
     log.info("layers on each stage: %s", job.stages.counts)
@@ -59,11 +57,12 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
     """Check what only the rank that holds a module can see, and raise it on every rank. Collective over all ranks.
 
     Raises:
-        DslparError: a stage has nothing to train, a parameter is plain over tensor ranks or has no dims, or a layer
-            that runs twice keeps statistics of its inputs.
+        DslparError: a stage has nothing to train, a parameter is plain over tensor ranks or has no dims, a layer's
+            layer_idx says another stage, or a layer that runs twice keeps statistics of its inputs.
     """
     findings = [
         *_untrainable(job, module, groups),
+        *_misplaced_layers(job, module, groups),
         *_unsharded_parameters(job, module),
         *_scalar_parameters(job, module),
         *_recomputed_statistics(job, module),
@@ -89,6 +88,17 @@ def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     if any(layer.layer_idx is not None for layer in layers):
         return layers
     return [dataclasses.replace(layer, layer_idx=index) for index, layer in enumerate(layers)]
+
+
+def _check_order(job: Job, layers: Sequence[LayerSpec], counts: Sequence[int]) -> None:
+    indices = [layer.layer_idx for layer in layers]
+    if indices == [None] * len(indices):
+        return
+    try:
+        stage_parts(indices, counts)
+    except ValueError as error:
+        hint = "let layer_idx rise by one from layer to layer, from 0; -1 is the last"
+        raise_finding("PIP202", str(error), hint, job.path, "parallel.pipeline")
 
 
 def _requested_method(job: Job, model: LayeredModel) -> tuple[LayeredModel, str | None]:
@@ -176,6 +186,25 @@ def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
     message = f"{stage} has no parameter that is trained"
     return [finding("PIP203", message, hint, job.path, "parallel.pipeline")]
+
+
+def _misplaced_layers(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
+    """Find layers of dslpar.layers, within others, whose layer_idx says another stage than they are on."""
+    if not isinstance(module, Pipeline):
+        return []
+    stages = dict(enumerate(ids_of(job.stages.counts or ())))
+    stages[-1] = groups.mesh.pipe - 1
+    stage, findings = groups.coord["pipe"], []
+    for name, layer in module.named_modules():
+        index: int | None = getattr(layer, "layer_idx", None) if isinstance(layer, PlacedModule) else None
+        # A tied layer's second use is another stage's, where it does not say so.
+        if index is None or name.startswith(TIED_MODULES) or stages.get(index) == stage:
+            continue
+        where = f"is of stage {stages[index]}" if index in stages else f"is none of {len(stages) - 1} indices"
+        message = f"layer_idx={index} of {global_name(name, module.layer_names)!r} on stage {stage} {where}"
+        hint = "the layers of an nn.Sequential, or of a layers_cfg, have a layer_idx; those within them leave it out"
+        findings.append(finding("PIP202", message, hint, job.path, "parallel.pipeline"))
+    return findings
 
 
 def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:

@@ -9,6 +9,7 @@ The first stage takes the layers before the blocks, the last those after them. G
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -24,6 +25,11 @@ from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.models.layered import Loss
 from dslpar.models.recompute import run_layers
+
+TIED_MODULES = "tied_modules"
+"""Where DeepSpeed keeps modules whose weight two stages share."""
+TIED_WEIGHT = "weight"
+"""The one attribute of a module that two stages may share."""
 
 
 def stage_parts(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[int]:
@@ -43,6 +49,37 @@ def stage_parts(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[
         raise ValueError(f"layer_idx {list(layer_idx)} do not increase from 0 to {sum(counts) - 1}")
     begins = [known.index(before) for before in accumulate(counts[:-1])]
     return [0, *begins, len(known)]
+
+
+def held_layers(specs: Sequence[models.LayerSpec], counts: Sequence[int], stage: int) -> list[str]:
+    """Return the names of the modules of one stage, in order; `counts` as for `stage_parts`; () where all is one stage.
+
+    Raises:
+        ValueError: there is no such stage.
+    """
+    parts = _parts(specs, counts)
+    if not 0 <= stage < len(parts) - 1:
+        raise ValueError(f"there is no stage {stage}: the pipeline has {len(parts) - 1}")
+    begin, end = parts[stage : stage + 2]
+    return [name for spec in specs[begin:end] for name in spec.module_names]
+
+
+def shared_params(specs: Sequence[models.LayerSpec], counts: Sequence[int]) -> list[dict[int, str]]:
+    """Return, of each weight that several stages hold, its name on each of them."""
+    parts = _parts(specs, counts)
+    found = []
+    for owner in dict.fromkeys(spec.owner for spec in specs if spec.tied):
+        names: dict[int, str] = {}
+        for index, spec in enumerate(specs):
+            if spec.owner == owner:
+                names.setdefault(bisect(parts, index) - 1, f"{spec.name}.{TIED_WEIGHT}")
+        found += [names] if len(names) > 1 else []
+    return found
+
+
+def _parts(specs: Sequence[models.LayerSpec], counts: Sequence[int]) -> list[int]:
+    one_stage = len(counts) < 2  # where a layer needs no index
+    return [0, len(specs)] if one_stage else stage_parts([spec.layer_idx for spec in specs], counts)
 
 
 def topology(mesh: Mesh) -> ProcessTopology:
@@ -69,7 +106,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
     ) -> None:
         # Set before super().__init__, which partitions and builds the layers by them.
         self._explicit_parts = parts
-        self._specs, self._interval = specs, interval
+        self.specs, self._interval = specs, interval
         self.layer_names = [spec.name for spec in specs]
         tied = {spec.tied for spec in specs if spec.tied}
         layers = [(_TiedLayer if spec.owner in tied else _UntiedLayer)(spec, groups, seed) for spec in specs]
@@ -88,7 +125,7 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
         """
         begin, end = self.parts[self.stage_id : self.stage_id + 2]
         layers = []
-        for index, spec in enumerate(self._specs[begin:end], begin):
+        for index, spec in enumerate(self.specs[begin:end], begin):
             # DeepSpeed keeps a layer's module under its index, or under its key if it is tied.
             own = hasattr(self, str(index))
             layers.append(spec.step(self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]))
@@ -103,7 +140,7 @@ def pipeline_module(
     specs: list[models.LayerSpec], counts: Sequence[int], groups: Groups, seed: int, loss_fn: Loss, interval: int = 0
 ) -> Pipeline:
     """Build this rank's stage. All ranks must call it together, with equal arguments."""
-    parts = stage_parts([spec.layer_idx for spec in specs], counts)
+    parts = _parts(specs, counts)
     with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, of which autograd would warn
         return Pipeline(specs, parts, groups, seed, loss_fn, interval)
 
@@ -115,7 +152,7 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def global_name(name: str, layer_names: Sequence[str]) -> str:
-    """Return our name of a parameter, from the name in a PipelineModule.
+    """Return our name of a parameter, or of a module, from the name in a PipelineModule.
 
     >>> global_name("1.mlp.up.weight", ["embedding", "blocks.0"])
     'blocks.0.mlp.up.weight'
@@ -123,10 +160,10 @@ def global_name(name: str, layer_names: Sequence[str]) -> str:
     'embedding.tokens.weight'
     """
     head, _, rest = name.partition(".")
-    if head == "tied_modules":
+    if head == TIED_MODULES:
         key, _, rest = rest.partition(".")
         return f"{key.replace('/', '.')}.{rest}"
-    return f"{layer_names[int(head)]}.{rest}"
+    return f"{layer_names[int(head)]}.{rest}".rstrip(".")
 
 
 class _UntiedLayer(LayerSpec):  # type: ignore[misc]
@@ -144,7 +181,7 @@ class _TiedLayer(TiedLayerSpec):  # type: ignore[misc]
     """The same for a layer whose weight two stages hold, under `_key`."""
 
     def __init__(self, spec: models.LayerSpec, groups: Groups, seed: int) -> None:
-        super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=["weight"])
+        super().__init__(_key(spec), nn.Module, forward_fn=spec.forward, tied_weight_attr=[TIED_WEIGHT])
         self.ours = (spec, groups, seed)
 
     def build(self, log: bool = False) -> nn.Module:

@@ -76,6 +76,24 @@ def libai(num_layers: int, num_stages: int) -> Counts:
     return tuple(counts)
 
 
+def distribute_layers(num_layers: int, num_stages: int) -> list[int]:
+    """Return the layers on each stage as ColossalAI's policies count them: what is left over goes to the middle.
+
+    It is arithmetic alone, for programs that have it; `counts` of a pipeline takes the result.
+
+    >>> distribute_layers(9, 4), distribute_layers(11, 4)
+    ([2, 2, 3, 2], [2, 3, 3, 3])
+
+    Raises:
+        ValueError: there is no stage, or a number of layers below 0.
+    """
+    if num_layers < 0 or num_stages < 1:
+        raise ValueError(f"{num_layers} layers over {num_stages} stages")
+    each, left = divmod(num_layers, num_stages)
+    first = num_stages // 2 - left // 2
+    return [each + (first <= stage < first + left) for stage in range(num_stages)]
+
+
 def uniform(num_layers: int, num_stages: int) -> Counts:
     """Cut as evenly as can be; the first stages take what is left over."""
     each, left = divmod(num_layers, num_stages)

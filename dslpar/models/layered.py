@@ -46,6 +46,14 @@ class LayerSpec:
     recomputable: bool = False
     """Whether activation checkpointing may run it again in the backward."""
 
+    modules: tuple[str, ...] | None = None
+    """Names of the model's modules that it is made of, where that is not its own name."""
+
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        """Names of the model's modules that it is made of, as their authors know them."""
+        return (self.name,) if self.modules is None else self.modules
+
     @property
     def owner(self) -> str:
         """Name of the layer that owns the weights."""

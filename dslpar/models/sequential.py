@@ -213,6 +213,8 @@ def _arguments(
     given = {name: value for name, value in entry.items() if name not in ("type", TARGET, "layer_idx")}
     arguments = dict(instantiate(given, trusted))
     parameters = inspect.signature(cls).parameters
+    if "layer_idx" in parameters and "layer_idx" in entry:
+        arguments["layer_idx"] = entry["layer_idx"]  # as LiBai's layers take it
     if "groups" in parameters and parameters["groups"].default is inspect.Parameter.empty:
         arguments.setdefault("groups", groups)  # of dslpar.layers; torch.nn's `groups` of a convolution is a number
     check_arguments(cls, arguments, location, key)

@@ -121,8 +121,8 @@ class HuggingFaceModel(LayeredModel):
                 specs.append(LayerSpec(name=name, build=partial(self._table, groups), tied=tied, forward=run))
             if piece.leaves or not self._changes_nothing(partial(chain.run_alone, number)):
                 name = piece.place if piece.place != "between" or number == 1 else f"between_{number}"
-                build = partial(self._piece, setting, piece)
-                specs.append(LayerSpec(name=name, build=build, forward=partial(chain.run_piece, groups, number)))
+                build, run = partial(self._piece, setting, piece), partial(chain.run_piece, groups, number)
+                specs.append(LayerSpec(name=name, modules=(*piece.leaves,), build=build, forward=run))
             if piece.place == "back":
                 break
             for block in range(len(skeleton.lists[blocks[number]])):
@@ -148,10 +148,11 @@ class HuggingFaceModel(LayeredModel):
         run = partial(chain.apply_head, groups)
         specs = [LayerSpec(name=skeleton.head, build=build, tied=tied, forward=run)]
         if skeleton.is_tied and head.bias is not None:
-            specs.append(LayerSpec(name="logit_bias", build=partial(self._logit_bias, groups), forward=_on_first))
+            build = partial(self._logit_bias, groups)
+            specs.append(LayerSpec(name="logit_bias", modules=(), build=build, forward=_on_first))
         if not self._changes_nothing(chain.run_logits):
             build = partial(skeleton.part, ())
-            specs.append(LayerSpec(name="logits", build=build, forward=chain.run_logits))
+            specs.append(LayerSpec(name="logits", modules=(), build=build, forward=chain.run_logits))
         return specs
 
     def loss(self, groups: Groups) -> Loss:

@@ -6,6 +6,11 @@
         for x, y in train_data: ...; engine.step()   # SIGTERM: saves after the step, and the next one ends the program
         engine.save()
 
+`execute_pipeline`, `no_sync` and `sync_grads` are for programs of ColossalAI's (its discussion 4050 has the design):
+
+    result = engine.execute_pipeline(data_iter, criterion=criterion)     # dict(loss=..., outputs=...); no step yet
+    engine.step()
+
 A call of the engine may take `train.step_timeout`, and what is slow by nature six times as long; what the program does
 between calls is not bounded. That an engine saves and loads itself is DeepSpeed's interface (`save_checkpoint`); that
 SIGTERM saves at the end of a step and ends by an exception is how PyTorch Lightning stops on Slurm's signals.
@@ -14,22 +19,30 @@ SIGTERM saves at the end of a step and ends by an exception is how PyTorch Light
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dslpar.checkpoint import Checkpoint
 from dslpar.core.catalog import raise_finding
 from dslpar.core.visible import visible
 from dslpar.distributed.groups import Groups
-from dslpar.engine.engine import Engine, MicroBatch, Output
+from dslpar.distributed.stage_manager import PipelineStageManager
+from dslpar.engine.engine import Engine, Output
 from dslpar.engine.executor import LossFn
+from dslpar.engine.micro_batches import MicroBatch, take_batch
+from dslpar.engine.model import check_criterion, loss_of
+from dslpar.engine.pipeline_module import held_layers, shared_params
 from dslpar.layout.resolve import Job
+from dslpar.models.layered import LayeredModel
 from dslpar.reporting.run_dir import CHECKPOINTS, CONFIG, SOURCES
 from dslpar.training.session import SLOW_FACTOR, Session, any_rank
 
+OWN_OPTIMIZER = object()
+"""Stands for the engine's own optimizer where a program names none."""
 _WRITTEN = (CONFIG, SOURCES, CHECKPOINTS)
 """What a program's run writes by itself; all else in the folder is the program's own."""
 
@@ -44,9 +57,9 @@ class ProgramEngine(Engine):
     """
 
     def __init__(
-        self, job: Job, groups: Groups, ds_engine: Any, loss_fn: LossFn, all_counted: bool, *, session: Session
+        self, job: Job, groups: Groups, ds_engine: Any, model: LayeredModel, all_counted: bool, *, session: Session
     ) -> None:
-        super().__init__(job, groups, ds_engine, loss_fn, all_counted)
+        super().__init__(job, groups, ds_engine, model, all_counted)
         self.session, self.stopped = session, False
         self._first_step = 1
         self._resumed_from: Checkpoint | None = None
@@ -99,6 +112,77 @@ class ProgramEngine(Engine):
         self._resumed_from, self._first_step = stored, self.steps_done + 1
         return Path(stored.path)
 
+    # ---- whole batches, and the stages of the pipeline, under ColossalAI's names ----
+
+    def execute_pipeline(
+        self,
+        data_iter: Iterator[Any] | None,
+        model: object = None,
+        criterion: LossFn | None = None,
+        optimizer: object = OWN_OPTIMIZER,
+        return_loss: bool = True,
+        return_outputs: bool = True,
+    ) -> dict[str, Any]:
+        """Run the next batch forward and backward, with a pipeline or without; `step()` must follow.
+
+        Forward alone, in evaluation mode, where torch has no gradients on (`torch.no_grad`), after `engine.eval()`, and
+        with `optimizer=None`.
+
+        data_iter: yields micro-batches (inputs, labels), or batches of accumulation * micro_size samples, which are
+            split; None where a stage needs no data.
+        criterion: (output, label) to the mean over the micro-batch, as `dslpar.initialize` takes it; None: the
+            engine's own. The label is what stands beside the inputs.
+        model, optimizer: the engine's own, which need not be named.
+
+        Returns:
+            "loss": the mean over the global batch, a scalar without a graph, on every rank: a program that decides by
+            it decides the same everywhere. "outputs": what a criterion is given, of all of this replica's micro-batches
+            along the first dim, on the last stage. Each is None where it is not asked for, the outputs also on the other stages.
+
+        Raises:
+            DslparError: another model or optimizer, a criterion with parameters, or wrong data.
+            StopIteration: there are no more data.
+        """
+        self._check_own(model, optimizer)
+        check_criterion(criterion, self.job.path)
+        batches = [] if data_iter is None else take_batch(data_iter, self.job, self.steps_done)
+        trains = optimizer is not None and torch.is_grad_enabled() and self.module.training
+        run = self.forward_backward if trains else self.forward
+        loss_fn = None if criterion is None else loss_of(criterion, self._model, self.groups)
+        result = run(batches, return_outputs, loss_fn)
+        loss = torch.tensor(result.loss, device=self.deepspeed.device) if return_loss else None
+        return {"loss": loss, "outputs": result.output}
+
+    def _check_own(self, model: object, optimizer: Any) -> None:
+        """Refuse a model or an optimizer that is not the engine's: another one's step would train nothing."""
+        models = (None, self, self.module, self.deepspeed)
+        # The groups of settings are what a program's optimizer and DeepSpeed's around it have in common.
+        groups = getattr(optimizer, "param_groups", [None])
+        is_own = optimizer is None or optimizer is OWN_OPTIMIZER
+        is_own = is_own or groups[0] is self.deepspeed.optimizer.param_groups[0]
+        if is_own and any(model is each for each in models):
+            return
+        what = "an optimizer" if not is_own else "a model"
+        hint = "give both to dslpar.initialize, and leave them out here; optimizer=None runs forward alone"
+        raise_finding("PIP210", f"execute_pipeline with {what} that is not the engine's", hint, self.job.path)
+
+    @property
+    def stage_manager(self) -> PipelineStageManager:
+        """This rank's place in the pipeline."""
+        return PipelineStageManager(self.groups)
+
+    def get_held_layers(self, stage: int | None = None) -> list[str]:
+        """Return the names of the model's modules on a stage, by default on this rank's, in the order they run."""
+        stage = self.groups.coord["pipe"] if stage is None else stage
+        return held_layers(self.module.specs, self.job.stages.counts or (), stage)  # type: ignore[arg-type]
+
+    def get_shared_params(self) -> list[dict[int, str]]:
+        """Return, of each weight that several stages hold, its name on each: [{0: "embed.weight", 3: "head.weight"}].
+
+        Names and not tensors, since no rank has another stage's. Their gradients are summed before each step.
+        """
+        return shared_params(self.module.specs, self.job.stages.counts or ())  # type: ignore[arg-type]
+
     # ---- told to stop ----
 
     def _stop_if_told(self) -> None:
@@ -120,16 +204,25 @@ class ProgramEngine(Engine):
 
     # ---- the engine's calls, in their bounds ----
 
-    def forward_backward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+    def forward_backward(
+        self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
+    ) -> Output:
         """As Engine's; ends the program where it was told to stop."""
         self._leave_if_stopped()
         with self._step_phase():
-            return super().forward_backward(micro_batches, keep_outputs)
+            return super().forward_backward(micro_batches, keep_outputs, criterion)
 
-    def forward(self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False) -> Output:
+    def forward(
+        self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
+    ) -> Output:
         """As Engine's."""
         with self.session.inside("evaluating", self.steps_done, SLOW_FACTOR):
-            return super().forward(micro_batches, keep_outputs)
+            return super().forward(micro_batches, keep_outputs, criterion)
+
+    def sync_grads(self) -> None:
+        """As Engine's."""
+        with self._step_phase():
+            super().sync_grads()
 
     def __call__(self, *inputs: Any) -> Any:
         """As Engine's; ends the program where it was told to stop, and a step would begin."""

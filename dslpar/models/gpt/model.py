@@ -15,13 +15,24 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Dropout, Embedding, Form, Head, PositionEmbedding, Rotary, cross_entropy, normal
+from dslpar.layers import (
+    Block,
+    Dropout,
+    Embedding,
+    Form,
+    Head,
+    PositionEmbedding,
+    Rotary,
+    cross_entropy,
+    from_inner,
+    normal,
+)
 from dslpar.layers.block import Activation, Norm
 from dslpar.layers.parameter import PlacedModule, Shared
 from dslpar.models.gpt import hugging_face, section
@@ -78,6 +89,10 @@ class GPT(section.GPT, LayeredModel):
             return cross_entropy(groups, logits, labels, self.vocab_size, denominator)
 
         return loss
+
+    def whole_output(self, groups: Groups, output: Any) -> Any:
+        """Return the logits [batch, sequence, vocab_size], whole on every rank."""
+        return from_inner(groups, output)[..., : self.vocab_size]
 
     @property
     def _form(self) -> Form:

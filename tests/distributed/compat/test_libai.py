@@ -14,7 +14,7 @@ from dslpar import layers as library
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
-from dslpar.models.sequential import Sequential
+from dslpar.models.sequential import Layers, Sequential
 from tests.distributed.models.test_sequential import points, sgd, shares, written
 from tests.support.forked_runs import start_job, train_alone
 from tests.support.ranks import on_ranks
@@ -137,6 +137,60 @@ def test_layers_of_the_library_take_a_layer_idx() -> None:
     specs = Sequential.of(model).layers(groups)
     assert [spec.layer_idx for spec in specs] == [0, 0, 0, 0, 1, 2, 2, 2, -1, -1]
     assert library.Linear(groups, 4, 8, role="inward").layer_idx is None
+
+
+class Wrapped(nn.Module):
+    """A layer of the cut around one of the library's, which says its own place."""
+
+    def __init__(self, groups: Groups, layer_idx: int) -> None:
+        super().__init__()
+        self.linear = library.Linear(groups, 6, 6, role="inward", layer_idx=layer_idx)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x)
+
+
+def _nested(path: str, places: tuple[int, ...]) -> str:
+    run = dslpar.start(path)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Wrapped(run.groups, place) for place in places))
+    try:
+        dslpar.initialize(run, model=model, optimizer=sgd)
+    except DslparError as error:
+        return str(error)
+    return "built"
+
+
+def test_a_layer_within_a_layer_is_where_it_says(tmp_path: Path) -> None:
+    """Its index is of the same cut as that of the layer around it; one that says another stage is refused by name."""
+    path = written(tmp_path, "parallel = dict(pipeline=2)\n" + BATCH)
+    assert on_ranks(2, _nested, path, (0, 1, 2, -1), init="deepspeed") == ["built"] * 2
+    for said in on_ranks(2, _nested, path, (0, 3, 9, 3), init="deepspeed"):
+        assert "PIP202" in said, said
+        assert "layer_idx=3 of '1.linear' on stage 0 is of stage 1" in said
+        assert "layer_idx=9 of '2.linear' on stage 1 is none of 4 indices" in said
+
+
+def _in_the_wrong_order(path: str) -> str:
+    model = nn.Sequential(Block(1), Block(0))
+    with pytest.raises(DslparError) as raised:
+        dslpar.initialize(path, model=model, optimizer=sgd)
+    return str(raised.value)
+
+
+def test_the_order_is_checked_without_stages_too(tmp_path: Path) -> None:
+    (said,) = on_ranks(1, _in_the_wrong_order, written(tmp_path, BATCH), init="deepspeed")
+    assert "PIP202" in said
+    assert "layer_idx [1, 0] do not increase from 0 to 1" in said
+
+
+def test_a_layer_of_a_config_is_given_its_layer_idx() -> None:
+    """As LiBai's classes take it; torch's, which do not, are placed by it all the same."""
+    name = f"{Block.__module__}.Block"
+    cfg = [{"type": name, "layer_idx": 0}, {"type": "Tanh", "layer_idx": 0}, {"type": name, "layer_idx": -1}]
+    specs = Layers(cfg).layers(one_d())
+    assert [spec.layer_idx for spec in specs] == [0, 0, -1]
+    assert [getattr(spec.build(), "layer_idx", None) for spec in specs] == [0, None, -1]
 
 
 def one_d() -> Groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 import dslpar
 from dslpar.core.errors import DslparError
 from tests.distributed.models.test_sequential import written
+from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -68,3 +70,30 @@ def test_what_is_cut_needs_a_policy(tmp_path: Path) -> None:
         return str(error.value)
 
     assert all("TEN234" in each for each in on_ranks(2, rank, init="deepspeed"))
+
+
+# ---- what docs/porting.md shows ----
+
+
+def _example(code: str) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    samples = torch.randint(257, (2, 16, 17), generator=generator)
+    names: dict[str, Any] = {"dslpar": dslpar, "num_steps": 2, "print": lambda value: printed.append(value)}
+    names["batches"] = iter([(batch[:, :-1], batch[:, 1:]) for batch in samples])
+    printed: list[Any] = []
+    exec(code, names)
+    result = names["result"]
+    outputs = None if result["outputs"] is None else tuple(result["outputs"].logits.shape)
+    return result["loss"].item(), outputs, names["engine"].steps_done, printed
+
+
+def test_the_pipeline_of_the_porting_page_runs() -> None:
+    page = (ROOT / "docs" / "porting.md").read_text()
+    (code,) = re.findall(r"```python\n(config = dict\(.*?)```", page, re.DOTALL)
+    (first_loss, nothing, steps, first), (loss, outputs, _, last) = on_ranks(2, _example, code, init="deepspeed")
+    assert (nothing, outputs, steps) == (None, (16, 16, 257), 2)
+    assert first_loss == loss
+    assert 5 < loss < 6, "log 257 = 5.55"
+    assert first[0][:4] == ["transformer.wte", "transformer.wpe", "transformer.drop", "transformer.h.0"]
+    assert last[0][-3:] == ["transformer.h.3", "transformer.ln_f", "lm_head"]
+    assert first[1] == last[1] == [{0: "transformer.wte.weight", 1: "lm_head.weight"}]

@@ -11,6 +11,7 @@ import torch
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
+from dslpar.engine.pipeline_module import held_layers, shared_params
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -61,6 +62,48 @@ def test_each_weight_of_transformers_is_in_one_parameter(family: str) -> None:
     found = [source.name for _, _, sources in parameters_with_sources(module) for source in sources]
     assert sorted(found) == sorted(name for name, _ in plain.named_parameters())
     assert len(list(module.parameters())) == len([*parameters_with_sources(module)])
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "last", "shared"),
+    [
+        (
+            "gpt2",
+            ["transformer.wte", "transformer.wpe", "transformer.drop", "transformer.h.0"],
+            ["transformer.h.1", "transformer.h.2", "transformer.ln_f", "lm_head"],
+            [{0: "transformer.wte.weight", 1: "lm_head.weight"}],
+        ),
+        (
+            "llama",
+            ["model.embed_tokens", "model.layers.0"],
+            ["model.layers.1", "model.layers.2", "model.norm", "lm_head"],
+            [],
+        ),
+        (
+            "llama, tied",
+            ["model.embed_tokens", "model.layers.0"],
+            ["model.layers.1", "model.layers.2", "model.norm", "lm_head"],
+            [{0: "model.embed_tokens.weight", 1: "lm_head.weight"}],
+        ),
+    ],
+)
+def test_stages_hold_transformers_own_modules(family: str, first: Any, last: Any, shared: Any) -> None:
+    """Those that ColossalAI's policies of these classes list by hand."""
+    specs = model_of(family).layers(Groups.without_processes(Mesh(pipe=2)))
+    assert [held_layers(specs, (1, 2), stage) for stage in (0, 1)] == [first, last]
+    assert shared_params(specs, (1, 2)) == shared
+
+
+@pytest.mark.parametrize("family", hf.FAMILIES)
+def test_what_stages_hold_is_all_that_has_weights(family: str) -> None:
+    model, plain = model_of(family), hf.plain(hf.FAMILIES[family])[0]
+    specs = model.layers(Groups.without_processes(Mesh(pipe=3)))
+    held = [name for stage in range(3) for name in held_layers(specs, (1, 1, 1), stage)]
+    assert len(held) == len({*held})
+    for name in held:
+        plain.get_submodule(name)
+    for weight, _ in plain.named_parameters():
+        assert sum(weight.startswith(f"{name}.") for name in held) == 1, weight
 
 
 def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:

@@ -1,0 +1,80 @@
+"""A rank's place in the pipeline, under ColossalAI's names: a view of the mesh.
+
+    manager = PipelineStageManager(groups)           # or run.stage_manager, engine.stage_manager
+    if manager.is_last_stage(): ...
+    begin, end = manager.get_stage_index(manager.distribute_layers(num_layers=24))
+    ends = manager.init_process_group_by_stages([0, manager.num_stages - 1])
+
+The names, and that the first stage comes after the last, are of ColossalAI's PipelineStageManager. It is for what a
+program does by itself: dslpar cuts a model as its config says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch.distributed as dist
+
+from dslpar.distributed.groups import Groups
+from dslpar.layout.stages import distribute_layers
+
+
+class PipelineStageManager:
+    """The stages of the pipeline that this rank is in: ranks that differ from it on the axis "pipe" alone."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self._axis = groups.axis("pipe")
+
+    @property
+    def stage(self) -> int:
+        """This rank's stage, from 0."""
+        return self._axis.index
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages; 1 without a pipeline."""
+        return self._axis.size
+
+    def is_first_stage(self) -> bool:
+        """Whether the model's inputs enter here."""
+        return self.stage == 0
+
+    def is_last_stage(self) -> bool:
+        """Whether the model's output leaves here."""
+        return self.stage == self.num_stages - 1
+
+    def get_rank(self) -> int:
+        """Return this rank's number in the job."""
+        return self.groups.rank
+
+    def get_prev_rank(self) -> int:
+        """Return the rank of the stage before; of the first stage, that of the last."""
+        return self._axis.peers[self.stage - 1]
+
+    def get_next_rank(self) -> int:
+        """Return the rank of the stage after; of the last stage, that of the first."""
+        return self._axis.peers[(self.stage + 1) % self.num_stages]
+
+    def get_p2p_process_group(self) -> dist.ProcessGroup | None:
+        """Return the group of all stages of this pipeline."""
+        return self._axis.group
+
+    def init_process_group_by_stages(self, stages: Sequence[int]) -> dist.ProcessGroup | None:
+        """Make the group of this pipeline's ranks on some stages; None on the others. All ranks must call it together.
+
+        Raises:
+            ValueError: there is no such stage, or one is named twice.
+        """
+        return self.groups.subgroup("pipe", stages)
+
+    def distribute_layers(self, num_layers: int, num_stages: int | None = None) -> list[int]:
+        """Return the layers on each stage as ColossalAI's policies count them, by default on those of this pipeline."""
+        return distribute_layers(num_layers, self.num_stages if num_stages is None else num_stages)
+
+    def get_stage_index(self, layers_per_stage: Sequence[int], stage: int | None = None) -> tuple[int, int]:
+        """Return where the layers of a stage begin and end, by default of this one."""
+        ends = (0, *accumulate(layers_per_stage))
+        stage = self.stage if stage is None else stage
+        return ends[stage], ends[stage + 1]

@@ -1,0 +1,118 @@
+"""Micro-batches of a step: taken from a program's iterator, checked, and given what their losses are divided by.
+
+    batches = take_batch(data_iter, job, steps_done)  # of micro-batches, or of whole batches, which are split
+    check_sizes(batches, job)
+    batches = with_denominator(batches, 1, groups.axis("data"), job)
+
+That a pipeline's schedule reads an iterator, and splits what it yields along the first dim, is ColossalAI's interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.engine.executor import first_tensor
+from dslpar.layers.loss import IGNORE_INDEX
+from dslpar.layout.resolve import Job
+
+MicroBatch = tuple[Any, Any]
+"""Inputs and labels, of tokens: int64 [micro_size, sequence] each; a label of -100 is not counted."""
+
+
+def take_batch(data_iter: Iterator[Any], job: Job, steps_done: int) -> list[MicroBatch]:
+    """Take a step's micro-batches from an iterator of them, or of batches of accumulation * micro_size samples.
+
+    Raises:
+        DslparError: an item is not (inputs, labels), or the data end in the middle of a step.
+        StopIteration: there are no more data.
+    """
+    batch = job.batch
+    first = _pair(next_item(data_iter, job, steps_done), job)
+    if len(first_tensor(first[0])) == batch.accumulation * batch.micro_size:
+        inputs, labels = (_split(value, batch.accumulation) for value in first)
+        return list(zip(inputs, labels, strict=True))
+    rest = [_pair(item, job) for _, item in zip(range(batch.accumulation - 1), data_iter, strict=False)]
+    if len(rest) < batch.accumulation - 1:
+        message = f"the data ended after {len(rest) + 1} of {batch.accumulation} micro-batches of a step"
+        raise_finding("BAT208", message, "drop the last, incomplete step of your data", job.path, "schedule")
+    return [first, *rest]
+
+
+def next_item(data_iter: Iterator[Any], job: Job, steps_done: int) -> Any:
+    """Return the next item. Raises StopIteration: there is none after `steps_done` steps."""
+    for item in data_iter:
+        return item
+    # Of DslparError it is none: the end of an iterator is what loops over data wait for.
+    raise StopIteration(
+        f"the data ended after step {steps_done}: a pass has len(train_dataloader) steps, each of "
+        f"{job.batch.accumulation} micro-batches; begin the next one with iter(train_dataloader)"
+    )
+
+
+def check_sizes(batches: list[MicroBatch], job: Job) -> None:
+    """Check that there are `accumulation` micro-batches of `micro_size` samples. Raises DslparError."""
+    wanted = job.batch
+    sizes = [first_tensor(inputs).shape[0] for inputs, _ in batches]
+    if sizes != [wanted.micro_size] * wanted.accumulation:
+        required = f"{wanted.accumulation} of {wanted.micro_size}"
+        hint = "feed so many of that size, or change batch.accumulation and batch.micro_size"
+        message = f"micro-batches of {sizes} samples, where a step takes {required}"
+        raise_finding("BAT204", message, hint, job.path)
+
+
+def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job: Job) -> list[MicroBatch]:
+    """Return the micro-batches, each with labels and what to divide its summed loss by, if a label may not count.
+
+    DeepSpeed averages losses over micro-batches and replicas with equal weights, whatever number of tokens counts
+    in each. So that this mean is that of all counted tokens, each loss is the sum of its token losses over the
+    *mean* number of counted tokens in all micro-batches of the step. `num_labels` tensors are what the loss takes.
+    """
+    given = [labels if isinstance(labels, tuple) else (labels,) for _, labels in batches]
+    if any(len(labels) != num_labels for labels in given):
+        message = f"labels are {len(given[0])} tensors, and the model's own loss takes {num_labels}"
+        raise_finding("BAT205", message, "give dslpar.initialize(criterion=...), which takes them", job.path)
+    # One all-reduce a step, of one number, however many micro-batches there are. Of several labels the first are
+    # those of tokens, of which some may not count.
+    counted = torch.stack([(labels[0] != IGNORE_INDEX).sum() for labels in given]).sum()
+    total = collectives.all_reduce(counted, data).clamp(min=1)
+    denominator = total.float() / (len(batches) * data.size)
+    return [(inputs, (*labels, denominator)) for (inputs, _), labels in zip(batches, given, strict=True)]
+
+
+def to_device(value: Any, device: torch.device, dtype: torch.dtype | None, path: str) -> Any:
+    """Move a tensor, or a tuple of them, to the device; floating-point ones in `dtype`, where one is given."""
+    if isinstance(value, list | tuple):
+        return tuple(to_device(item, device, dtype, path) for item in value)
+    if not isinstance(value, Tensor):
+        message = f"a micro-batch holds a {type(value).__name__}"
+        raise_finding("BAT205", message, "give tensors, or tuples of tensors: (inputs, labels)", path)
+    return value.to(device, dtype if value.is_floating_point() else None)
+
+
+def _pair(item: Any, job: Job) -> MicroBatch:
+    if isinstance(item, Mapping):
+        # What transformers calls labels are the inputs again, and its models shift them: taken here as they are, they
+        # would train a model to repeat its input.
+        message = f"a batch is a mapping of {', '.join(map(repr, item))}"
+        hint = "give (inputs, labels), such as ((input_ids, attention_mask), labels): labels[i] follows input_ids[i]"
+        raise_finding("BAT205", message, hint, job.path)
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        what = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
+        hint = "give (inputs, labels), each a tensor or a tuple of tensors"
+        raise_finding("BAT205", f"a batch is {what}", hint, job.path)
+    inputs, labels = item
+    return inputs, labels
+
+
+def _split(value: Any, num: int) -> list[Any]:
+    """Split a tensor, or each of a tuple, in `num` equal parts along the first dim."""
+    if isinstance(value, tuple | list):
+        return list(zip(*(_split(item, num) for item in value), strict=True))
+    return list(value.chunk(num))
