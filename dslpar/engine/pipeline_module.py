@@ -61,7 +61,8 @@ def held_layers(specs: Sequence[models.LayerSpec], counts: Sequence[int], stage:
     if not 0 <= stage < len(parts) - 1:
         raise ValueError(f"there is no stage {stage}: the pipeline has {len(parts) - 1}")
     begin, end = parts[stage : stage + 2]
-    return [name for spec in specs[begin:end] for name in spec.module_names]
+    # A dropout may run twice.
+    return list(dict.fromkeys(name for spec in specs[begin:end] for name in spec.module_names))
 
 
 def shared_params(specs: Sequence[models.LayerSpec], counts: Sequence[int]) -> list[dict[int, str]]:

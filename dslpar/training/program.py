@@ -137,7 +137,7 @@ class ProgramEngine(Engine):
         Returns:
             "loss": the mean over the global batch, a scalar without a graph, on every rank: a program that decides by
             it decides the same everywhere. "outputs": what a criterion is given, of all of this replica's micro-batches
-            along the first dim, on the last stage. Each is None where it is not asked for, the outputs also on the other stages.
+            along the first dim, on the last stage; None on the others. Each is None where it is not asked for.
 
         Raises:
             DslparError: another model or optimizer, a criterion with parameters, or wrong data.
