@@ -26,7 +26,7 @@ CONFIG = """
 from dslpar.config import LazyCall
 from transformers import BertConfig
 model = dict(type='transformers.BertForSequenceClassification', config=LazyCall(BertConfig)(
-    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20, num_labels=3,
+    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=256, num_labels=3,
     hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
 optimizer = dict(type='AdamW', lr=1e-2)
 batch = dict(global_size=8)
