@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from dslpar.cli.action import Action, import_with_torch
 from dslpar.core.errors import DslparError, Location
 from dslpar.core.visible import visible
-from dslpar.language.lazy import locate
+from dslpar.language.lazy import instantiate, locate
+from dslpar.linter import check
+from dslpar.schema import sections
 
-_CLASS = "a class of transformers, such as LlamaForCausalLM, or the full name of one of your own"
+_CLASS = "a class of transformers, such as LlamaForCausalLM, the full name of your own, or a config that has one"
+_CONFIGS = (".py", ".yaml", ".yml", ".json")
 
 
 def _add_class(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +54,8 @@ def _add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 Trains nothing: the model in miniature computes one batch with padding, in float64, in every tensor
 mode on up to eight CPU ranks; logits, loss and every gradient are compared with plain transformers.
-Takes some seconds a mode.
+Then with dropout on: copies of a parameter must have equal gradients, to the bit. Takes some
+seconds a mode. Of a config, its model.type, config, pretrained and policy are checked.
 
 exit status: 0 every mode is exact or refused, 1 one is wrong or there is no policy, 2 wrong usage"""
     _add_class(parser)
@@ -60,27 +66,51 @@ def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     wrong = 0
     for row in import_with_torch("dslpar.policies.check").check(subject):
         off = "" if row.outcome == "refused" else f"{row.worst:.1e}"
-        print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}"), flush=True)
+        dropout = f"; dropout is refused: {row.dropout}" if row.dropout else ""
+        print(visible(f"{row.mode:18}{row.outcome:9}{off:9}{row.tensor}{dropout}"), flush=True)
         wrong += row.outcome == "wrong"
     return 1 if wrong else 0
 
 
 def _subject(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Any:
     """Return the class, its config in miniature, and the policy that was asked for."""
-    name = args.target if "." in args.target else f"transformers.{args.target}"
-    try:
-        cls = locate(name, Location("<command line>"))
-        config = cls.config_class()
-    except (DslparError, AttributeError) as error:
-        parser.error(f"{args.target} is no model of transformers: {str(error).partition(chr(10))[0]}")
+    if args.target.endswith(_CONFIGS):
+        cls, config, policy = _written(args.target, parser)
+    else:
+        name, policy = args.target if "." in args.target else f"transformers.{args.target}", None
+        try:
+            cls = locate(name, Location("<command line>"))
+            config = cls.config_class()
+        except (DslparError, AttributeError) as error:
+            parser.error(f"{args.target} is no model of transformers: {str(error).partition(chr(10))[0]}")
     changes: dict[str, Any] = {}
     for change in args.changes:
         key, equals, value = change.partition("=")
         if not equals:
             parser.error(f"{change!r} is not key=value")
         changes[key] = _parsed(value)
-    check = import_with_torch("dslpar.policies.check")
-    return check.Subject(cls, check.shrunk(config, changes), args.policy)
+    miniature = import_with_torch("dslpar.policies.check")
+    return miniature.Subject(cls, miniature.shrunk(config, changes), args.policy or policy)
+
+
+def _written(path: str, parser: argparse.ArgumentParser) -> tuple[Any, Any, object]:
+    """Return the class, config and policy of a config's model. Raises DslparError: lint finds them wrong."""
+    sys.path.insert(0, os.getcwd())  # where modules of one's own stand, as for train.py
+    config = check.load(path)
+    checked = check.check(config)
+    if errors := [each for each in checked.findings if each.severity == "error" and each.key.startswith("model")]:
+        raise DslparError(errors)
+    model = checked.context.reading.spec.model
+    if not isinstance(model, sections.OtherModel) or not model.target:
+        parser.error(f"the model of {path} is no class of transformers, nor of your own")
+    cls = locate(model.target, Location(path))
+    arguments = dict(instantiate(dict(model.args), config.trusted))
+    if not hasattr(cls, "config_class"):
+        parser.error(f"{model.target} is no model of transformers")
+    made = import_with_torch("dslpar.policies.model").config_of(
+        cls, arguments.get("config"), arguments.get("pretrained")
+    )
+    return cls, made, arguments.get("policy")
 
 
 def _parsed(value: str) -> Any:

@@ -76,6 +76,8 @@ class Row(NamedTuple):
     """How far the farthest tensor is off, relative to its largest element."""
     tensor: str = ""
     """Which one; where the mode is refused, or has failed, why."""
+    dropout: str = ""
+    """Why dropout is refused, where the mode itself is not."""
 
 
 def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
@@ -96,8 +98,17 @@ def shrunk(config: Any, changes: Mapping[str, Any] | None = None) -> Any:
     return small
 
 
+def dropping(config: Any) -> Any:
+    """Return the config with dropout on, wherever it has a rate for it."""
+    made = copy.deepcopy(config)
+    for name, value in vars(config).items():
+        if "drop" in name and "layerdrop" not in name and isinstance(value, float):
+            setattr(made, name, 0.2)
+    return made
+
+
 def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) -> Iterator[Row]:
-    """Yield what each mode has shown, with padded samples.
+    """Yield what each mode has shown, with padded samples; then with dropout on, whether copies stay equal.
 
     Raises:
         DslparError: the model has no policy, or is not understood in any mode.
@@ -122,8 +133,12 @@ def _row(name: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> Row:
     refused = next((each for each in found if isinstance(each, str)), None)
     if refused is not None:
         return Row(name, "refused", tensor=refused)
-    farthest, value = max(((key, off) for each in found for key, off in each.items()), key=lambda pair: pair[1])
-    return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest)
+    farthest, value = max(((key, off) for each, _ in found for key, off in each.items()), key=lambda pair: pair[1])
+    dropout = found[0][1]
+    if isinstance(dropout, list) and dropout:
+        return Row(name, "wrong", float("inf"), f"{dropout[0]}: with dropout, its copies get other gradients")
+    said = dropout if isinstance(dropout, str) else ""
+    return Row(name, "exact" if value <= CLOSE else "wrong", value, farthest, said)
 
 
 def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> None:
@@ -131,10 +146,19 @@ def _rank(rank: int, folder: str, tensor: mesh.Tensor, job: tuple[Any, ...]) -> 
     subject, weights, given, reference = job
     store = dist.FileStore(str(Path(folder, "store")), tensor.size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=tensor.size, timeout=TIMEOUT)
-    found: dict[str, float] | str
+    found: tuple[dict[str, float], list[str] | str] | str
     try:
-        found = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
+        off = compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
+        found = off, _dropout(subject, tensor, given)
     except DslparError as error:
         found = error.findings[0].message
     Path(folder, f"{rank}.rank").write_bytes(pickle.dumps(found))
     dist.destroy_process_group()
+
+
+def _dropout(subject: Subject, tensor: mesh.Tensor, given: compare.Batch) -> list[str] | str:
+    """Return the parameters whose copies differ with dropout on, or why dropout is refused."""
+    try:
+        return compare.differing_copies(subject._replace(config=dropping(subject.config)), tensor, given)
+    except DslparError as error:
+        return error.findings[0].message

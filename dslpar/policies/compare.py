@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dslpar.core import mesh
+from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, mark_owners, placement
 from dslpar.models.layered import assemble
@@ -180,6 +181,35 @@ def by_policy(
     first, *others = output if isinstance(output, tuple) else (output,)
     whole = _whole_logits(model, groups, first.detach(), given) if model.skeleton.head else first.detach()
     return Result((whole, *(each.detach() for each in others)), loss.detach(), gradients)
+
+
+def differing_copies(subject: Subject, tensor: mesh.Tensor, given: Batch) -> list[str]:
+    """Return the parameters whose copies on ranks of `tensor` get other gradients, to the bit. Collective.
+
+    With dropout on, which no loss shows: copies that drop otherwise drift apart.
+    """
+    torch.set_default_dtype(torch.float64)
+    groups = Groups(mesh.Mesh(tensor=tensor))
+    model = HuggingFaceModel(*subject)
+    inputs, labels = tuple(given.inputs.values()), given.labels
+    with in_float64():
+        module = assemble(model.layers(groups), groups, seed=1).train()
+        torch.manual_seed(11)
+        output: Any = module(inputs if len(inputs) > 1 else inputs[0])
+        torch.autograd.backward(model.loss(groups)(output, labels if len(labels) > 1 else labels[0]))  # type: ignore[arg-type]
+    found = []
+    for name, p in module.named_parameters():
+        if p.grad is None:
+            continue
+        placement_ = p.placement  # type: ignore[attr-defined]
+        held: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        for rank, piece in enumerate(collectives.all_gather(p.grad[None], groups.axis("tensor"))):
+            coord = groups.mesh.coord(rank)
+            at = tuple(tuple(coord[letter] for letter in letters) for letters in placement_.cuts)
+            if not torch.equal(held.setdefault(at, piece), piece):
+                found.append(name)
+                break
+    return found
 
 
 def _whole_logits(model: HuggingFaceModel, groups: Groups, logits: Tensor, given: Batch) -> Tensor:

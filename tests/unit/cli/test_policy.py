@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from pathlib import Path
 
+import pytest
+import torch
+
+from tests.support.paths import ROOT
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -37,6 +42,62 @@ def test_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert first[:3] == ["1d", "2", "exact"]
     assert second[:3] == ["ring", "2", "refused"]
     assert "a mask of its own, such as a window" in second[3]
+
+
+OWN = "tests/support/own_decoder_config.py"
+"""A model of one's own, whose policy docs/transformers.md shows."""
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [TWO, pytest.param({}, marks=[pytest.mark.prove, pytest.mark.timeout(300)])],
+    ids=["two modes", "all modes"],
+)
+def test_check_of_a_config(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, modes: dict[str, TensorParallel]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(check.check, "__defaults__", (modes or check.MODES,))
+    assert main(["policy", "check", OWN]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == len(modes or check.MODES)
+    assert all("exact" in row and "dropout" not in row for row in rows)
+
+
+def test_docs_show_the_policy_of_the_example() -> None:
+    written = (ROOT / OWN).read_text().replace('"', "'")
+    assert written[written.index("model = ") :].strip() in (ROOT / "docs" / "transformers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)", "no class of"),
+        ("dict(type='torch.nn.Linear', in_features=8, out_features=8)", "torch.nn.Linear is no model of transformers"),
+    ],
+)
+def test_a_config_of_another_model(tmp_path: Path, model: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "cfg.py"
+    config.write_text(f"model = {model}\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["policy", "check", str(config)])
+    assert said in capsys.readouterr().err
+
+
+def test_a_config_that_lint_finds_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "cfg.py"
+    config.write_text("model = dict(type='transformers.LlamaForCausalLM', config=dict(), policy='Lama')\n")
+    assert main(["policy", "check", str(config)]) == 1
+    assert "CFG126" in capsys.readouterr().err
+
+
+def test_copies_that_drop_otherwise_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a generator of its own on each rank the residual of 1d, which every rank holds whole, drifts apart."""
+    subject = Subject(transformers.GPT2LMHeadModel, shrunk(transformers.GPT2Config(n_layer=1)))
+    seed = torch.manual_seed
+    monkeypatch.setattr("dslpar.policies.compare.torch.manual_seed", lambda number: seed(number + os.getpid()))
+    (row,) = check.check(subject, {"1d 2": TWO["1d 2"]})
+    assert (row.outcome, row.tensor.partition(": ")[2]) == ("wrong", "with dropout, its copies get other gradients")
 
 
 def test_a_policy_that_says_something_else_is_found_out() -> None:
