@@ -96,6 +96,10 @@ class Folder:
         """State -> the tensors of the files that it is made of, where it is not one of them."""
         return self._stored()
 
+    def has(self, name: str) -> bool:
+        """Whether the files have a state, or what it is made of."""
+        return self._known(name) is not None or name in self.stored
+
     def slice(self, name: str) -> Any:
         """Return a state that is not read yet: as `get_slice` of safetensors does."""
         if self._known(name) is None and name in self.stored:

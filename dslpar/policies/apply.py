@@ -23,6 +23,7 @@ from dslpar.layers.linear import Role
 from dslpar.layers.parameter import ZEROS, parameter
 from dslpar.policies import dropout, experts, modules, own_attention, probe
 from dslpar.policies.attention import SDPA
+from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
 
@@ -76,6 +77,7 @@ class _Application:
         full = [".".join(filter(None, (name, own))) for own, _ in part.named_modules()]
         self.mixtures = {each.rpartition(".")[0] for each in full if match(self.cut.policy.experts, each)}
         self._regions(part, name)
+        self._head_vectors(part, name)
         for own, module in list(holder.named_modules()):
             if own:
                 made = self._replacement(module, (name + own.removeprefix("part")))
@@ -104,7 +106,7 @@ class _Application:
         if name in self.mixtures:
             experts.surround(module, groups)
             return None
-        if isinstance(module, modules.Entrance | modules.Inward | modules.Outward):
+        if isinstance(module, modules.Entrance | modules.Inward | modules.Outward | modules.HeadVector):
             return None
         if isinstance(module, nn.Dropout):
             return dropout.StreamDropout(groups, module.p, self.stream)
@@ -126,6 +128,10 @@ class _Application:
             return self._adapted(inward, name)
         if match(policy.head_tables, name):
             return modules.HeadTable(groups, features(module), sources)
+        if match(policy.from_latent, name):
+            outputs, inputs = features(module)
+            bias = getattr(module, "bias", None) is not None
+            return FromLatent(groups, inputs, outputs, bias=bias, sources=sources)
         if match(policy.per_head, name):
             return modules.per_head(groups, module, name)
         if match(policy.inner_norms, name):
@@ -170,21 +176,42 @@ class _Application:
             if (pattern := match(policy.regions, full)) and not self._is_in_mixture(f"{full}."):
                 inward = policy.regions[pattern]
                 named = inward if isinstance(inward, Mapping) else {"hidden_states": inward}
-                entrances = {argument: self._entrance(region, full, names) for argument, names in named.items()}
-                for number, (entrance, _) in enumerate(entrances.values()):
+                entrances = {argument: self._entrances(region, full, names) for argument, names in named.items()}
+                for number, (entrance, _) in enumerate(each for made in entrances.values() for each in made):
                     region.add_module("entrance" if number == 0 else f"entrance_{number}", entrance)
                 region.register_forward_pre_hook(modules.entering(entrances, self.stream), with_kwargs=True)
             if own_scores := match(policy.own_attention, full):
                 by_head, num_heads = policy.own_attention[own_scores], self.cut.config.num_attention_heads
                 own_attention.fit_arguments(region, self.groups, by_head, num_heads)
 
-    def _entrance(
+    def _head_vectors(self, part: nn.Module, name: str) -> None:
+        """Take vectors of heads from the modules that read them, which have them during their forward."""
+        for own, module in list(part.named_modules()):
+            for each, p in list(module.named_parameters(recurse=False)):
+                full = ".".join(filter(None, (name, own, each)))
+                if match(self.cut.policy.head_vectors, full):
+                    vector = modules.HeadVector(self.groups, each, len(p), full)
+                    delattr(module, each)
+                    module.add_module(f"{each}_of_heads", vector)
+                    module.register_forward_pre_hook(vector.lend)
+                    module.register_forward_hook(vector.take_back, always_call=True)
+
+    def _entrances(
         self, region: nn.Module, name: str, names: Sequence[str]
-    ) -> tuple[modules.Entrance, list[modules.Slot]]:
-        """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
+    ) -> list[tuple[modules.Entrance, list[modules.Slot]]]:
+        """Make one entrance of the linears to this rank's features, and one of those to latents."""
         # A policy may name the linears of all variants of a family: T5's wi, or wi_0 and wi_1.
         has = dict(region.named_modules())
-        names = [each for each in names if each in has] or list(names)
+        present = [each for each in names if isinstance(has.get(each), nn.Linear | Conv1D)] or list(names)
+        latent = [each for each in present if match(self.cut.policy.latent, f"{name}.{each}")]
+        plain = [each for each in present if each not in latent]
+        made = [(plain, modules.Entrance), (latent, LatentEntrance)]
+        return [self._entrance(region, name, of, cls) for of, cls in made if of]
+
+    def _entrance(
+        self, region: nn.Module, name: str, names: Sequence[str], cls: type[modules.Entrance]
+    ) -> tuple[modules.Entrance, list[modules.Slot]]:
+        """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
         linears = [region.get_submodule(each) for each in names]
         lengths: list[int] = []
         shares = []
@@ -205,7 +232,7 @@ class _Application:
             for own in ("weight", "bias")[: 1 + max(biases)]
         }
         inputs = features(linears[0])[1]
-        entrance = modules.Entrance(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
+        entrance = cls(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
         ends = list(accumulate(shares))
         for each, begin, end in zip(names, [0, *ends], ends, strict=False):
             if self.cut.adapters:

@@ -40,7 +40,7 @@ FlashAttention kernel and no other.
 
 _OF_MASKS = ("local_size", "use_vmap")
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
-_ANYWHERE = {"softcap", "position_bias"}
+_ANYWHERE = {"softcap", "s_aux", "position_bias"}
 """What it knows besides, where it attends to whole sequences."""
 _KNOWN = {
     *("scaling", "is_causal", "position_ids", "use_cache", "cache_position", "sliding_window"),
@@ -129,8 +129,12 @@ def _attend(
     groups: Groups = module.dslpar_groups  # type: ignore[assignment]
     cuts = placement.inner_cuts(groups.tensor)
     is_flash = getattr(module, "dslpar_attention", SDPA) == FLASH
-    if is_flash and (groups.axis(*cuts.sequence).size > 1 or kwargs.get("softcap") is not None):
-        why = "in pieces of sequences" if groups.axis(*cuts.sequence).size > 1 else "with a soft cap"
+    reasons = {
+        "in pieces of sequences": groups.axis(*cuts.sequence).size > 1,
+        "with a soft cap": kwargs.get("softcap") is not None,
+        "with sinks": kwargs.get("s_aux") is not None,
+    }
+    if why := next((why for why, holds in reasons.items() if is_flash and holds), ""):
         message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not"
         raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
     if groups.axis(*cuts.sequence).size > 1:
@@ -140,10 +144,11 @@ def _attend(
         raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
     if isinstance(mask, Recipe):
         mask = mask.mask(groups, q, k)
-    softcap = kwargs.pop("softcap", None)
+    softcap, sinks = kwargs.pop("softcap", None), kwargs.pop("s_aux", None)
     with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
-        if softcap is not None:
-            return _capped(module, q, k, v, mask, dropout, kwargs["scaling"], softcap), None
+        if softcap is not None or sinks is not None:
+            scores = _scores(module, q, k, mask, kwargs["scaling"], softcap)
+            return _weighted(scores, v, dropout, sinks), None
         with _flash_alone(module, q, mask, dropout) if is_flash else nullcontext():
             y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
     return y, None
@@ -166,24 +171,26 @@ def _flash_alone(module: nn.Module, q: Tensor, mask: Tensor | None, dropout: flo
             raise_finding("TEN235", message, hint, key="model.config.attn_implementation")
 
 
-def _capped(
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float,
-    softcap: float,
+def _scores(
+    module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Attend with scores that are softly kept below `softcap` (Gemma 2), which torch's fused attention cannot do."""
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap
+    """Return masked scores [batch/x, heads/y, sequence, sequence], softly kept below `softcap` (Gemma 2)."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = q @ k.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is None and getattr(module, "is_causal", True):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = torch.softmax(upcast(scores), -1).to(q.dtype)
+    return scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+
+
+def _weighted(scores: Tensor, v: Tensor, dropout: float, sinks: Tensor | None) -> Tensor:
+    """Return [batch/x, sequence, heads/y, D]; `sinks` [heads/y]: a score that takes weight (GPT-OSS)."""
+    length = scores.shape[-1]
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(upcast(scores), -1).to(v.dtype)[..., :length]
+    v = v.repeat_interleave(scores.shape[1] // v.shape[1], dim=1)
     return (torch.dropout(weights, dropout, train=True) @ v).transpose(1, 2)
 
 

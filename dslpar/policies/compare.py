@@ -132,7 +132,8 @@ def reference(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Batch, Result]:
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Keep float64 as it is, within, where transformers' code goes to float32 to be safe: in norms and softmax."""
-    to, plain_float, softmax = Tensor.to, Tensor.float, functional.softmax
+    to, softmax = Tensor.to, functional.softmax
+    methods: dict[str, Any] = {"float": Tensor.float, "type": Tensor.type, "softmax": Tensor.softmax}
 
     def kept(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.dtype is torch.float64 and (torch.float32 in args or kwargs.get("dtype") is torch.float32):
@@ -140,7 +141,17 @@ def in_float64() -> Iterator[None]:
         return to(self, *args, **kwargs)
 
     def floated(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self if self.dtype is torch.float64 else plain_float(self, *args, **kwargs)
+        result: Tensor = self if self.dtype is torch.float64 else methods["float"](self, *args, **kwargs)
+        return result
+
+    def typed(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_narrower = self.dtype is torch.float64 and args[:1] == (torch.float32,)
+        return self if is_narrower else methods["type"](self, *args, **kwargs)
+
+    def softmax_of(self: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+        dtype = None if self.dtype is torch.float64 else dtype
+        result: Tensor = methods["softmax"](self, *args, dtype=dtype, **kwargs)
+        return result
 
     def wide_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         return softmax(x, dim, dtype=None if x.dtype is torch.float64 else dtype)
@@ -148,6 +159,8 @@ def in_float64() -> Iterator[None]:
     with (
         patch.object(Tensor, "to", kept),
         patch.object(Tensor, "float", floated),
+        patch.object(Tensor, "type", typed),
+        patch.object(Tensor, "softmax", softmax_of),
         patch.object(functional, "softmax", wide_softmax),
     ):
         yield

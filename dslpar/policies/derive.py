@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -28,6 +28,33 @@ _AROUND = {"embedding_rowwise", "colwise_gather_output", "colwise_rep", "rowwise
 """Of the table and the head, which are found as the model's own."""
 _COUNTS = re.compile(r"\bself\.((?:config\.)?(?:num|n)_(?:\w+_)?heads)\b")
 """Attributes that code of attention may read: how many heads there are, of which a rank has its part."""
+
+
+class _Usual(NamedTuple):
+    """Names of linears that say what they are, in all of transformers' code."""
+
+    needed: Names
+    outward: str
+    inward: Names
+    latent: Names = ()
+    from_latent: Names = ()
+
+    @property
+    def known(self) -> Names:
+        return (*self.inward, *self.from_latent, self.outward)
+
+
+_USUAL = (
+    _Usual(
+        needed=("kv_a_proj_with_mqa", "kv_b_proj"),
+        outward="o_proj",
+        inward=("q_proj", "q_a_proj", "kv_a_proj_with_mqa"),
+        latent=("q_a_proj", "kv_a_proj_with_mqa"),
+        from_latent=("q_b_proj", "kv_b_proj"),
+    ),
+    _Usual(needed=("q_proj", "k_proj", "v_proj"), outward="o_proj", inward=("q_proj", "k_proj", "v_proj")),
+    _Usual(needed=("gate_proj", "up_proj"), outward="down_proj", inward=("gate_proj", "up_proj")),
+)
 
 
 def derive(model: Any) -> Policy:
@@ -56,12 +83,19 @@ class _Derivation:
         self.per_head: list[str] = []
         self.experts: list[str] = []
         self.routers: list[str] = []
+        self.head_vectors: list[str] = []
+        self.latent: list[str] = []
+        self.from_latent: list[str] = []
+        vectors = [name for name, p in model.named_parameters() if p.dim() == 1]
         around = {model.get_input_embeddings(), model.get_output_embeddings()}
         plan: Mapping[str, str] = model.tp_plan or {}
         for pattern, word in plan.items():
             found = [module for name, module in self.named.items() if match([pattern], name)]
             if found and not (word in _AROUND and around.issuperset(found)):
                 self._read(pattern, word, found)
+            elif not found and word == "colwise" and any(match([pattern], name) for name in vectors):
+                self.head_vectors.append(pattern)
+        self._left_out()
         if not plan:
             self.problems.append(f"{type(model).__name__} has no tensor plan in transformers")
         elif not self._blocks():
@@ -70,11 +104,16 @@ class _Derivation:
     def _read(self, pattern: str, word: str, found: list[nn.Module]) -> None:
         """Take one line of the plan."""
         is_linear = all(isinstance(module, nn.Linear | Conv1D) for module in found)
-        region, _, last = pattern.rpartition(".")
-        if word in _INWARD and is_linear:
-            forward = type(self._around(pattern)).forward
-            argument = list(inspect.signature(forward).parameters)[1]
-            self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
+        region = pattern.rpartition(".")[0]
+        if word in _INWARD and is_linear and any(_features(module)[1] != self.hidden for module in found):
+            self.from_latent.append(pattern)
+        elif word in _INWARD and is_linear:
+            self._inward(pattern)
+        elif word == "mla_kv_a_proj" and is_linear:
+            self._inward(pattern)
+            self.latent.append(pattern)
+        elif word == "local_params" and any(each.startswith(f"{pattern}.") for each in self.head_vectors):
+            pass  # how the plan's other words are carried out
         elif word in _OUTWARD and is_linear:
             self.outward.append(pattern)
         elif word == "replicated_with_grad_allreduce":
@@ -84,6 +123,39 @@ class _Derivation:
             self.routers += [f"{region}.{own}" for own in self._routers(pattern)]
         else:
             self.problems.append(f"{pattern}: {word!r} of {type(found[0]).__name__}")
+
+    def _inward(self, pattern: str) -> None:
+        region, _, last = pattern.rpartition(".")
+        argument = list(inspect.signature(type(self._first(region)).forward).parameters)[1]
+        self.regions.setdefault(region, {}).setdefault(argument, []).append(last)
+
+    def _left_out(self) -> None:
+        """Add regions of the usual names that the plan leaves whole: those that transformers' own cannot cut there."""
+        by_region: dict[str, dict[str, nn.Module]] = {}
+        for name, module in self.named.items():
+            if isinstance(module, nn.Linear):
+                region, _, last = re.sub(r"\.\d+\.", ".*.", name).rpartition(".")
+                by_region.setdefault(region, {}).setdefault(last, module)
+        for region, linears in by_region.items():
+            usual = next(
+                (each for each in _USUAL if each.outward in linears and set(each.needed) <= set(linears)), None
+            )
+            if usual is None or not set(linears) <= set(usual.known):
+                continue
+            for last in linears:
+                pattern = f"{region}.{last}"
+                if last in usual.inward and last not in self._names(region):
+                    self._inward(pattern)
+                if last in usual.latent and pattern not in self.latent:
+                    self.latent.append(pattern)
+                if last in usual.from_latent and pattern not in self.from_latent:
+                    self.from_latent.append(pattern)
+                if last == usual.outward and pattern not in self.outward:
+                    self.outward.append(pattern)
+
+    def _names(self, region: str) -> list[str]:
+        """Return the region's inward linears."""
+        return [name for names in self.regions.get(region, {}).values() for name in names]
 
     def policy(self) -> Policy:
         """Return the policy, with what is seen in the model."""
@@ -96,7 +168,10 @@ class _Derivation:
             outward=tuple(self.outward),
             experts=tuple(self.experts),
             routers=tuple(self.routers),
-            per_head=(*self.per_head, *self._scalars()),
+            per_head=(*self.per_head, *self._scalars(), *self._latent_norms()),
+            head_vectors=tuple(self.head_vectors),
+            latent=tuple(self.latent),
+            from_latent=tuple(self.from_latent),
             inner_norms=tuple(self._inner_norms()),
             fused=self._fused(),
             local=self._local(),
@@ -106,7 +181,7 @@ class _Derivation:
     def _first(self, pattern: str) -> Any:
         return next(module for name, module in self.named.items() if match([pattern], name))
 
-    def _around(self, pattern: str) -> nn.Module:
+    def _around(self, pattern: str) -> Any:
         """Return the module that holds the first one of a pattern: of a region that some blocks have, such a one's."""
         around: nn.Module = self.named[next(name for name in self.named if match([pattern], name)).rpartition(".")[0]]
         return around
@@ -124,18 +199,17 @@ class _Derivation:
 
     def _leaves(self, region: str) -> Iterator[tuple[str, nn.Module]]:
         """Yield (pattern, module) of the modules with weights within a region that the plan does not name."""
-        known = {*self.outward, *self.per_head}
-        known |= {f"{region}.{name}" for names in self.regions[region].values() for name in names}
-        inward = next(name for names in self.regions[region].values() for name in names)
-        for name, module in self._around(f"{region}.{inward}").named_modules():
+        known = {*self.outward, *self.per_head, *self.from_latent}
+        known |= {f"{region}.{name}" for name in self._names(region)}
+        for name, module in self._around(f"{region}.{self._names(region)[0]}").named_modules():
             pattern = f"{region}.{name}"
             if name and pattern not in known and list(module.parameters(recurse=False)):
                 yield pattern, module
 
     def _inner_norms(self) -> Iterator[str]:
         """Yield norms over all features that one of their region's linears makes."""
-        for region, of in self.regions.items():
-            made = {_features(self._first(f"{region}.{name}"))[0] for names in of.values() for name in names}
+        for region in self.regions:
+            made = {_features(self._first(f"{region}.{name}"))[0] for name in self._names(region)}
             for pattern, module in self._leaves(region):
                 if any(probe.norm_of(module, length) for length in made):
                     yield pattern
@@ -147,11 +221,19 @@ class _Derivation:
                 if all(p.numel() == 1 for p in module.parameters(recurse=False)):
                     yield pattern
 
+    def _latent_norms(self) -> Iterator[str]:
+        """Yield norms of regions with a latent, of which no linear makes all features."""
+        regions = {pattern.rpartition(".")[0] for pattern in self.latent}
+        for region in regions:
+            for pattern, module in self._leaves(region):
+                if any(probe.norm_of(module, len(p)) for p in module.parameters(recurse=False) if p.dim() == 1):
+                    yield pattern
+
     def _fused(self) -> dict[str, int | Names]:
         """Return the linears whose weight is several: more features than their region's outward linear reads."""
         fused: dict[str, int | Names] = {}
-        for region, of in self.regions.items():
-            names = [name for each in of.values() for name in each]
+        for region in self.regions:
+            names = self._names(region)
             ends = [self._first(each) for each in self.outward if each.startswith(f"{region}.")]
             if len(names) != 1 or len(ends) != 1:
                 continue

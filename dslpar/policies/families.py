@@ -94,11 +94,14 @@ _BERT_HEADS = ("MaskedLM", "PreTraining", "SequenceClassification", "TokenClassi
 DERIVED = frozenset(
     f"{name}ForCausalLM"
     for name in (
-        *("Arcee", "AriaText", "Cohere", "Cohere2", "Cohere2Moe", "CohereCompass", "Cwm", "Ernie4_5", "Exaone4"),
-        *("FlexOlmo", "GPTNeoX", "Gemma", "Gemma2", "Gemma3", "Gemma4Unified", "Glm", "Glm4", "Granite", "Helium"),
-        *("HyperCLOVAX", "Jais2", "Llama", "Mellum", "Ministral", "Ministral3", "Mistral", "Mixtral", "NanoChat"),
-        *("Nemotron", "Olmo", "Olmo2", "Olmo3", "Olmoe", "Phi", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe", "SeedOss"),
-        *("SmolLM3", "Starcoder2", "VaultGemma"),
+        *("Apertus", "Arcee", "AriaText", "Beam", "Cohere2", "Cohere2Moe", "CohereCompass", "Cohere", "Cwm"),
+        *("DeepseekV2", "DeepseekV3", "Dots1", "Ernie4_5", "Exaone4", "ExaoneMoe", "FlexOlmo", "GPTNeoX", "Gemma2"),
+        *("Gemma3", "Gemma4", "Gemma4Unified", "Gemma", "Glm4", "Glm4Moe", "Glm4MoeLite", "Glm", "Granite"),
+        *("GraniteMoe", "GraniteMoeSWA", "GraniteMoeShared", "GraniteSWA", "HYV3", "Helium", "HyperCLOVAX", "Jais2"),
+        *("Kolibri1", "Llama", "Mellum", "MiMoV2Flash", "MiniCPM3", "MiniMaxM2", "Ministral3", "Ministral"),
+        *("Mistral4", "Mistral", "Mixtral", "NanoChat", "Nemotron", "Olmo2", "Olmo3", "Olmo", "Olmoe", "Phi3", "Phi"),
+        *("Phimoe", "Qwen2", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "SolarOpen", "Starcoder2", "VaultGemma"),
+        "Youtu",
     )
 )
 """Classes whose derived policy is proven, by `python -m tests.support.derive_all` (docs/derived_policies.md)."""

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.layers.parameter import stable_hash
 from dslpar.layers.placement import Placement
 from dslpar.models.pretrained import Source, merged
+from dslpar.policies.constructed import constructed, is_filled, unfilled
 
 
 class TransformersInit(NamedTuple):
@@ -26,7 +28,8 @@ class TransformersInit(NamedTuple):
 
         def draw(name: str) -> Tensor:
             owner, _, own = name.rpartition(".")
-            return _drawn(self.model, owner, seed).get_parameter(own)
+            drawn = _drawn(self.model, owner, seed).get_parameter(own)
+            return drawn if is_filled(drawn) else _made(self.model, owner, own)
 
         return placement.cut(merged(self.sources, draw), coord)
 
@@ -41,6 +44,8 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
     parent = model.get_submodule(parent_name)
     on_meta = getattr(parent, last)
     leaf: nn.Module = copy.deepcopy(on_meta).float().to_empty(device="cpu")
+    for p in leaf.parameters():
+        p.copy_(unfilled(p))
     path = name.split(".")
     setattr(parent, last, leaf)
     try:
@@ -51,3 +56,16 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
     finally:
         setattr(parent, last, on_meta)
     return leaf
+
+
+def _made(model: Any, owner: str, own: str) -> Tensor:
+    """Return a parameter of which `_init_weights` knows nothing, as its constructor makes it.
+
+    Raises:
+        DslparError: that is not known either.
+    """
+    found = constructed(model, owner, own, model.get_submodule(owner).get_parameter(own))
+    if found.is_meta:
+        message = f"{owner}.{own}: transformers' `_init_weights` does not say how it begins"
+        raise_finding("TEN234", message, "pretrained='folder' has its values", key="model.pretrained")
+    return found.float()

@@ -33,6 +33,7 @@ from dslpar.models.sequential import cross_entropy as whole_loss
 from dslpar.policies import attention, modules, probe
 from dslpar.policies.apply import Setting, apply, make_whole
 from dslpar.policies.chain import Chain
+from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
@@ -40,7 +41,7 @@ from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.policy import Policy, as_policy
 from dslpar.policies.saved import Saved
-from dslpar.policies.skeleton import Piece, Skeleton, fill_buffers
+from dslpar.policies.skeleton import Piece, Skeleton
 from dslpar.schema.sections import LoRA
 
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -177,7 +178,7 @@ class HuggingFaceModel(LayeredModel):
     def _table(self, groups: Groups) -> nn.Module:
         name = self.skeleton.table
         table = copy.deepcopy(self.model.get_submodule(name))
-        fill_buffers(self.model, table)
+        fill_buffers(self.model, table, name)
         factor = probe.factor_of(table)
         if factor is None:
             message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
@@ -200,21 +201,30 @@ class HuggingFaceModel(LayeredModel):
         return self._with_init(modules.LogitBias(groups, len(bias), {"bias": (modules.Source(name),)}))
 
     def _block(self, cut: Setting, name: str) -> nn.Module:
-        part = apply(copy.deepcopy(self.model.get_submodule(name)), name, cut)
-        fill_buffers(self.model, part)
-        return self._with_init(part)
+        part = copy.deepcopy(self.model.get_submodule(name))
+        self._fill_buffers(part, name)
+        return self._with_init(apply(part, name, cut))
 
     def _piece(self, setting: Setting, piece: Piece) -> nn.Module:
         """Build what stands around lists of blocks: its own modules cut, or whole, and stand-ins for the rest."""
         part = self.skeleton.part(piece.leaves)
+        self._fill_buffers(part)
         for name in piece.leaves:
             own = part.get_submodule(name)
             if piece.place in self.policy.whole:
                 make_whole(setting.groups, own, name)
             else:
                 part.set_submodule(name, apply(own, name, setting))
-        fill_buffers(self.model, part)
         return self._with_init(part)
+
+    def _fill_buffers(self, part: nn.Module, prefix: str = "") -> None:
+        """Give buffers their values: those that transformers saves with the weights (a router's bias), the folder's."""
+        fill_buffers(self.model, part, prefix)
+        for name, module in part.named_modules() if self.folder else ():
+            for own, buffer in list(module.named_buffers(recurse=False)):
+                full = ".".join(filter(None, (prefix, name, own)))
+                if self.folder and own not in module._non_persistent_buffers_set and self.folder.has(full):
+                    module._buffers[own] = self.folder.slice(full)[...].to(buffer.dtype)
 
     def _with_init(self, part: nn.Module) -> nn.Module:
         """Have the part's parameters begin as the folder has them, or as transformers draws them."""

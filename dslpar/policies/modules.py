@@ -251,13 +251,16 @@ class Uncut(Layer):
         for own, p in module.named_parameters(recurse=False):
             uncut = Placement(groups.tensor, tuple(p.shape), ((),) * p.dim(), partial=tuple(partial))
             self.register_parameter(own, parameter(uncut, ZEROS))
+        for own, buffer in module.named_buffers(recurse=False):
+            self.register_buffer(own, buffer, persistent=own not in module._non_persistent_buffers_set)
         self.sources = {own: (Source(f"{name}.{own}"),) for own, _ in module.named_parameters(recurse=False)}
 
-    def forward(self, x: Tensor) -> Any:
-        """What the module makes of `x`."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module makes of its arguments."""
         shared = self.share()
         given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
-        return torch.func.functional_call(self.module[0], given, (x,))
+        given |= dict(self.named_buffers(recurse=False))
+        return torch.func.functional_call(self.module[0], given, args, kwargs)
 
 
 def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
@@ -267,21 +270,43 @@ def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
     return Uncut(groups, module, name, letters)
 
 
+class HeadVector(Layer):
+    """A vector with a number for each head, [heads/y], which the code around reads as its attribute `name`."""
+
+    def __init__(self, groups: Groups, name: str, length: int, source: str) -> None:
+        super().__init__(groups)
+        self.name = name
+        self.vector = parameter(placement.inner_vector(groups.tensor, length), ZEROS)
+        self.sources = {"vector": (Source(source),)}
+
+    def lend(self, around: nn.Module, *_: object) -> None:
+        """Hook before the forward of the module around: give it what it reads."""
+        object.__setattr__(around, self.name, self.stand_in(self.vector, self.share()))
+
+    def take_back(self, around: nn.Module, *_: object) -> None:
+        """Hook after it: else the graph would live on."""
+        object.__setattr__(around, self.name, None)
+
+
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def entering(entrances: Mapping[str, tuple[Entrance, Sequence[Slot]]], stream: Stream) -> Hook:
+def entering(entrances: Mapping[str, Sequence[tuple[Entrance, Sequence[Slot]]]], stream: Stream) -> Hook:
     """Return the pre-hook of a region: it replaces the arguments by what their linears make of them."""
     first = next(iter(entrances))
+
+    def filled(argument: str, x: Tensor) -> Tensor:
+        parts = [entrance.fill(x, slots) for entrance, slots in entrances[argument]]
+        return parts[0]
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         stream.is_inner = True
         kwargs = dict(kwargs)
-        for argument, (entrance, slots) in entrances.items():
+        for argument in entrances:
             if kwargs.get(argument) is not None:
-                kwargs[argument] = entrance.fill(kwargs[argument], slots)
+                kwargs[argument] = filled(argument, kwargs[argument])
             elif argument == first:
-                args = (entrance.fill(args[0], slots), *args[1:])
+                args = (filled(argument, args[0]), *args[1:])
         return args, kwargs
 
     return hook

@@ -51,6 +51,12 @@ class Policy:
     """Modules within a region that act on each head alike, with vectors that all heads share."""
     inner_norms: Names = ()
     """Norms within a region over all of its features, not over those of a head (OLMo 2's q_norm)."""
+    head_vectors: Names = ()
+    """Parameters of a region's own with a number for each head: attention sinks."""
+    latent: Names = ()
+    """Inward linears that make a latent, which every rank has whole (latent attention's kv_a_proj_with_mqa)."""
+    from_latent: Names = ()
+    """Linears within a region from a latent to heads (kv_b_proj)."""
     fused: Mapping[str, int | Names] = field(default_factory=dict)
     """Last part of an inward linear's name -> of how many linears of equal length its weight is made (GPT-2's c_attn:
     3), or the config's numbers that their lengths are in proportion to.

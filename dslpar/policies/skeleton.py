@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.policies.attention import Recipe
+from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.probe import on_cpu
 from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, is_rotary
@@ -282,31 +283,6 @@ def _masks(call: Mapping[str, Any], inputs: Sequence[str], is_decoder: bool) -> 
         elif isinstance(value, Recipe) and value.padding is not None:
             found[name] = inputs[int(value.padding[0].long().argmin())]
     return found
-
-
-@on_cpu
-def fill_buffers(model: Any, part: nn.Module) -> None:
-    """Give buffers that are on the meta device their values, as transformers does when it loads a model.
-
-    One that `_init_weights` does not know stays where it is: torch refuses to compute with it.
-    """
-    for module in part.modules():
-        on_meta = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
-        for name, buffer in on_meta.items():
-            # NaN, or the least integer, tells which were filled.
-            module._buffers[name] = torch.full_like(buffer, _unfilled(buffer), device="cpu")
-        if on_meta:
-            model._init_weights(module)
-        for name, buffer in on_meta.items():
-            filled = module._buffers[name]
-            if filled is None or (filled.isnan() if buffer.is_floating_point() else filled == _unfilled(buffer)).any():
-                module._buffers[name] = buffer
-
-
-def _unfilled(buffer: Tensor) -> float | int:
-    if buffer.is_floating_point():
-        return torch.nan
-    return 0 if buffer.dtype == torch.bool else torch.iinfo(buffer.dtype).min
 
 
 def _shares(module: nn.Module, table: nn.Module) -> bool:

@@ -12,6 +12,7 @@ finding; anything else, a crash among it, is an error: exit status 1. `--page` w
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import os
 import sys
@@ -31,12 +32,15 @@ import torch.distributed as dist
 import transformers
 
 from dslpar.core.errors import DslparError
-from dslpar.core.mesh import Tensor
+from dslpar.core.mesh import Mesh, Tensor
+from dslpar.distributed.groups import Groups
 from dslpar.layout.modes import cuboid_of
+from dslpar.models.layered import build_module
 from dslpar.policies import compare
 from dslpar.policies.check import CLOSE, MODES
 from dslpar.policies.compare import Subject
 from dslpar.policies.model import HuggingFaceModel
+from dslpar.policies.weights import parameters_with_sources
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
 
@@ -90,6 +94,7 @@ SIZES: Mapping[str, Any] = {
     "num_expert_group": 1,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    "router_jitter_noise": 0.0,  # else it is refused
 }
 """Of all that have a field of the name; what divides by 2 d of 2, and nothing equal to another length."""
 
@@ -98,10 +103,18 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "CohereCompassForCausalLM": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
     "Gemma3ForCausalLM": {"attn_logit_softcapping": None},  # which its attention does not read
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
-    "Gemma4ForCausalLM": {"num_kv_shared_layers": 0},
+    # rows of a second table of tokens for each layer are refused
+    "Gemma4ForCausalLM": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
     "HeliumForCausalLM": {"head_dim": 8},  # no other one computes
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
     "Mistral4ForCausalLM": {"head_dim": 10},  # both parts of a key; rotary's is partial_rotary_factor of it
+    "Qwen4ExpForCausalLM": {
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+        "indexer_head_dim": 24,
+        "indexer_kv_heads": 1,
+        "indexer_n_heads": 4,
+    },
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0, 1]},
 }
 """What a class needs besides, by its name."""
@@ -169,6 +182,8 @@ def _compared(subject: Subject) -> tuple[str, float, str]:
     # What torch's own attention cannot do, transformers does in plain torch.
     eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
     plain, weights = compare.plain(subject.cls, subject.config, "eager" if eager else "sdpa")
+    if differs := unlike(model, plain):
+        return "wrong", math.inf, f"begins otherwise: {differs}"
     batch, reference = compare.reference(plain, compare.make_inputs(subject.config))
     with tempfile.TemporaryDirectory(prefix="dslpar_derive_") as folder:
         cells = on_ranks(RANKS, _cells, folder, model, weights, batch, reference, init=None)
@@ -183,6 +198,23 @@ def _compared(subject: Subject) -> tuple[str, float, str]:
             return outcome, 0.0, "; ".join(texts)
     worst, why = max((cell.worst, f"{mode}: {cell.why}") for mode, of_ranks in found.items() for cell in of_ranks)
     return "exact" if worst <= CLOSE else "wrong", worst, why
+
+
+def unlike(model: HuggingFaceModel, plain: Any) -> str:
+    """Return a parameter whose initial values have not the mean and spread of transformers' own; "": none."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        fresh = dict(type(plain)._from_config(copy.deepcopy(plain.config)).named_parameters())
+    module = build_module(model, Groups(Mesh()), seed=5)
+    for _, p, sources in parameters_with_sources(module):
+        lengths = [fresh[source.name].shape[1 if source.transposed else 0] for source in sources]
+        for source, part in zip(sources, torch.split(p.detach(), lengths), strict=True):
+            other = fresh[source.name].detach()
+            spread, off = other.std(correction=0), 8 / math.sqrt(other.numel())
+            means, spreads = part.mean() - other.mean(), part.std(correction=0) - spread
+            if not (means.abs() <= off * spread + 1e-6 and spreads.abs() <= off * spread + 1e-6):
+                return source.name
+    return ""
 
 
 class Cell(NamedTuple):
@@ -241,7 +273,7 @@ def page(found: Sequence[Row]) -> str:
         number=len(found),
         version=transformers.__version__,
         num_exact=len(exact),
-        exact=textwrap.fill(", ".join(exact), 120, break_on_hyphens=False),
+        exact=textwrap.fill("Exact: " + ", ".join(exact), 120, break_on_hyphens=False),
         refused="\n".join(lines),
     )
 
@@ -261,7 +293,7 @@ plain transformers, to 1e-12 in float64, with padded samples. Each other one is 
 not understood. None computes something else. (Written by `python -m tests.support.derive_all --page`; `make prove` runs
 all of them again.)
 
-Exact: {exact}
+{exact}
 
 | refused | what is not understood |
 |---|---|

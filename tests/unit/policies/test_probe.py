@@ -14,6 +14,8 @@ if not HAS_TRANSFORMERS:
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.nanochat.modeling_nanochat import NanoChatRMSNorm
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
 from dslpar.policies import probe
 from dslpar.policies.probe import Norm
@@ -40,6 +42,10 @@ class Shifted(nn.Embedding):
         (nn.LayerNorm(8, bias=False), Norm(centred=True, one_plus=False, eps=1e-5, bias=False)),
         (LlamaRMSNorm(8, eps=1e-6), Norm(centred=False, one_plus=False, eps=1e-6, bias=False)),
         (GemmaRMSNorm(8, eps=1e-6), Norm(centred=False, one_plus=True, eps=1e-6, bias=False)),
+        (OlmoLayerNorm(8), Norm(centred=True, one_plus=False, eps=1e-5, bias=False, weight=False)),
+        (NanoChatRMSNorm(1e-6), Norm(centred=False, one_plus=False, eps=1e-6, bias=False, weight=False)),
+        (nn.Identity(), None),
+        (nn.GELU(), None),
         (Quiet(8), None),
         (nn.LayerNorm(4), None),
         (nn.Linear(8, 8), None),
@@ -53,8 +59,19 @@ def test_norms(module: nn.Module, norm: Norm | None) -> None:
 
 def test_an_eps_that_is_not_the_one_that_counts_is_no_norm_that_is_known() -> None:
     module = LlamaRMSNorm(8, eps=1e-6)
-    module.eps = 1e-2
+    module.eps = 1e-2  # looked at before variance_epsilon
     assert probe.norm_of(module, 8) is None
+
+
+class Tiny(LlamaRMSNorm):
+    """Adds another number than the one it shows: where activations are of order 1, nobody sees it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon / 10)
+
+
+def test_an_eps_is_tried_on_activations_as_small_as_itself() -> None:
+    assert probe.norm_of(Tiny(8, eps=1e-6), 8) is None
 
 
 def test_factors_of_tables() -> None:
