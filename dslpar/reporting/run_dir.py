@@ -184,9 +184,10 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
     if job.spec.data.files is not None:  # relative to the author's config, and this file is elsewhere
         folder = os.path.dirname(job.path)
         values["data"]["files"] = [os.path.abspath(os.path.join(folder, name)) for name in job.spec.data.files]
-    if "pretrained" in values["model"]:  # as the reader has it: an absolute path
-        model = job.spec.model
-        args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
+    model = job.spec.model
+    args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
+    # As the reader has it: an absolute path. A program may bring the model, with no section of it in the config.
+    if "pretrained" in values.get("model", {}) and "pretrained" in args:
         values["model"]["pretrained"] = args["pretrained"]
     return yaml_io.dump_plain(values | {"resolved": resolved})
 
