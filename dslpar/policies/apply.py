@@ -49,9 +49,12 @@ def apply(part: nn.Module, name: str, cut: Setting) -> nn.Module:
     return _Application(cut).part(part, name)
 
 
-def make_whole(groups: Groups, part: nn.Module, name: str) -> None:
-    """Have every rank hold all weights of a part, whose code works on whole activations and stays as it is."""
-    for own, module in part.named_modules():
+def make_whole(groups: Groups, part: nn.Module, name: str, *, recurse: bool = True) -> None:
+    """Have every rank hold all weights of a part, whose code works on whole activations and stays as it is.
+
+    Without `recurse`, those of the module itself alone.
+    """
+    for own, module in part.named_modules() if recurse else [("", part)]:
         full = ".".join(filter(None, (name, own)))
         object.__setattr__(module, "sources", _whole_sources(module, full))
         for each, p in list(module.named_parameters(recurse=False)):
@@ -110,6 +113,8 @@ class _Application:
             return None
         if isinstance(module, nn.Dropout):
             return dropout.StreamDropout(groups, module.p, self.stream)
+        if dropout.drops_samples(module):
+            return dropout.SampleDropout(groups, module, self.stream)
         if match(policy.experts, name):
             return experts.Experts(groups, module, name)
         if match(policy.routers, name):
@@ -127,7 +132,7 @@ class _Application:
             inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(inward, name)
         if match(policy.head_tables, name):
-            return modules.HeadTable(groups, features(module), sources)
+            return modules.HeadTable(groups, module, sources)
         if match(policy.from_latent, name):
             outputs, inputs = features(module)
             bias = getattr(module, "bias", None) is not None

@@ -23,7 +23,7 @@ from dslpar.layers import from_residual, placement, to_residual
 from dslpar.policies import padding
 from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
-from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, is_rotary
+from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn, is_rotary, tensors
 
 Value = Tensor | tuple[Tensor, ...]
 """What goes from layer to layer."""
@@ -75,7 +75,7 @@ class Chain:
         arguments |= {name: state[name] for name in names if name in arguments and name not in self.policy.inputs}
         output = module(x, **arguments)
         x, *returned = output if isinstance(output, tuple) else (output,)
-        handed_on = zip(self.policy.returns.get(self.policy.blocks[number], ()), returned, strict=False)
+        handed_on = zip(self.policy.returned(self.policy.blocks[number]), returned, strict=False)
         # A stage sends contiguous memory alone; later blocks hand on what they were given.
         state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
@@ -110,15 +110,17 @@ class Chain:
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return what enters the blocks, or the head, and what else the piece gives."""
         piece = self.outline.pieces[number]
-        is_whole = groups is not None and piece.place in self.policy.whole
+        is_cut = groups is not None and groups.axis("tensor").size > 1 and piece.place in self.policy.whole
         for leaf, _ in piece.lookups if not self.is_decoder else ():
             module.get_submodule(leaf).output = state[leaf]
         x = state.get(RESIDUAL)
         if number:
             assert x is not None
             before: Any = module.get_submodule(f"{self.policy.blocks[number - 1]}.0")
-            before.output = from_residual(groups, x) if is_whole and groups is not None else x
+            before.output = from_residual(groups, x) if is_cut and groups is not None else x
         given = {name: each for name, each in state.items() if name in self.policy.inputs and "mask" not in name}
+        beside: dict[str, Tensor] = {}
+        hooks = self._pass_along(module, state, beside)
         if self.skeleton.head and piece.place == "back":
             self._head(module).keeps_input = True
         if self.is_decoder:
@@ -129,14 +131,36 @@ class Chain:
             output = self.skeleton.run(module, x, length, **made_of_mask)
         else:
             length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
-            output = self.skeleton.run(module, None, length, **given)
+            batch = state[self.outline.along[0]].shape[0] if number and self.outline.along else 1
+            output = self.skeleton.run(module, None, length, batch, **given)
         entered, extra = self._results(number, module, output)
-        if is_whole and piece.place != "back" and groups is not None:
+        if is_cut and piece.place != "back" and groups is not None:
             entered = to_residual(groups, entered)
+        for hook in hooks:
+            hook.remove()
         for each in module.modules():
             if isinstance(each, BlockStandIn | LeafStandIn):
                 each.clear()
-        return entered, extra
+        return entered, extra | beside
+
+    def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
+        """Give modules before the blocks, which are not there, what they have returned; note in `beside` what others do.
+
+        Returns the hooks that note it, to be removed.
+        """
+        hooks = []
+        for leaf in self.outline.pieces[0].leaves:
+            places = {name: place for place, name in enumerate(self.policy.returned(leaf), 1) if name}
+            own = module.get_submodule(leaf)
+            if isinstance(own, ShapeStandIn):
+                own.returned = {place: state[name] for name, place in places.items()}
+            elif places:
+
+                def note(_: nn.Module, __: Any, output: Any, places: Mapping[str, int] = places) -> None:
+                    beside.update((name, output[place]) for name, place in places.items())
+
+                hooks.append(own.register_forward_hook(note))
+        return hooks
 
     def _results(self, number: int, module: nn.Module, output: Any) -> tuple[Any, dict[str, Tensor]]:
         if number < len(self.policy.blocks):
@@ -170,11 +194,12 @@ class Chain:
         """Return what a layer of piece `number` is given, in order; at first, all that the batch has."""
         if number == 0:
             return [RESIDUAL, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
-        return [RESIDUAL, *done, *self._needed(number, number)]
+        return [RESIDUAL, *done, *self.outline.along, *self._needed(number, number)]
 
     def _names_of_block(self, number: int, block: int) -> list[str]:
-        returned = self.policy.returns.get(self.policy.blocks[number], ()) if block else ()
-        return [RESIDUAL, *filter(None, returned), *self.outline.carried[number], *self._needed(number + 1, number)]
+        returned = self.policy.returned(self.policy.blocks[number]) if block else ()
+        carried = (*filter(None, returned), *self.outline.carried[number], *self.outline.along)
+        return [RESIDUAL, *carried, *self._needed(number + 1, number)]
 
     def _needed(self, piece: int, blocks: int) -> list[str]:
         """Return the inputs that are still read from this piece, and from this list of blocks, on."""
@@ -245,7 +270,7 @@ class Chain:
                     self._refuse(f"{self.policy.blocks[0]}.{number}: {message}")
         for name, blocks in zip(self.policy.blocks, lists, strict=True):
             for number, (earlier, block) in enumerate(pairwise(blocks), 1):
-                if block.input is not earlier.input:
+                if block.input is not earlier.gave:
                     message = (
                         "what enters it is not what left the block before it, but made of it in the forward around"
                     )
@@ -258,14 +283,6 @@ class Chain:
 
     def _refuse(self, message: str) -> NoReturn:
         raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in tensors(part)]
 
 
 def _sendable(value: Tensor) -> Tensor:

@@ -113,12 +113,12 @@ def check(subject: Subject, modes: Mapping[str, TensorParallel | None] = MODES) 
     Raises:
         DslparError: the model has no policy, or is not understood in any mode.
     """
-    inputs = HuggingFaceModel(*subject).policy.inputs
+    policy = HuggingFaceModel(*subject).policy
     torch.set_num_threads(1)  # ranks fork
     eager = getattr(subject.config, "attn_logit_softcapping", None) or not subject.cls._supports_sdpa
     attention = "eager" if eager else "sdpa"
     model, weights = compare.plain(subject.cls, subject.config, attention)
-    given, reference = compare.reference(model, compare.make_inputs(subject.config, inputs))
+    given, reference = compare.reference(model, compare.make_inputs(subject.config, policy.inputs), policy)
     for name, parallel in modes.items():
         yield _row(name, cuboid_of(parallel), (subject, weights, given, reference))
 

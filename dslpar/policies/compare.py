@@ -23,10 +23,10 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import gather, mark_owners, placement
 from dslpar.models.layered import assemble
 from dslpar.policies.model import HuggingFaceModel
-from dslpar.policies.policy import DECODER_INPUTS
+from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.weights import load, parameters_with_sources
 
-BATCH, SEQUENCE = 4, 12
+BATCH, SEQUENCE, IMAGE = 4, 12, 40
 IGNORED = -100
 _ZERO = 1e-13
 
@@ -48,8 +48,12 @@ def make_inputs(config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: b
     found = {}
     for name in names:
         if name == "pixel_values":
-            shape = (BATCH, config.num_channels, config.image_size, config.image_size)
+            size = getattr(config, "image_size", IMAGE)
+            shape = (BATCH, config.num_channels, size, size)
             found[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+        elif name == "noise":
+            patches = (config.image_size // config.patch_size) ** 2
+            found[name] = torch.rand(BATCH, patches, generator=generator, dtype=torch.float64)
         elif "mask" in name:
             if not padded and "decoder_input_ids" not in names:
                 break
@@ -109,24 +113,29 @@ def plain(cls: Any, config: Any, attention: str = "sdpa") -> tuple[Any, dict[str
     return model, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def reference(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Batch, Result]:
-    """Compute the result by plain transformers, and labels for what it gives."""
+def reference(model: Any, inputs: Mapping[str, Tensor], policy: Policy | None = None) -> tuple[Batch, Result]:
+    """Compute the result by plain transformers, and labels for what it gives; `policy` may name a loss of its own."""
     settings = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     with in_float64():
         output = model(
             **{name: value.long() if "mask" in name else value for name, value in inputs.items()}, **settings
         )
+    along = [name for names in policy.returns.values() for name in names] if policy else []
     logits = tuple(value for name, value in output.items() if "logits" in name)
-    given = Batch(inputs, tuple(_make_labels(inputs, each) for each in logits))
-    losses = [
-        functional.cross_entropy(each.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
-        for each, labels in zip(logits, given.labels, strict=True)
-    ]
-    loss = torch.stack(losses).sum()
+    beside = tuple(output[name] for name in along if name in output)
+    if policy and policy.loss:
+        given, loss = Batch(inputs, (inputs[policy.loss],)), output.loss
+    else:
+        given = Batch(inputs, tuple(_make_labels(inputs, each) for each in logits))
+        losses = [
+            functional.cross_entropy(each.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+            for each, labels in zip(logits, given.labels, strict=True)
+        ]
+        loss = torch.stack(losses).sum()
     torch.autograd.backward(loss)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return given, Result(tuple(each.detach() for each in logits), loss.detach(), gradients)
+    return given, Result(tuple(each.detach() for each in (*logits, *beside)), loss.detach(), gradients)
 
 
 @contextmanager

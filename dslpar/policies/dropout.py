@@ -55,6 +55,34 @@ class StreamDropout(nn.Module):
         return drop(self.groups, self.stream, x, self.p) if self.training and self.p > 0 else x
 
 
+class SampleDropout(nn.Module):
+    """Around a module that drops whole samples (stochastic depth): each is dropped, or not, in all of its pieces."""
+
+    def __init__(self, groups: Groups, module: nn.Module, stream: Stream) -> None:
+        super().__init__()
+        self.groups, self.module, self.stream = groups, module, stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape [batch/x, ...] to the same."""
+        cuts = (placement.inner_cuts if self.stream.is_inner else placement.residual_cuts)(self.groups.tensor)
+        with shard_rng(self.groups, placement.Cuts(cuts.batch, (), ()), x.device):
+            y: Tensor = self.module(x)
+        return y
+
+
+def drops_samples(module: nn.Module) -> bool:
+    """Whether a module drops whole samples: tried, where it says how often it drops and holds nothing."""
+    p = getattr(module, "drop_prob", None)
+    if not isinstance(p, float) or not 0 < p < 1 or list(module.children()) or list(module.parameters()):
+        return False
+    was_training = module.training
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        kept = module.train()(torch.ones(256, 2, 3)) * (1 - p)
+    module.train(was_training)
+    is_whole = torch.equal(kept, kept[:, :1, :1].expand_as(kept))
+    return is_whole and bool(((kept - 1).abs() < 1e-5).logical_or(kept == 0).all())
+
+
 class FunctionalDropout(TorchFunctionMode):
     """While it is on, torch.nn.functional.dropout drops as `StreamDropout` does."""
 

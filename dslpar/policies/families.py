@@ -88,6 +88,43 @@ VIT = Policy(
     inputs=("pixel_values",),
     whole=("front", "back"),
 )
+SWIN = Policy(
+    blocks=("swin.encoder.layers.*.blocks",),
+    regions={
+        "swin.encoder.layers.*.blocks.*.attention": ("q_proj", "k_proj", "v_proj"),
+        "swin.encoder.layers.*.blocks.*.mlp": ("fc1",),
+    },
+    outward=("swin.encoder.layers.*.blocks.*.attention.o_proj", "swin.encoder.layers.*.blocks.*.mlp.fc2"),
+    head_tables=("swin.encoder.layers.*.blocks.*.attention.relative_position_bias",),
+    inputs=("pixel_values",),
+    returns={"swin.encoder.layers.*.blocks": ("",)},
+    whole=("front", "between", "back"),
+    grid=True,
+)
+VIT_MAE = Policy(
+    blocks=("vit.layers", "decoder.decoder_layers"),
+    regions={
+        "vit.layers.*.attention": ("q_proj", "k_proj", "v_proj"),
+        "vit.layers.*.mlp": ("fc1",),
+        "decoder.decoder_layers.*.attention": ("q_proj", "k_proj", "v_proj"),
+        "decoder.decoder_layers.*.mlp": ("fc1",),
+    },
+    outward=(
+        *("vit.layers.*.attention.o_proj", "vit.layers.*.mlp.fc2"),
+        *("decoder.decoder_layers.*.attention.o_proj", "decoder.decoder_layers.*.mlp.fc2"),
+    ),
+    inputs=("pixel_values", "noise"),
+    returns={"vit.embeddings": ("mask", "ids_restore")},
+    whole=("front", "between", "back"),
+    loss="pixel_values",
+)
+RESNET = Policy(
+    blocks=("resnet.encoder.stages.*.layers",),
+    regions={},
+    outward=(),
+    inputs=("pixel_values",),
+    whole=("front", "between", "back"),
+)
 
 _BERT_HEADS = ("MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification")
 
@@ -115,5 +152,8 @@ POLICIES: Mapping[str, Policy] = {
     **{f"RobertaFor{head}": _bert("roberta") for head in _BERT_HEADS if head != "PreTraining"},
     "T5ForConditionalGeneration": T5,
     "ViTForImageClassification": VIT,
+    "ViTMAEForPreTraining": VIT_MAE,
+    "SwinForImageClassification": SWIN,
+    "ResNetForImageClassification": RESNET,
 }
 """By the class's name."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,11 +25,10 @@ from transformers.utils.generic import ModelOutput
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed.groups import Groups
-from dslpar.layers import cross_entropy, from_inner
+from dslpar.layers import from_inner, placement
 from dslpar.layers.parameter import PlacedModule
-from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.pretrained import Folder, PretrainedWeights, read_config
-from dslpar.models.sequential import cross_entropy as whole_loss
 from dslpar.policies import attention, modules, probe
 from dslpar.policies.apply import Setting, apply, make_whole
 from dslpar.policies.chain import Chain
@@ -38,8 +37,9 @@ from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initialization import TransformersInit
+from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
 from dslpar.policies.lora import Adapters, as_lora
-from dslpar.policies.policy import Policy, as_policy
+from dslpar.policies.policy import Policy, as_policy, match
 from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
 from dslpar.schema.sections import LoRA
@@ -74,7 +74,7 @@ class HuggingFaceModel(LayeredModel):
         else:
             written = as_policy(policy, POLICIES)
         has_door = getattr(cls, "_supports_attention_backend", False) or _REGISTRY in vars(sys.modules[cls.__module__])
-        if not has_door and not (written and written.own_attention):
+        if not has_door and not (written and (written.own_attention or not written.regions)):
             message = f"{cls.__name__}: its attention does not go through transformers' interface"
             raise_finding("TEN234", message, "a family of docs/transformers.md", key="model.type")
         self.attention = attention.implementation_of(config)
@@ -88,6 +88,7 @@ class HuggingFaceModel(LayeredModel):
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         with as_findings(f"{cls.__name__}: to derive a policy"):
             self.policy = written or (derive(self.model) if policy == "derived" else _derived(self.model))
+        self.policy = replace(self.policy, blocks=_lists(self.model, self.policy.blocks))
         _check_settings(cls.__name__, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)
@@ -108,7 +109,12 @@ class HuggingFaceModel(LayeredModel):
         return int(self.model.get_submodule(self.skeleton.head).weight.shape[0])
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
-        """Return tables, pieces, blocks, head and logits, as they run; pieces that would do nothing are left out."""
+        """Return tables, pieces, blocks, head and logits, as they run; pieces that would do nothing are left out.
+
+        Raises:
+            DslparError: the model does not go with the tensor mode.
+        """
+        self._check_mode(groups)
         skeleton, chain, blocks = self.skeleton, self.chain, self.policy.blocks
         specs: list[LayerSpec] = []
         index = 0
@@ -162,8 +168,11 @@ class HuggingFaceModel(LayeredModel):
         Of logits over a vocabulary [batch, sequence, V] as they are stored, of others whole, [batch, classes] or
         [batch, sequence, classes]. A model with two outputs takes two labels, and gives the sum of two losses.
         """
-        of_first: Loss = partial(_vocabulary_loss, groups, self.vocab_size) if self.skeleton.head else whole_loss
-        return ModelLoss(of_first, len(self.skeleton.outline.outputs) + bool(self.skeleton.head))
+        outputs = self.skeleton.outline.outputs
+        if self.policy.loss:
+            return OwnLoss(self.model, self.policy.loss, outputs)
+        of_first: Loss = partial(vocabulary_loss, groups, self.vocab_size) if self.skeleton.head else whole_loss
+        return ModelLoss(of_first, len(outputs) + bool(self.skeleton.head))
 
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return the logits, whole on every rank, under the names that transformers gives them."""
@@ -172,6 +181,20 @@ class HuggingFaceModel(LayeredModel):
             first = from_inner(groups, first)[..., : self.vocab_size]
         names = [*([self.skeleton.outline.head_output] if self.skeleton.head else []), *self.skeleton.outline.outputs]
         return ModelOutput(zip(names, (first, *others), strict=True))  # type: ignore[no-untyped-call]
+
+    def _check_mode(self, groups: Groups) -> None:
+        """Raise DslparError where the model does not go with the tensor mode."""
+        name, tensor = type(self.model).__name__, groups.tensor
+        sizes = [
+            placement.piece(tensor, groups.coord, cuts(tensor).sequence)[1]
+            for cuts in (placement.residual_cuts, placement.inner_cuts)
+        ]
+        if not self.policy.regions and tensor.size > 1:
+            message = f"nothing of {name} can be cut, and parallel.tensor gives it {tensor.size} ranks"
+            raise_finding("TEN235", message, "data and pipeline ranks", key="parallel.tensor")
+        if self.policy.grid and max(sizes) > 1:
+            message = f"{name} arranges tokens on a grid, and mode {tensor.mode!r}, as it is set, cuts sequences"
+            raise_finding("TEN235", message, "a tensor mode that keeps sequences whole", key="parallel.tensor")
 
     # ---- parts ----
 
@@ -203,15 +226,25 @@ class HuggingFaceModel(LayeredModel):
     def _block(self, cut: Setting, name: str) -> nn.Module:
         part = copy.deepcopy(self.model.get_submodule(name))
         self._fill_buffers(part, name)
-        return self._with_init(apply(part, name, cut))
+        if self.policy.regions:
+            part = apply(part, name, cut)
+        else:
+            make_whole(cut.groups, part, name)
+        return self._with_init(part)
 
     def _piece(self, setting: Setting, piece: Piece) -> nn.Module:
         """Build what stands around lists of blocks: its own modules cut, or whole, and stand-ins for the rest."""
-        part = self.skeleton.part(piece.leaves)
+        part = self.skeleton.part((*piece.leaves, *piece.around))
         self._fill_buffers(part)
+        is_whole = piece.place in self.policy.whole
+        for name in piece.around:
+            if not is_whole:
+                message = f"{name}, around its blocks, has parameters of its own, and nothing says how these are cut"
+                raise_finding("TEN234", message, f"whole=[{piece.place!r}] in a policy", key="model.policy")
+            make_whole(setting.groups, part.get_submodule(name), name, recurse=False)
         for name in piece.leaves:
             own = part.get_submodule(name)
-            if piece.place in self.policy.whole:
+            if is_whole:
                 make_whole(setting.groups, own, name)
             else:
                 part.set_submodule(name, apply(own, name, setting))
@@ -256,31 +289,14 @@ def _with_findings(spec: LayerSpec) -> LayerSpec:
     return replace(spec, build=build, forward=as_findings(f"{spec.name}, on its piece,")(spec.forward))
 
 
-class ModelLoss:
-    """The loss of a model's outputs: of the first one's logits, and of each further output, whole."""
-
-    def __init__(self, of_first: Loss, num_labels: int) -> None:
-        self.of_first, self.num_labels = of_first, num_labels
-        """How many tensors the labels of a micro-batch are."""
-
-    def __call__(self, output: Any, labels: Any) -> Tensor:
-        """Return the sum of the losses; `labels` as each of them takes them, and what to divide the first one's by."""
-        if self.num_labels == 1:
-            return self.of_first(output, labels)
-        given, denominator = labels[: self.num_labels], labels[self.num_labels :]
-        total = self.of_first(output[0], (given[0], *denominator) if denominator else given[0])
-        for logits, own in zip(output[1:], given[1:], strict=True):
-            total = total + whole_loss(logits, own)
-        return total
-
-
-def _vocabulary_loss(groups: Groups, vocab_size: int, logits: Tensor, labels: Labels) -> Tensor:
-    labels, denominator = (labels, None) if isinstance(labels, torch.Tensor) else labels
-    return cross_entropy(groups, logits, labels, vocab_size, denominator)
-
-
 def _on_first(module: nn.Module, value: Any) -> Any:
     return (module(value[0]), *value[1:]) if isinstance(value, tuple) else module(value)
+
+
+def _lists(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the lists of blocks that the patterns stand for, in the model's order."""
+    names = [name for name, _ in model.named_modules()]
+    return tuple(name for pattern in patterns for name in names if match((pattern,), name)) or tuple(patterns)
 
 
 def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:

@@ -136,20 +136,28 @@ class LogitBias(Layer):
 
 
 class HeadTable(Layer):
-    """A table (rows, heads) of what each head adds to its scores: ids of any shape to [..., heads/y]."""
+    """A module with a table (rows, heads) of what each head adds to its scores; its code runs on the heads of this rank.
 
-    def __init__(self, groups: Groups, shape: tuple[int, int], sources: Sources) -> None:
+    T5's is looked up by ids; Swin's has the index of its windows itself.
+    """
+
+    def __init__(self, groups: Groups, module: nn.Module, sources: Sources) -> None:
         super().__init__(groups)
         cuts = placement.inner_cuts(groups.tensor)
-        of_heads = Placement(groups.tensor, shape, ((), cuts.features), partial=cuts.tokens)
-        self.weight = parameter(of_heads, ZEROS)
+        ((self.own, table),) = module.named_parameters()
+        of_heads = Placement(groups.tensor, tuple(table.shape), ((), cuts.features), partial=cuts.tokens)
+        self.register_parameter(self.own, parameter(of_heads, ZEROS))
         self.sources = sources
+        delattr(module, self.own)
+        module.register_buffer(self.own, torch.empty(0), persistent=False)  # in whose place the table comes
+        self.module = module
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Ids of any shape to [..., heads/y]."""
-        weight = self.stand_in(self.weight, self.share())
-        assert weight is not None
-        return nn.functional.embedding(x, weight)
+    def forward(self, *args: Any) -> Tensor:
+        """What the module makes of its arguments, [..., heads/y] where it gives [..., heads]."""
+        table = self.stand_in(self.get_parameter(self.own), self.share())
+        assert table is not None
+        y: Tensor = torch.func.functional_call(self.module, {self.own: table}, args)
+        return y
 
 
 class Rows(Layer):

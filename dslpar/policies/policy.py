@@ -28,9 +28,11 @@ class Policy:
     """Patterns of module names; `*` stands for one part of a name, as in transformers' plans."""
 
     blocks: Names
-    """The lists of blocks that a pipeline cuts, in the order in which they run: ("model.layers",)."""
+    """The lists of blocks that a pipeline cuts, in the order in which they run: ("model.layers",). A pattern stands for
+    all that have its form (Swin's "swin.encoder.layers.*.blocks").
+    """
     regions: Mapping[str, Names | Mapping[str, Names]]
-    """Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
+    """Without any, nothing of the model is cut: its tensor group is one rank. Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
     Where its arguments feed different linears: argument -> names.
     """
     outward: Names
@@ -66,17 +68,29 @@ class Policy:
     requires: Mapping[str, object] = field(default_factory=dict)
     """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
     head_tables: Names = ()
-    """Tables of a number for each head, (rows, heads), such as T5's relative_attention_bias."""
+    """Modules with a table of a number for each head, (rows, heads), such as T5's relative_attention_bias."""
     inputs: Names = DECODER_INPUTS
     """Arguments of the model's forward that a micro-batch brings, in its order; it may leave out the last ones."""
     returns: Mapping[str, Names] = field(default_factory=dict)
     """List of blocks -> what its blocks return after the residual: names of the next block's arguments, or "" for what
-    that one has no use for.
+    that one has no use for. Or a module before the blocks -> what it returns besides, which goes along to the end: code
+    after the blocks reads it there (ViTMAE's ids_restore), and what the model returns by that name is one of its outputs.
+    """
+    grid: bool = False
+    """Whether blocks arrange their tokens on a grid, as Swin's windows do: no mode may cut sequences then."""
+    loss: str = ""
+    """The argument of the model's forward that labels take the place of, where it gives a loss without labels (ViTMAE's
+    pixel_values: a loss of pixels); else the loss is cross-entropy.
     """
     whole: Names = ()
     """Which of "front", "between" and "back", what stands around the lists of blocks, works on whole activations: every
     rank of the tensor group computes the same there, and holds all of its weights.
     """
+
+    def returned(self, name: str) -> Names:
+        """Return what each block of a list, or a module before blocks, returns after the residual."""
+        pattern = match(self.returns, name)
+        return self.returns[pattern] if pattern else ()
 
 
 WITHOUT_AUXILIARY_LOSS: Mapping[str, object] = {"output_router_logits": False, "router_jitter_noise": 0.0}

@@ -24,9 +24,9 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.policies.attention import Recipe
 from dslpar.policies.constructed import fill_buffers
-from dslpar.policies.policy import DECODER_INPUTS, Policy
+from dslpar.policies.policy import DECODER_INPUTS, Policy, match
 from dslpar.policies.probe import on_cpu
-from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, is_rotary
+from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn, is_rotary, tensors
 
 
 class Piece(NamedTuple):
@@ -38,6 +38,8 @@ class Piece(NamedTuple):
     """Modules of its own, in the order in which they run; without tables of tokens, the head and rotary ones."""
     lookups: Sequence[tuple[str, str]] = ()
     """Tables of tokens that are looked up there, each with the input that it is given."""
+    around: Sequence[str] = ()
+    """Modules around lists of blocks whose own parameters are used there: ViTMAE's decoder, with its mask token."""
 
 
 class Outline(NamedTuple):
@@ -55,6 +57,8 @@ class Outline(NamedTuple):
     """Names of the logits that the model gives besides its head's."""
     head_output: str
     """Name of the head's logits."""
+    along: Sequence[str]
+    """What the first piece gives besides the residual, by the policy's names; it goes along to the end."""
 
 
 class Skeleton:
@@ -70,6 +74,8 @@ class Skeleton:
     def _find_vocabulary(self) -> tuple[str, str]:
         """Return the names of the table of tokens and of the head; "" for what the model does not have."""
         model = self.model
+        if not any("ids" in name for name in self.policy.inputs):
+            return "", ""
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         names = {module: name for name, module in model.named_modules()}
         is_decoder = self.policy.inputs == DECODER_INPUTS
@@ -92,23 +98,27 @@ class Skeleton:
         name = self.blocks[min(index, len(self.blocks) - 1)]
         if self.table:
             return int(self.model.get_submodule(self.table).weight.shape[1])
-        region = next(pattern for pattern in self.policy.regions if pattern.startswith(f"{name}."))
-        inward = self.policy.regions[region]
-        first = next(iter(inward.values())) if isinstance(inward, Mapping) else inward
-        within = region.removeprefix(f"{name}.*.")
-        linear: Any = self.lists[name][0].get_submodule(f"{within}.{first[0]}")
-        return int(linear.weight.shape[1])
+        for own, region in self.lists[name][0].named_modules():
+            if pattern := match(self.policy.regions, f"{name}.0.{own}"):
+                inward = self.policy.regions[pattern]
+                first = next(iter(inward.values())) if isinstance(inward, Mapping) else inward
+                return int(region.get_submodule(first[0]).weight.shape[1])  # type: ignore[union-attr, arg-type]
+        return 0
 
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
-        """Return a copy of the model with stand-ins for all but the leaves `own`; `num_blocks`: in each list."""
+        """Return a copy of the model with stand-ins for all but the modules `own`; `num_blocks`: in each list."""
         model = copy.deepcopy(self._bare)
         for name in self.blocks:
-            returned = len(self.policy.returns.get(name, ()))
-            stand_ins = [BlockStandIn(block, returned) for block in self.lists[name][:num_blocks]]
+            returned = len(self.policy.returned(name))
+            stand_ins = [
+                BlockStandIn(block, returned, changes_shape=not self.policy.regions)
+                for block in self.lists[name][:num_blocks]
+            ]
             model.set_submodule(name, nn.ModuleList(stand_ins))
         for name, module in list(self._leaves(model)):
             if name not in own and not isinstance(module, BlockStandIn):
-                model.set_submodule(name, LeafStandIn(module, name, self._made_up(name)))
+                made = LeafStandIn(module, name, self._made_up(name)) if self.table else ShapeStandIn(module, name)
+                model.set_submodule(name, made)
         for name, module in model.named_modules():
             # Around blocks, or the head: it must be called, with zeros for what it adds by itself.
             for each, p in (
@@ -119,11 +129,11 @@ class Skeleton:
         fill_buffers(self.model, model)
         return model
 
-    def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
+    def run(self, part: nn.Module, x: Tensor | None, length: int, batch: int = 1, **given: Tensor | None) -> Any:
         """Run a part; return what its forward gives.
 
         `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence there are `length` tokens. Other
-        models are run on their inputs: what is not `given` is zeros.
+        models are run on their inputs: what is not `given` is zeros, of a `batch` that what is given may have.
         """
         device = next((value.device for value in (x, *given.values()) if value is not None), None)
         accepted = inspect.signature(type(self.model).forward).parameters
@@ -133,16 +143,24 @@ class Skeleton:
             return part(inputs_embeds=x, **given, **settings)
         for name in self.policy.inputs:
             if name not in given and "mask" not in name:
-                given[name] = self._zeros(name, length).to(device)
+                zeros = self._zeros(name, length).to(device)
+                given[name] = zeros.expand(batch, *zeros.shape[1:])
         return part(**given, **settings)
 
     def _zeros(self, name: str, length: int) -> Tensor:
         """Return an input that says nothing: ids, or an image."""
         if name == "pixel_values":
-            size = self.model.config.image_size
-            height, width = size if isinstance(size, list | tuple) else (size, size)
-            return torch.zeros(1, self.model.config.num_channels, height, width)
+            return torch.zeros(1, self.model.config.num_channels, *self._image)
+        if name == "noise":
+            patch = self.model.config.patch_size
+            return torch.zeros(1, self._image[0] // patch * (self._image[1] // patch))
         return torch.zeros(1, length, dtype=torch.long)
+
+    @property
+    def _image(self) -> tuple[int, int]:
+        """Height and width of an image; ResNet, which takes any, is tried on small ones."""
+        size = getattr(self.model.config, "image_size", 64)
+        return tuple(size) if isinstance(size, list | tuple) else (size, size)
 
     # ---- how the forward runs ----
 
@@ -156,6 +174,10 @@ class Skeleton:
         firsts: list[Any] = [model.get_submodule(name)[0] for name in self.blocks]
         for number, block in enumerate(firsts):
             block.register_forward_pre_hook(lambda *_, number=number: order.append(number))
+            block.begins_graph = True
+        for name, module in model.named_modules():
+            for each in module.buffers(recurse=False) if self._is_around(name) else ():
+                each.requires_grad_(each.is_floating_point())
         masks = {name: _marked_mask(number) for number, name in enumerate(self._mask_inputs)}
         given = masks | {name: self._zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
         is_decoder = self.policy.inputs == DECODER_INPUTS
@@ -177,7 +199,9 @@ class Skeleton:
             called = dict.fromkeys(name for name in order[begin:end] if isinstance(name, str) and name not in tables)
             place = "front" if number == 0 else "back" if number == len(self.blocks) else "between"
             own = [name for name in called if not is_rotary(leaves[name])]
-            pieces.append(Piece(place, own, [(leaf, of) for leaf, of, piece in lookups if piece == number]))
+            looked_up = [(leaf, of) for leaf, of, piece in lookups if piece == number]
+            end = firsts[number].input if number < len(firsts) else output
+            pieces.append(Piece(place, own, looked_up, self._around(model, end)))
         self._check_leaves(model, pieces)
         carried = [_carried(block.call) for block in firsts]
         recipes = [_masks(block.call, self._mask_inputs, is_decoder) for block in firsts]
@@ -186,7 +210,25 @@ class Skeleton:
         # What a decoder does to its logits makes others of them.
         of_head = next((name for name in given_out if output[name] is head), "logits") if self.head else ""
         others = [name for name in given_out if name != of_head]
-        return Outline(pieces, carried, recipes, self._uncalled(pieces, tables), others, of_head)
+        along = [name for leaf in pieces[0].leaves for name in self.policy.returned(leaf) if name]
+        others += [name for name in along if name in output]
+        return Outline(pieces, carried, recipes, self._uncalled(pieces, tables), others, of_head, along)
+
+    def _around(self, model: nn.Module, end: Any) -> list[str]:
+        """Return the modules around lists of blocks of whose own parameters the end of a piece is made."""
+        shared = set(self._bare.get_submodule(self.head).parameters()) if self.head else set()
+        owners = {}
+        for name, module in self._bare.named_modules():
+            if self._is_around(name):
+                stand_ins = dict(model.get_submodule(name).named_buffers(recurse=False))
+                own = [own for own, p in module.named_parameters(recurse=False) if p not in shared]
+                owners |= {stand_ins[each]: name for each in own}
+        ends = [each for each in tensors(end) if each.requires_grad]
+        if not owners or not ends:
+            return []
+        found = torch.autograd.grad([each.sum() for each in ends], list(owners), retain_graph=True, allow_unused=True)
+        used = [name for name, gradient in zip(owners.values(), found, strict=True) if gradient is not None]
+        return list(dict.fromkeys(used))
 
     def _check_leaves(self, model: nn.Module, pieces: Sequence[Piece]) -> None:
         """Raise DslparError where a module with weights belongs to two pieces, or a buffer is left without values."""
@@ -195,11 +237,11 @@ class Skeleton:
             for name, buffer in model.named_buffers()
             if buffer.is_meta
         ]
-        called = [leaf for piece in pieces for leaf in piece.leaves]
+        called = [name for piece in pieces for name in (*piece.leaves, *piece.around)]
         problems += [
-            f"{leaf}: its forward calls it before blocks and after them, and it holds weights"
-            for leaf in dict.fromkeys(called)
-            if called.count(leaf) > 1 and list(self._bare.get_submodule(leaf).parameters())
+            f"{name}: its forward uses it before blocks and after them, and it holds weights"
+            for name in dict.fromkeys(called)
+            if called.count(name) > 1 and list(self._bare.get_submodule(name).parameters())
         ]
         if problems:
             hint = "report the model: it needs a rule of its own"
@@ -225,12 +267,10 @@ class Skeleton:
         return not name or any(each.startswith(f"{name}.") for each in (*self.blocks, self.head))
 
     def _made_up(self, leaf: str) -> int | None:
-        """Return the features of what the stand-in of a table of tokens, or of a whole front, makes up; None: none."""
+        """Return the features of what the stand-in of a table of tokens makes up; None: it makes nothing up."""
         module = self._bare.get_submodule(leaf)
-        if self.table:
-            is_table = leaf != self.head and _shares(module, self._bare.get_submodule(self.table))
-            return self.hidden_size(0) if is_table else None
-        return self.hidden_size(0) if list(module.children()) else None
+        is_table = leaf != self.head and _shares(module, self._bare.get_submodule(self.table))
+        return self.hidden_size(0) if is_table else None
 
     def _lookups(
         self, stand_ins: Sequence[LeafStandIn], given: Mapping[str, Tensor], order: Sequence[Any], entered: list[int]
@@ -252,6 +292,8 @@ class Skeleton:
     def _uncalled(self, pieces: Sequence[Piece], tables: set[str]) -> list[str]:
         names = [*filter(None, tables), *(leaf for piece in pieces for leaf in piece.leaves)]
         called = {p for name in names for p in self._bare.get_submodule(name).parameters()}
+        around = [self._bare.get_submodule(name) for piece in pieces for name in piece.around]
+        called |= {p for module in around for p in module.parameters(recurse=False)}
         return [
             name
             for name, module in self._bare.named_modules()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +18,21 @@ class BlockStandIn(nn.Module):
     What it has recorded, or is to give, is taken away by whoever ran the forward: else a graph would live on.
     """
 
-    def __init__(self, block: nn.Module, returned: int = 0) -> None:
+    def __init__(self, block: nn.Module, returned: int = 0, *, changes_shape: bool = False) -> None:
         super().__init__()
         for name, value in vars(block).items():  # loops read such as `layer.attention_type`
             if not name.startswith("_") and isinstance(value, (str, int, float, bool)):
                 setattr(self, name, value)
         self.arguments = tuple(inspect.signature(type(block).forward).parameters)[1:]
+        self.shapes = Shapes(copy.deepcopy(block)) if changes_shape else None
         self.returned = returned
         """How many values a block returns after the residual."""
         self.input: Tensor | None = None
         self.call: Mapping[str, Any] = {}
         self.output: Tensor | None = None
+        self.gave: Tensor | None = None
+        self.begins_graph = False
+        """Whether what it gives has a graph of its own: what comes after depends on nothing before."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output; in a tuple, if blocks return more than it."""
@@ -34,11 +40,16 @@ class BlockStandIn(nn.Module):
         self.input = call.pop(self.arguments[0])
         self.call = call
         y = self.input if self.output is None else self.output
+        if self.shapes and self.output is None:
+            y = self.shapes(*args, **kwargs)
+        if self.begins_graph and y is not None:
+            y = y.detach().requires_grad_()
+        self.gave = y
         return (y, *[None] * self.returned) if self.returned else y
 
     def clear(self) -> None:
         """Forget what was recorded, and what was to be given."""
-        self.input, self.call, self.output = None, {}, None
+        self.input, self.call, self.output, self.gave = None, {}, None, None
 
 
 class LeafStandIn(nn.Module):
@@ -88,6 +99,82 @@ class LeafStandIn(nn.Module):
     def clear(self) -> None:
         """Forget what was recorded, and what was to be given."""
         self.input, self.output = None, None
+
+
+class ShapeStandIn(LeafStandIn):
+    """In place of a module of a model without a table of tokens: zeros of the shapes that the module would give.
+
+    Images become grids, patches and channels: no shape passes through.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module, name)
+        self.shapes = Shapes(module)
+        self.returned: Mapping[int, Tensor] = {}
+        """What it is to return, by the place in its tuple."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return zeros, in tuples as the module returns them; `returned` in their places."""
+        if self.calls is not None:
+            self.calls.append(self.name)
+        given = [*args, *kwargs.values()]
+        self.input = given[0] if self.keeps_input else None
+        y = self.shapes(*args, **kwargs)
+        return tuple(self.returned.get(place, each) for place, each in enumerate(y)) if self.returned else y
+
+    def clear(self) -> None:
+        """Forget what was recorded, and what was to be given."""
+        super().clear()
+        self.returned = {}
+
+
+class Shapes:
+    """The shapes that a module gives, found by calling it, on the meta device, once for those that it is given."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.eval()  # in training, dropout would draw from the run's generator
+        self.known: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return zeros, in tuples as the module returns them, of the dtype of what it is given."""
+        given = [*args, *kwargs.values()]
+        key = tuple(tuple(each.shape) if isinstance(each, Tensor) else each for each in given)
+        if key not in self.known:
+            dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
+            to_meta = partial(_mapped, lambda x: torch.empty_like(x, device="meta", dtype=_like(x, dtype)))
+            with torch.no_grad():
+                self.known[key] = self.module(*to_meta(args), **to_meta(kwargs))
+        like = next(each for each in given if isinstance(each, Tensor) and each.is_floating_point())
+        return _mapped(lambda x: _zeros(x, like), self.known[key])
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return the value with its tensors changed, in tuples and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_mapped(change, each) for each in value)
+    if isinstance(value, dict):
+        return {name: _mapped(change, each) for name, each in value.items()}
+    return value
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if x.is_floating_point() else x.dtype
+
+
+def _zeros(x: Tensor, like: Tensor) -> Tensor:
+    floats = x.is_floating_point()
+    one = torch.zeros((), dtype=like.dtype if floats else x.dtype, device=like.device, requires_grad=floats)
+    return one.expand(x.shape)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in tensors(part)]
 
 
 def is_rotary(module: nn.Module) -> bool:

@@ -88,6 +88,35 @@ _OF_TEXT = {"num_key_value_heads", "vocab_size", "max_position_embeddings"}
 _IMAGES = {name: value for name, value in SIZES.items() if name not in _OF_TEXT and "token" not in name}
 _IMAGES |= _NO_DROPOUT | {"image_size": 12, "patch_size": 4, "num_channels": 2, "num_labels": 5}
 """Nine patches and the token of the class."""
+_SWIN = _NO_DROPOUT | {
+    "image_size": 32,
+    "patch_size": 4,
+    "num_channels": 2,
+    "num_labels": 5,
+    "embed_dim": 16,
+    "depths": [2, 3],
+    "num_heads": [4, 8],
+    "window_size": 4,
+    "drop_path_rate": 0.0,
+    "initializer_range": 0.2,
+}
+"""Windows of 4 x 4 on grids of 8 x 8, where every second block shifts them, and of 4 x 4, where there is one."""
+_MAE = _IMAGES | {
+    "mask_ratio": 0.6,
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 2,
+    "decoder_num_attention_heads": 4,
+    "decoder_intermediate_size": 24,
+}
+"""Three of nine patches stay, and the token of the class."""
+_RESNET = {
+    "num_channels": 2,
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16, 24],
+    "depths": [1, 2, 2],
+    "layer_type": "basic",
+    "num_labels": 5,
+}
 
 _BLOOM = {
     "hidden_size": 32,
@@ -140,6 +169,9 @@ FAMILIES: dict[str, Family] = {
     "t5": Family("T5", _T5, "ForConditionalGeneration"),
     "t5, gated": Family("T5", _T5 | {"feed_forward_proj": "gated-gelu"}, "ForConditionalGeneration"),
     "vit": Family("ViT", _IMAGES, "ForImageClassification"),
+    "vit_mae": Family("ViTMAE", _MAE, "ForPreTraining"),
+    "swin": Family("Swin", _SWIN, "ForImageClassification"),
+    "resnet": Family("ResNet", _RESNET, "ForImageClassification", attention="eager"),
 }
 
 
