@@ -59,7 +59,8 @@ def make_whole(groups: Groups, part: nn.Module, name: str, *, recurse: bool = Tr
         object.__setattr__(module, "sources", _whole_sources(module, full))
         for each, p in list(module.named_parameters(recurse=False)):
             uncut = placement.Placement(groups.tensor, tuple(p.shape), ((),) * p.dim())
-            made = parameter(uncut, ZEROS).requires_grad_(p.requires_grad)
+            made = parameter(uncut, ZEROS)
+            made.requires_grad_(p.requires_grad)
             module.register_parameter(each, made)
 
 

@@ -131,8 +131,12 @@ class Chain:
             output = self.skeleton.run(module, x, length, **made_of_mask)
         else:
             length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
-            batch = state[self.outline.along[0]].shape[0] if number and self.outline.along else 1
-            output = self.skeleton.run(module, None, length, batch, **given)
+            if number and self.outline.along:  # which is of the micro-batch, and so must the inputs be that are gone
+                first = state[self.outline.along[0]]
+                for name in self.policy.inputs:
+                    zeros = self.skeleton.zeros(name, length).to(first.device)
+                    given.setdefault(name, zeros.expand(len(first), *zeros.shape[1:]))
+            output = self.skeleton.run(module, None, length, **given)
         entered, extra = self._results(number, module, output)
         if is_cut and piece.place != "back" and groups is not None:
             entered = to_residual(groups, entered)
@@ -144,9 +148,9 @@ class Chain:
         return entered, extra | beside
 
     def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
-        """Give modules before the blocks, which are not there, what they have returned; note in `beside` what others do.
+        """Have stand-ins of modules before the blocks return what these did; note in `beside` what real ones return.
 
-        Returns the hooks that note it, to be removed.
+        Return the hooks that note it, to be removed.
         """
         hooks = []
         for leaf in self.outline.pieces[0].leaves:

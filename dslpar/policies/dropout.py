@@ -73,7 +73,7 @@ class SampleDropout(nn.Module):
 def drops_samples(module: nn.Module) -> bool:
     """Whether a module drops whole samples: tried, where it says how often it drops and holds nothing."""
     p = getattr(module, "drop_prob", None)
-    if not isinstance(p, float) or not 0 < p < 1 or list(module.children()) or list(module.parameters()):
+    if not isinstance(p, float) or not 0 < p < 1 or any(module.children()) or any(True for _ in module.parameters()):
         return False
     was_training = module.training
     with torch.random.fork_rng(devices=()), torch.device("cpu"):

@@ -1,4 +1,4 @@
-"""Losses of transformers' models: of logits as they are stored, of further outputs, and those that a forward computes."""
+"""Losses of transformers' models: of logits as they are stored, of further outputs, and those of a forward itself."""
 
 from __future__ import annotations
 

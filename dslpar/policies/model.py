@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from dslpar.core.catalog import finding, raise_finding
@@ -37,8 +37,8 @@ from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.initialization import TransformersInit
-from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
 from dslpar.policies.lora import Adapters, as_lora
+from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
 from dslpar.policies.policy import Policy, as_policy, match
 from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
@@ -140,7 +140,7 @@ class HuggingFaceModel(LayeredModel):
                         build=partial(self._block, setting, name),
                         forward=partial(chain.run_block, groups, number, block),
                         layer_idx=index,
-                        recomputable=True,
+                        recomputable=bool(self.policy.regions),  # batch norm would count a micro-batch twice
                     )
                 )
                 index += 1

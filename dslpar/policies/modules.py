@@ -136,7 +136,7 @@ class LogitBias(Layer):
 
 
 class HeadTable(Layer):
-    """A module with a table (rows, heads) of what each head adds to its scores; its code runs on the heads of this rank.
+    """A module with a table (rows, heads) of what each head adds to its scores: its code runs on this rank's heads.
 
     T5's is looked up by ids; Swin's has the index of its windows itself.
     """

@@ -32,8 +32,9 @@ class Policy:
     all that have its form (Swin's "swin.encoder.layers.*.blocks").
     """
     regions: Mapping[str, Names | Mapping[str, Names]]
-    """Without any, nothing of the model is cut: its tensor group is one rank. Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
-    Where its arguments feed different linears: argument -> names.
+    """Region -> its inward linears, by names within it: {"model.layers.*.self_attn": ("q_proj", "k_proj", "v_proj")}.
+    Where its arguments feed different linears: argument -> names. A model without any is never cut (ResNet): its tensor
+    group is one rank.
     """
     outward: Names
     """Linears that end a region: ("model.layers.*.self_attn.o_proj", ...)."""
@@ -73,8 +74,8 @@ class Policy:
     """Arguments of the model's forward that a micro-batch brings, in its order; it may leave out the last ones."""
     returns: Mapping[str, Names] = field(default_factory=dict)
     """List of blocks -> what its blocks return after the residual: names of the next block's arguments, or "" for what
-    that one has no use for. Or a module before the blocks -> what it returns besides, which goes along to the end: code
-    after the blocks reads it there (ViTMAE's ids_restore), and what the model returns by that name is one of its outputs.
+    that one has no use for. Or a module before the blocks -> what it returns besides: it goes along to the end, to code
+    that reads it (ViTMAE's ids_restore), and what the model returns by that name is one of its outputs.
     """
     grid: bool = False
     """Whether blocks arrange their tokens on a grid, as Swin's windows do: no mode may cut sequences then."""

@@ -102,7 +102,7 @@ class Skeleton:
             if pattern := match(self.policy.regions, f"{name}.0.{own}"):
                 inward = self.policy.regions[pattern]
                 first = next(iter(inward.values())) if isinstance(inward, Mapping) else inward
-                return int(region.get_submodule(first[0]).weight.shape[1])  # type: ignore[union-attr, arg-type]
+                return int(region.get_submodule(first[0]).weight.shape[1])
         return 0
 
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
@@ -129,11 +129,11 @@ class Skeleton:
         fill_buffers(self.model, model)
         return model
 
-    def run(self, part: nn.Module, x: Tensor | None, length: int, batch: int = 1, **given: Tensor | None) -> Any:
+    def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
         """Run a part; return what its forward gives.
 
         `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence there are `length` tokens. Other
-        models are run on their inputs: what is not `given` is zeros, of a `batch` that what is given may have.
+        models are run on their inputs: what is not `given` is zeros.
         """
         device = next((value.device for value in (x, *given.values()) if value is not None), None)
         accepted = inspect.signature(type(self.model).forward).parameters
@@ -143,12 +143,11 @@ class Skeleton:
             return part(inputs_embeds=x, **given, **settings)
         for name in self.policy.inputs:
             if name not in given and "mask" not in name:
-                zeros = self._zeros(name, length).to(device)
-                given[name] = zeros.expand(batch, *zeros.shape[1:])
+                given[name] = self.zeros(name, length).to(device)
         return part(**given, **settings)
 
-    def _zeros(self, name: str, length: int) -> Tensor:
-        """Return an input that says nothing: ids, or an image."""
+    def zeros(self, name: str, length: int) -> Tensor:
+        """Return an input [1, ...] that says nothing: ids, an image, or what is drawn for its patches."""
         if name == "pixel_values":
             return torch.zeros(1, self.model.config.num_channels, *self._image)
         if name == "noise":
@@ -179,7 +178,7 @@ class Skeleton:
             for each in module.buffers(recurse=False) if self._is_around(name) else ():
                 each.requires_grad_(each.is_floating_point())
         masks = {name: _marked_mask(number) for number, name in enumerate(self._mask_inputs)}
-        given = masks | {name: self._zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
+        given = masks | {name: self.zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
         is_decoder = self.policy.inputs == DECODER_INPUTS
         x = torch.zeros(1, LENGTH, self.hidden_size(0), requires_grad=True) if is_decoder else None
         output = self.run(model, x, LENGTH, **({} if is_decoder else given))
@@ -217,7 +216,7 @@ class Skeleton:
     def _around(self, model: nn.Module, end: Any) -> list[str]:
         """Return the modules around lists of blocks of whose own parameters the end of a piece is made."""
         shared = set(self._bare.get_submodule(self.head).parameters()) if self.head else set()
-        owners = {}
+        owners: dict[Tensor, str] = {}
         for name, module in self._bare.named_modules():
             if self._is_around(name):
                 stand_ins = dict(model.get_submodule(name).named_buffers(recurse=False))

@@ -94,7 +94,7 @@ _SWIN = _NO_DROPOUT | {
     "num_channels": 2,
     "num_labels": 5,
     "embed_dim": 16,
-    "depths": [2, 3],
+    "depths": [2, 1],
     "num_heads": [4, 8],
     "window_size": 4,
     "drop_path_rate": 0.0,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
-from dslpar.policies.dropout import FunctionalDropout, Stream, take_functions
+from dslpar.policies.dropout import FunctionalDropout, SampleDropout, Stream, drops_samples, take_functions
 
 GROUPS = Groups.without_processes(Mesh(tensor=Tensor(y=2, mode="1d")))
 
@@ -62,3 +62,36 @@ def test_code_that_calls_no_dropout_runs_as_it_is() -> None:
     part = nn.Linear(2, 2)
     take_functions(part, GROUPS, Stream(), SimpleNamespace(dropout=0.1))
     assert "forward" not in vars(part)
+
+
+class DroppingSamples(nn.Module):
+    """Stochastic depth, as models of images have it."""
+
+    def __init__(self, p: float, shape: tuple[int, ...] = (-1, 1, 1)) -> None:
+        super().__init__()
+        self.drop_prob, self.shape = p, shape
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(x.shape)[(slice(None), *[slice(0, length) for length in self.shape[1:]])] >= self.drop_prob
+        return x * kept / (1 - self.drop_prob)
+
+
+def test_what_drops_samples_is_found_by_trying() -> None:
+    assert drops_samples(DroppingSamples(0.3))
+    assert not drops_samples(DroppingSamples(0.3, (-1, 2, 3)))  # it drops elements
+    assert not drops_samples(DroppingSamples(0.0))
+    assert not drops_samples(nn.Dropout(0.3))
+
+
+def test_a_sample_is_dropped_in_all_its_pieces() -> None:
+    """2d cuts samples and features: ranks with the same samples drop the same ones, the others draw others."""
+    tensor = Tensor(q=2, y=2, mode="2d", residual="hidden")
+    seen = {}
+    for rank in range(4):
+        groups = Groups.without_processes(Mesh(tensor=tensor), rank=rank)
+        torch.manual_seed(5)
+        y = SampleDropout(groups, DroppingSamples(0.5), Stream())(torch.ones(64, 2, 3))
+        assert torch.equal(y, y[:, :1, :1].expand_as(y))
+        seen.setdefault(groups.coord["q"], []).append(y)
+    assert all(torch.equal(*pair) for pair in seen.values())
+    assert not torch.equal(seen[0][0], seen[1][0])
