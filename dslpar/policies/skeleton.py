@@ -238,7 +238,7 @@ class Skeleton:
         ]
         called = [name for piece in pieces for name in (*piece.leaves, *piece.around)]
         problems += [
-            f"{name}: its forward uses it before blocks and after them, and it holds weights"
+            f"{name}: its forward calls it before blocks and after them, and it holds weights"
             for name in dict.fromkeys(called)
             if called.count(name) > 1 and list(self._bare.get_submodule(name).parameters())
         ]
