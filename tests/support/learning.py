@@ -1,0 +1,100 @@
+"""Data from which small models learn in a minute: bytes of this Python's own source, and digits."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sklearn.datasets
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+BYTES, MASK, SENTINEL, START = 256, 256, 257, 258
+VOCABULARY = 260
+LENGTH = 32
+NOT_COUNTED = -100
+
+
+@lru_cache
+def windows() -> Tensor:
+    """Windows of bytes [samples, LENGTH]."""
+    sources = [torch.__file__, sklearn.datasets.__file__, Path(torch.__file__).with_name("_tensor.py")]
+    text = b"".join(Path(source).read_bytes() for source in sources)
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    return tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
+
+
+class Masked:
+    """A seventh of the bytes of a window masked, to be told; and whether its second half comes after its first."""
+
+    def __init__(self) -> None:
+        self.tokens = windows()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(index)
+        ids = self.tokens[index].clone()
+        is_next = index % 2 == 0
+        if not is_next:
+            ids[LENGTH // 2 :] = self.tokens[(index + 17) % len(self)][LENGTH // 2 :]
+        chosen = torch.rand(LENGTH, generator=generator) < 1 / 7
+        labels = ids.masked_fill(~chosen, NOT_COUNTED)
+        mask = torch.arange(LENGTH) < LENGTH - index % 4
+        types = (torch.arange(LENGTH) >= LENGTH // 2).long()
+        inputs = ids.masked_fill(chosen, MASK), mask, types
+        return inputs, (labels.masked_fill(~mask, NOT_COUNTED), torch.tensor(int(is_next)))
+
+
+class Denoised:
+    """A span of eight bytes of a window is one token: the decoder tells the span."""
+
+    SPAN = 8
+
+    def __init__(self) -> None:
+        self.tokens = windows()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        begin = index % (LENGTH - self.SPAN)
+        ids, span = self.tokens[index], self.tokens[index][begin : begin + self.SPAN]
+        shown = torch.cat([ids[:begin], torch.tensor([SENTINEL]), ids[begin + self.SPAN :]])
+        padded = torch.cat([shown, torch.zeros(LENGTH - len(shown), dtype=torch.long)])
+        decoder = torch.cat([torch.tensor([START]), span[:-1]])
+        return (padded, torch.arange(LENGTH) < len(shown), decoder), span
+
+
+class NextByte:
+    """Each next byte of a window."""
+
+    def __init__(self) -> None:
+        self.tokens = windows()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.tokens[index][:-1][:24], self.tokens[index][1:][:24]
+
+
+class Digits(NamedTuple):
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; every fifth is held out."""
+
+    train: Any
+    held_out: tuple[Tensor, Tensor]
+
+
+@lru_cache
+def digits() -> Digits:
+    """Images [samples, 1, 8, 8] of about mean 0 and variance 1, and their classes."""
+    found = sklearn.datasets.load_digits()
+    images = (torch.tensor(found.images, dtype=torch.float32)[:, None] - 4.9) / 6.0
+    classes = torch.tensor(found.target)
+    is_held_out = torch.arange(len(classes)) % 5 == 0
+    train = TensorDataset(images[~is_held_out], classes[~is_held_out])
+    return Digits(train, (images[is_held_out], classes[is_held_out]))
