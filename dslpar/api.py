@@ -34,7 +34,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
-from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job
+from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, check_reads_text, model_from_job
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
@@ -331,6 +331,7 @@ def _resolve_data(
     train, held_out = readable
     text = ""
     if train_data is None and (model_from_config or run.config.has("data")):
+        check_reads_text(job)
         corpus = load_corpus(job)
         train, text = TextSamples.from_files(corpus.train, job.seq_len), text_identity(corpus.train)
         if held_out is None and job.spec.train.eval_interval:

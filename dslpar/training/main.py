@@ -149,6 +149,7 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     from dslpar.data.text import TextSamples
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
+    from dslpar.engine.model import check_reads_text
     from dslpar.training.loop import Trainer
     from dslpar.training.metrics import log_job, log_parameters
     from dslpar.training.session import NO_LIMIT
@@ -160,6 +161,7 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     if request.loads_checkpoint and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
+        check_reads_text(job)
         groups = Groups(job.mesh)
         session.locate(groups)
         session.enter("building", times=NO_LIMIT)

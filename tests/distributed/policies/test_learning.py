@@ -114,7 +114,7 @@ def _accuracy(path: str, steps: int) -> float:
         labels = torch.split(classes[begin : begin + size], engine.job.batch.micro_size)
         found = engine.forward(zip(parts, labels, strict=True), keep_outputs=True)
         if found.output is not None:
-            right += int((found.output.argmax(-1).cpu() == found.label.cpu()).sum())
+            right += int((found.output.logits.argmax(-1).cpu() == found.label.cpu()).sum())
             total += len(found.label)
     return right / total if total else -1.0
 

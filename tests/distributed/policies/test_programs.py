@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import dslpar
 from dslpar.core.errors import DslparError
+from dslpar.engine.model import check_reads_text
 from tests.distributed.models.test_sequential import written
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
@@ -97,3 +98,16 @@ def test_the_pipeline_of_the_porting_page_runs() -> None:
     assert first[0][:4] == ["transformer.wte", "transformer.wpe", "transformer.drop", "transformer.h.0"]
     assert last[0][-3:] == ["transformer.h.3", "transformer.ln_f", "lm_head"]
     assert first[1] == last[1] == [{0: "transformer.wte.weight", 1: "lm_head.weight"}]
+
+
+@pytest.mark.parametrize("program", [True, False])
+def test_a_config_s_text_is_not_for_an_encoder(tmp_path: Path, program: bool) -> None:
+    path = written(tmp_path, CONFIG.replace("vocab_size=20", "vocab_size=256") + "data = dict(seq_len=8)\n")
+
+    def rank() -> str:
+        with pytest.raises(DslparError) as error:
+            dslpar.initialize(path) if program else check_reads_text(dslpar.start(path).job)
+        return str(error.value)
+
+    (said,) = on_ranks(1, rank, init="deepspeed")
+    assert "BAT211 model-reads-no-text: BertForSequenceClassification is given input_ids, attention_mask" in said
