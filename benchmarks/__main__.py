@@ -8,7 +8,10 @@ import sys
 
 from benchmarks.measure import HEADER
 
-NAMES = ("lint_speed", "lint_many", "overhead", "tensor_speed", "one_device", "checkpoint_cost", "reshard_memory")
+NAMES = (
+    *("lint_speed", "lint_many", "overhead", "tensor_speed", "one_device", "transformers_step", "checkpoint_cost"),
+    "reshard_memory",
+)
 
 
 def main() -> int:

@@ -161,28 +161,24 @@ class PlacedModule(nn.Module):
                 p.placement, p.init = placement_and_init  # type: ignore[attr-defined]
 
 
-class Layer(PlacedModule):
-    """A module whose vectors (biases, gains, position tables) get whole gradients.
+class Vectors:
+    """The vectors (biases, gains, position tables) of a module and of those within it.
 
-    A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all vectors
-    of the module and of those within it; their gradients are summed in the backward, by one all-reduce for all that
-    need the same axes. A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own.
-
-    `layer_idx` (LiBai's name) is its place in a pipeline's cut where it stands in an nn.Sequential; -1 is the last.
+    A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all of them;
+    their gradients are summed in the backward, by one all-reduce for all that need the same axes.
     """
 
-    def __init__(self, groups: Groups, layer_idx: int | None = None) -> None:
-        super().__init__()
-        self.groups, self.layer_idx = groups, layer_idx
-        self._vectors: dict[Letters, list[tuple[nn.Module, str]]] | None = None
+    def __init__(self, module: nn.Module, groups: Groups) -> None:
+        self.module, self.groups = module, groups
+        self._found: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
     def share(self) -> Shared:
         """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
         # Found once, as (module, name): ZeRO and load_state_dict may put other Parameters there later.
-        if self._vectors is None:
-            self._vectors = _vectors_by_reduction(self)
+        if self._found is None:
+            self._found = _vectors_by_reduction(self.module)
         shared: dict[nn.Parameter, torch.Tensor] = {}
-        for letters, vectors in self._vectors.items():
+        for letters, vectors in self._found.items():
             # By attribute each time: that is how ZeRO 3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in vectors]
             parameters = [p for p in parameters if p.requires_grad]
@@ -190,10 +186,33 @@ class Layer(PlacedModule):
             shared.update(zip(parameters, stand_ins, strict=True))
         return shared
 
-    def external_parameters(self) -> Iterator[nn.Parameter]:
-        """Yield inner layers' parameters that `share` reads in this one's forward: external ones to DeepSpeed."""
-        for vectors in _vectors_by_reduction(self).values():
-            yield from (owner._parameters[name] for owner, name in vectors if owner is not self)  # type: ignore[misc]
+
+def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Yield (a module, an inner layer's parameter that it shares in its forward): external ones to DeepSpeed."""
+    for outer in module.modules():
+        vectors = getattr(outer, "vectors", None)
+        if isinstance(vectors, Vectors) and vectors.module is outer:
+            for found in _vectors_by_reduction(outer).values():
+                yield from ((outer, owner._parameters[name]) for owner, name in found if owner is not outer)  # type: ignore[misc]
+
+
+class Layer(PlacedModule):
+    """A module whose vectors get whole gradients, by stand-ins for them (`Vectors`).
+
+    A layer takes the stand-ins of the module around it as its argument `shared`, or makes its own. Where the code
+    around it hands none over, `vectors` may be those of a module around it.
+
+    `layer_idx` (LiBai's name) is its place in a pipeline's cut where it stands in an nn.Sequential; -1 is the last.
+    """
+
+    def __init__(self, groups: Groups, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.groups, self.layer_idx = groups, layer_idx
+        self.vectors = Vectors(self, groups)
+
+    def share(self) -> Shared:
+        """Return stand-ins for all vectors of the module and of those within it."""
+        return self.vectors.share()
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
         """Return what the layer computes with in place of its parameter `p`."""

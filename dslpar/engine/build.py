@@ -22,7 +22,7 @@ from dslpar.engine.engine import Engine
 from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
-from dslpar.layers.parameter import Layer
+from dslpar.layers.parameter import external_parameters
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, LayerSpec, assemble
@@ -80,10 +80,7 @@ def build_engine(
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
         deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"))
     if job.spec.zero.stage == 3:
-        layers_of_ours = [layer for layer in module.modules() if isinstance(layer, Layer)]
-        deepspeed_patches.register_external_parameters(
-            (layer, p) for layer in layers_of_ours for p in layer.external_parameters()
-        )
+        deepspeed_patches.register_external_parameters(external_parameters(module))
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
     return engine_class(job, groups, ds_engine, model, all_counted)
 

@@ -26,6 +26,7 @@ from dslpar.policies.attention import SDPA
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
+from dslpar.policies.sharing import share_vectors
 
 
 class Setting(NamedTuple):
@@ -98,6 +99,7 @@ class _Application:
         dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
             part.register_forward_pre_hook(self._begin)
+            share_vectors(part, self.groups)
         return part
 
     def _begin(self, *_: object) -> None:

@@ -40,7 +40,9 @@ class Batch(NamedTuple):
     """One for each of the model's outputs."""
 
 
-def make_inputs(config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: bool = True) -> dict[str, Tensor]:
+def make_inputs(
+    config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: bool = True, batch: int = BATCH
+) -> dict[str, Tensor]:
     """Make samples of different lengths, padded on the right; not `padded`: those before the first mask, or masks of
     all ones.
     """
@@ -49,7 +51,7 @@ def make_inputs(config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: b
     for name in names:
         if name == "pixel_values":
             size = getattr(config, "image_size", IMAGE)
-            shape = (BATCH, config.num_channels, size, size)
+            shape = (batch, config.num_channels, size, size)
             found[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
         elif name == "noise":
             patches = (config.image_size // config.patch_size) ** 2
@@ -58,11 +60,12 @@ def make_inputs(config: Any, names: Sequence[str] = DECODER_INPUTS, *, padded: b
             if not padded and "decoder_input_ids" not in names:
                 break
             lengths = torch.tensor([SEQUENCE, SEQUENCE - 5, SEQUENCE - 1, 4]).roll(len(found))
+            lengths = lengths.repeat(-(-batch // len(lengths)))[:batch]
             lengths = lengths if padded else torch.full_like(lengths, SEQUENCE)
             found[name] = torch.arange(SEQUENCE)[None] < lengths[:, None]
         else:
             first, last = (0, config.type_vocab_size) if name == "token_type_ids" else (2, config.vocab_size)
-            found[name] = torch.randint(first, last, (BATCH, SEQUENCE), generator=generator)
+            found[name] = torch.randint(first, last, (batch, SEQUENCE), generator=generator)
     return found
 
 
