@@ -55,7 +55,7 @@ def make_inputs(
             found[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
         elif name == "noise":
             patches = (config.image_size // config.patch_size) ** 2
-            found[name] = torch.rand(BATCH, patches, generator=generator, dtype=torch.float64)
+            found[name] = torch.rand(batch, patches, generator=generator, dtype=torch.float64)
         elif "mask" in name:
             if not padded and "decoder_input_ids" not in names:
                 break

@@ -37,6 +37,7 @@ LAYOUTS = {
     "2.5d, 4 x 4, depth 4": TensorParallel(size=64, mode="2.5d", depth=4),
 }
 
+FAMILIES = ("llama", "gpt2")
 SIZES = {
     27: {"batch": 9, "hidden": 54, "heads": 9, "kv_heads": 3, "ffn": 81},
     64: {"batch": 16, "hidden": 128, "heads": 16, "kv_heads": 8, "ffn": 192},
@@ -61,7 +62,7 @@ def _family(name: str, world: int) -> hf.Family:
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_policy_does_not_change_the_maths_on_many_ranks(layout: str, family: str) -> None:
     tensor = cuboid_of(LAYOUTS[layout])
