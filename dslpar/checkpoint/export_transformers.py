@@ -139,7 +139,8 @@ def _refuse(checkpoint: Checkpoint) -> NoReturn:
 def _of_transformers(checkpoint: Checkpoint, cls: Any, arguments: dict[str, Any], pretrained: Path | None) -> _Origin:
     """Return a model of transformers' that ran by a policy; or as it is, in one layer, where nothing was cut."""
     from dslpar.checkpoint.adapters import contents
-    from dslpar.policies.model import HuggingFaceModel, config_of
+    from dslpar.policies.config import config_of
+    from dslpar.policies.model import HuggingFaceModel
     from dslpar.policies.saved import Saved
 
     if pretrained is not None and "pretrained" in arguments:
@@ -169,7 +170,7 @@ def _of_family(checkpoint: Checkpoint, model: Model, pretrained: Path | None) ->
     name, config = same.class_of(model), same.config_of(model)
     import transformers
 
-    from dslpar.policies.model import config_of
+    from dslpar.policies.config import config_of
     from dslpar.policies.saved import Saved
 
     cls = getattr(transformers, name)

@@ -21,7 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Linear, placement
 from dslpar.layers.linear import Role
 from dslpar.layers.parameter import ZEROS, parameter
-from dslpar.policies import dropout, experts, modules, own_attention, probe
+from dslpar.policies import dropout, experts, modules, own_attention, probe, tables
 from dslpar.policies.attention import SDPA
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
@@ -135,7 +135,7 @@ class _Application:
             inward = modules.Inward(groups, inputs, lengths, bias=bias, sources=sources, stream=self.stream)
             return self._adapted(inward, name)
         if match(policy.head_tables, name):
-            return modules.HeadTable(groups, module, sources)
+            return tables.HeadTable(groups, module, sources)
         if match(policy.from_latent, name):
             outputs, inputs = features(module)
             bias = getattr(module, "bias", None) is not None
@@ -149,7 +149,7 @@ class _Application:
         if not self._is_in_region(name) and (norm := probe.norm_of(module, hidden)):
             return modules.make_norm(groups, hidden, norm, sources)
         if isinstance(module, nn.Embedding) and module.embedding_dim == hidden:
-            return modules.Rows(groups, module, sources)
+            return tables.Rows(groups, module, sources)
         for each, p in module.named_parameters(recurse=False):
             message = f"{name}.{each} {tuple(p.shape)} of {type(module).__name__}: nothing says how it is cut"
             hint = f"name {name!r} in a policy, or report the model: it needs a rule of its own"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,18 +28,19 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import from_inner, placement
 from dslpar.layers.parameter import PlacedModule
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
-from dslpar.models.pretrained import Folder, PretrainedWeights, read_config
-from dslpar.policies import attention, modules, probe
+from dslpar.models.pretrained import Folder, PretrainedWeights
+from dslpar.policies import attention, modules, probe, tables
 from dslpar.policies.apply import Setting, apply, make_whole
 from dslpar.policies.chain import Chain
+from dslpar.policies.config import check_settings, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
-from dslpar.policies.families import DERIVED, POLICIES
+from dslpar.policies.families import POLICIES
 from dslpar.policies.initialization import TransformersInit
 from dslpar.policies.lora import Adapters, as_lora
 from dslpar.policies.loss import ModelLoss, OwnLoss, vocabulary_loss, whole_loss
-from dslpar.policies.policy import Policy, as_policy, match
+from dslpar.policies.policy import as_policy
 from dslpar.policies.saved import Saved
 from dslpar.policies.skeleton import Piece, Skeleton
 from dslpar.schema.sections import LoRA
@@ -87,9 +88,9 @@ class HuggingFaceModel(LayeredModel):
         prefix, stored = self.model.base_model_prefix, Saved(self.model).stored
         self.folder = None if pretrained is None else Folder(pretrained, prefix, stored)
         with as_findings(f"{cls.__name__}: to derive a policy"):
-            self.policy = written or (derive(self.model) if policy == "derived" else _derived(self.model))
-        self.policy = replace(self.policy, blocks=_lists(self.model, self.policy.blocks))
-        _check_settings(cls.__name__, self.config, self.policy)
+            self.policy = written or (derive(self.model) if policy == "derived" else proven_policy(self.model))
+        self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
+        check_settings(cls.__name__, self.config, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)
             self.chain = Chain(self.skeleton)
@@ -206,7 +207,7 @@ class HuggingFaceModel(LayeredModel):
         if factor is None:
             message = f"{name} of {type(table).__name__} does more than look rows up and scale them"
             raise DslparError([finding("TEN234", message, "report the model: it needs a rule of its own")])
-        made = modules.Table(groups, table, factor, {"weight": (modules.Source(f"{name}.weight"),)})
+        made = tables.Table(groups, table, factor, {"weight": (modules.Source(f"{name}.weight"),)})
         return self._with_init(made)
 
     def _head(self, groups: Groups) -> nn.Module:
@@ -214,14 +215,14 @@ class HuggingFaceModel(LayeredModel):
         head = self.model.get_submodule(name)
         own = [own for own, _ in head.named_parameters()]
         return self._with_init(
-            modules.OutputHead(groups, head, {each: (modules.Source(f"{name}.{each}"),) for each in own})
+            tables.OutputHead(groups, head, {each: (modules.Source(f"{name}.{each}"),) for each in own})
         )
 
     def _logit_bias(self, groups: Groups) -> nn.Module:
         """Build the bias of a head whose weight is the table's, by the name that transformers saves it under."""
         bias = self.model.get_submodule(self.skeleton.head).bias
         name = next(name for name, p in self.model.named_parameters() if p is bias)
-        return self._with_init(modules.LogitBias(groups, len(bias), {"bias": (modules.Source(name),)}))
+        return self._with_init(tables.LogitBias(groups, len(bias), {"bias": (modules.Source(name),)}))
 
     def _block(self, cut: Setting, name: str) -> nn.Module:
         part = copy.deepcopy(self.model.get_submodule(name))
@@ -291,52 +292,3 @@ def _with_findings(spec: LayerSpec) -> LayerSpec:
 
 def _on_first(module: nn.Module, value: Any) -> Any:
     return (module(value[0]), *value[1:]) if isinstance(value, tuple) else module(value)
-
-
-def _lists(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the lists of blocks that the patterns stand for, in the model's order."""
-    names = [name for name, _ in model.named_modules()]
-    return tuple(name for pattern in patterns for name in names if match((pattern,), name)) or tuple(patterns)
-
-
-def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
-    """Return a config of its own: the one that is given, over that of the folder.
-
-    Raises:
-        DslparError: there is neither, or the folder's is not readable.
-    """
-    if pretrained is not None:
-        read_config(pretrained)
-        if config is not None and not isinstance(config, Mapping):
-            raise_finding("CFG223", "a config beside pretrained= is a dict of what differs", "dict(...)", key="model")
-        return cls.config_class.from_pretrained(pretrained, local_files_only=True, **(config or {}))
-    if config is None:
-        raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
-    return cls.config_class(**config) if isinstance(config, Mapping) else copy.deepcopy(config)
-
-
-def _check_settings(name: str, config: Any, policy: Policy) -> None:
-    """Raise DslparError, with every setting of the config that the policy does not know."""
-    wrong = {each: value for each, value in policy.requires.items() if getattr(config, each, value) != value}
-    if wrong:
-        raise DslparError(
-            [
-                finding(
-                    "TEN234",
-                    f"{name} with {each}={getattr(config, each)!r}: its policy is for {each}={value!r}",
-                    f"{each}={value!r}",
-                    key="model.config",
-                )
-                for each, value in wrong.items()
-            ]
-        )
-
-
-def _derived(model: Any) -> Policy:
-    """Return the policy of a class whose plan has been proven to tell it. Raises: DslparError: it has not."""
-    name = type(model).__name__
-    found = derive(model)  # first, since it may say what is not understood
-    if name not in DERIVED:
-        message = f"{name}: the policy that transformers' plan tells is not proven for this class"
-        raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
-    return found

@@ -1,10 +1,8 @@
-"""A transformers model with parts taken out: what stands around its blocks runs as transformers wrote it.
+"""How a transformers model's forward runs: what stands before, between and after its lists of blocks.
 
-A pipeline cuts a model's lists of blocks, but a model is more than its blocks: scaled embeddings, position tables,
-masks, poolers, soft caps on logits stand in the `forward` around them. So no such forward is rewritten here. What
-stands before, between and after the lists are pieces; a piece runs the model's own forward, with stand-ins for all but
-itself: the stand-in of a block gives what has left the list before, or records what would enter the list after, and
-what its blocks are called with besides their input.
+These pieces run the model's own forward, with stand-ins for all but themselves: the stand-in of a block gives what has
+left the list before, or records what would enter the list after, and what its blocks are called with besides their
+input. Which modules belong to which piece is found by running the whole on stand-ins once.
 
 transformers has no training pipeline, and its `pp_plan` names modules alone; tracing (torch.distributed.pipelining)
 needs a graph without breaks. Neither knows what is done between modules.
@@ -12,9 +10,7 @@ needs a graph without breaks. Neither knows what is done between modules.
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +19,10 @@ from torch import Tensor, nn
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.policies.attention import Recipe
-from dslpar.policies.constructed import fill_buffers
-from dslpar.policies.policy import DECODER_INPUTS, Policy, match
+from dslpar.policies.parts import Parts
+from dslpar.policies.policy import DECODER_INPUTS, Policy
 from dslpar.policies.probe import on_cpu
-from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn, is_rotary, tensors
+from dslpar.policies.stand_ins import LeafStandIn, is_rotary, tensors
 
 
 class Piece(NamedTuple):
@@ -61,107 +57,12 @@ class Outline(NamedTuple):
     """What the first piece gives besides the residual, by the policy's names; it goes along to the end."""
 
 
-class Skeleton:
-    """A model on the meta device without its blocks, which is copied for each part of the chain."""
+class Skeleton(Parts):
+    """A model's parts, and how its forward runs."""
 
     def __init__(self, model: Any, policy: Policy) -> None:
-        self.model, self.policy, self.blocks = model, policy, policy.blocks
-        self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in self.blocks}
-        self._bare = _without(model, self.blocks)
-        self.table, self.head = self._find_vocabulary()
+        super().__init__(model, policy)
         self.outline = self._outline()
-
-    def _find_vocabulary(self) -> tuple[str, str]:
-        """Return the names of the table of tokens and of the head; "" for what the model does not have."""
-        model = self.model
-        if not any("ids" in name for name in self.policy.inputs):
-            return "", ""
-        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-        names = {module: name for name, module in model.named_modules()}
-        is_decoder = self.policy.inputs == DECODER_INPUTS
-        if is_decoder and not (isinstance(embeddings, nn.Embedding) and isinstance(head, nn.Linear)):
-            message = f"{type(model).__name__} has no table of tokens, or no linear head"
-            raise_finding("TEN234", message, "name a class for causal language modelling", key="model.type")
-        table = names[embeddings] if isinstance(embeddings, nn.Embedding) else ""
-        return table, names[head] if isinstance(head, nn.Linear) else ""
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the head's weight is the table's."""
-        if not (self.table and self.head):
-            return False
-        table, head = (self.model.get_submodule(name).weight for name in (self.table, self.head))
-        return table is head
-
-    def hidden_size(self, index: int) -> int:
-        """Features of the residual stream of a list of blocks; of the last one, for the piece after it."""
-        name = self.blocks[min(index, len(self.blocks) - 1)]
-        if self.table:
-            return int(self.model.get_submodule(self.table).weight.shape[1])
-        for own, region in self.lists[name][0].named_modules():
-            if pattern := match(self.policy.regions, f"{name}.0.{own}"):
-                inward = self.policy.regions[pattern]
-                first = next(iter(inward.values())) if isinstance(inward, Mapping) else inward
-                return int(region.get_submodule(first[0]).weight.shape[1])
-        return 0
-
-    def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
-        """Return a copy of the model with stand-ins for all but the modules `own`; `num_blocks`: in each list."""
-        model = copy.deepcopy(self._bare)
-        for name in self.blocks:
-            returned = len(self.policy.returned(name))
-            stand_ins = [
-                BlockStandIn(block, returned, changes_shape=not self.policy.regions)
-                for block in self.lists[name][:num_blocks]
-            ]
-            model.set_submodule(name, nn.ModuleList(stand_ins))
-        for name, module in list(self._leaves(model)):
-            if name not in own and not isinstance(module, BlockStandIn):
-                made = LeafStandIn(module, name, self._made_up(name)) if self.table else ShapeStandIn(module, name)
-                model.set_submodule(name, made)
-        for name, module in model.named_modules():
-            # Around blocks, or the head: it must be called, with zeros for what it adds by itself.
-            for each, p in (
-                list(module.named_parameters(recurse=False)) if name not in own and self._is_around(name) else ()
-            ):
-                delattr(module, each)
-                module.register_buffer(each, torch.zeros(p.shape, device="cpu"), persistent=False)
-        fill_buffers(self.model, model)
-        return model
-
-    def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
-        """Run a part; return what its forward gives.
-
-        `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence there are `length` tokens. Other
-        models are run on their inputs: what is not `given` is zeros.
-        """
-        device = next((value.device for value in (x, *given.values()) if value is not None), None)
-        accepted = inspect.signature(type(self.model).forward).parameters
-        settings = {"use_cache": False} if "use_cache" in accepted else {}
-        if self.policy.inputs == DECODER_INPUTS:
-            given.setdefault("position_ids", torch.arange(length, device=device)[None])
-            return part(inputs_embeds=x, **given, **settings)
-        for name in self.policy.inputs:
-            if name not in given and "mask" not in name:
-                given[name] = self.zeros(name, length).to(device)
-        return part(**given, **settings)
-
-    def zeros(self, name: str, length: int) -> Tensor:
-        """Return an input [1, ...] that says nothing: ids, an image, or what is drawn for its patches."""
-        if name == "pixel_values":
-            return torch.zeros(1, self.model.config.num_channels, *self._image)
-        if name == "noise":
-            patch = self.model.config.patch_size
-            return torch.zeros(1, self._image[0] // patch * (self._image[1] // patch))
-        return torch.zeros(1, length, dtype=torch.long)
-
-    @property
-    def _image(self) -> tuple[int, int]:
-        """Height and width of an image; ResNet, which takes any, is tried on small ones."""
-        size = getattr(self.model.config, "image_size", 64)
-        return tuple(size) if isinstance(size, list | tuple) else (size, size)
-
-    # ---- how the forward runs ----
 
     @on_cpu
     def _outline(self) -> Outline:
@@ -175,7 +76,7 @@ class Skeleton:
             block.register_forward_pre_hook(lambda *_, number=number: order.append(number))
             block.begins_graph = True
         for name, module in model.named_modules():
-            for each in module.buffers(recurse=False) if self._is_around(name) else ():
+            for each in module.buffers(recurse=False) if self.is_around(name) else ():
                 each.requires_grad_(each.is_floating_point())
         masks = {name: _marked_mask(number) for number, name in enumerate(self._mask_inputs)}
         given = masks | {name: self.zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
@@ -191,7 +92,7 @@ class Skeleton:
             raise_finding("TEN234", message, "name the lists of blocks as they run", key="model.policy")
         lookups = [(self.table, "input_ids", 0)] if is_decoder else self._lookups(stand_ins, given, order, entered)
         tables = {self.table, self.head, *(leaf for leaf, _, _ in lookups)}
-        leaves = dict(self._leaves(self._bare))
+        leaves = dict(self.leaves(self.bare))
         bounds = [*entered, len(order)]
         pieces = []
         for number, (begin, end) in enumerate(zip([0, *bounds[:-1]], bounds, strict=True)):
@@ -215,10 +116,10 @@ class Skeleton:
 
     def _around(self, model: nn.Module, end: Any) -> list[str]:
         """Return the modules around lists of blocks of whose own parameters the end of a piece is made."""
-        shared = set(self._bare.get_submodule(self.head).parameters()) if self.head else set()
+        shared = set(self.bare.get_submodule(self.head).parameters()) if self.head else set()
         owners: dict[Tensor, str] = {}
-        for name, module in self._bare.named_modules():
-            if self._is_around(name):
+        for name, module in self.bare.named_modules():
+            if self.is_around(name):
                 stand_ins = dict(model.get_submodule(name).named_buffers(recurse=False))
                 own = [own for own, p in module.named_parameters(recurse=False) if p not in shared]
                 owners |= {stand_ins[each]: name for each in own}
@@ -240,7 +141,7 @@ class Skeleton:
         problems += [
             f"{name}: its forward calls it before blocks and after them, and it holds weights"
             for name in dict.fromkeys(called)
-            if called.count(name) > 1 and list(self._bare.get_submodule(name).parameters())
+            if called.count(name) > 1 and list(self.bare.get_submodule(name).parameters())
         ]
         if problems:
             hint = "report the model: it needs a rule of its own"
@@ -250,27 +151,6 @@ class Skeleton:
     def _mask_inputs(self) -> Sequence[str]:
         return [name for name in self.policy.inputs if "mask" in name]
 
-    def _leaves(self, model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """Yield what stand-ins take the place of: modules without children, and those with weights of their own.
-
-        One with lists of blocks, or the head, within is not one: these must be called.
-        """
-        for own, module in model.named_children():
-            name = f"{prefix}{own}"
-            if list(module.children()) and (self._is_around(name) or not list(module.parameters(recurse=False))):
-                yield from self._leaves(module, f"{name}.")
-            elif not isinstance(module, nn.ModuleList):
-                yield name, module
-
-    def _is_around(self, name: str) -> bool:
-        return not name or any(each.startswith(f"{name}.") for each in (*self.blocks, self.head))
-
-    def _made_up(self, leaf: str) -> int | None:
-        """Return the features of what the stand-in of a table of tokens makes up; None: it makes nothing up."""
-        module = self._bare.get_submodule(leaf)
-        is_table = leaf != self.head and _shares(module, self._bare.get_submodule(self.table))
-        return self.hidden_size(0) if is_table else None
-
     def _lookups(
         self, stand_ins: Sequence[LeafStandIn], given: Mapping[str, Tensor], order: Sequence[Any], entered: list[int]
     ) -> list[tuple[str, str, int]]:
@@ -279,7 +159,7 @@ class Skeleton:
             return []
         found = []
         for module in stand_ins:
-            if self._made_up(module.name) is not None and module.input is not None:
+            if self.made_up(module.name) is not None and module.input is not None:
                 of = next((name for name, value in given.items() if module.input is value), None)
                 if of is None:
                     message = f"{module.name} looks up something else than an input of the batch"
@@ -290,12 +170,12 @@ class Skeleton:
 
     def _uncalled(self, pieces: Sequence[Piece], tables: set[str]) -> list[str]:
         names = [*filter(None, tables), *(leaf for piece in pieces for leaf in piece.leaves)]
-        called = {p for name in names for p in self._bare.get_submodule(name).parameters()}
-        around = [self._bare.get_submodule(name) for piece in pieces for name in piece.around]
+        called = {p for name in names for p in self.bare.get_submodule(name).parameters()}
+        around = [self.bare.get_submodule(name) for piece in pieces for name in piece.around]
         called |= {p for module in around for p in module.parameters(recurse=False)}
         return [
             name
-            for name, module in self._bare.named_modules()
+            for name, module in self.bare.named_modules()
             if any(p not in called for p in module.parameters(recurse=False))
         ]
 
@@ -324,20 +204,3 @@ def _masks(call: Mapping[str, Any], inputs: Sequence[str], is_decoder: bool) -> 
         elif isinstance(value, Recipe) and value.padding is not None:
             found[name] = inputs[int(value.padding[0].long().argmin())]
     return found
-
-
-def _shares(module: nn.Module, table: nn.Module) -> bool:
-    """Whether a module is a table itself, or has its weight."""
-    return any(p is table.weight for p in module.parameters(recurse=False))
-
-
-def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:
-    """Return a copy of the model, its lists of blocks empty; the model itself is as before."""
-    lists = {name: model.get_submodule(name) for name in blocks}
-    for name in blocks:
-        model.set_submodule(name, nn.ModuleList())
-    try:
-        return copy.deepcopy(model)
-    finally:
-        for name, found in lists.items():
-            model.set_submodule(name, found)

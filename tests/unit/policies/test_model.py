@@ -180,7 +180,7 @@ def test_every_class_that_has_a_policy_is_among_the_proven_families() -> None:
 
 
 def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dslpar.policies.model.DERIVED", DERIVED - {"GraniteForCausalLM"})
+    monkeypatch.setattr("dslpar.policies.config.DERIVED", DERIVED - {"GraniteForCausalLM"})
     cls = transformers.GraniteForCausalLM
     config = cls.config_class(**hf.SIZES)
     with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not proven for this class"):

@@ -1,0 +1,63 @@
+"""What a config says of a transformers model: its own config, and the policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.models.pretrained import read_config
+from dslpar.policies.derive import derive
+from dslpar.policies.families import DERIVED
+from dslpar.policies.policy import Policy, match
+
+
+def lists_of_blocks(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the lists of blocks that the patterns stand for, in the model's order."""
+    names = [name for name, _ in model.named_modules()]
+    return tuple(name for pattern in patterns for name in names if match((pattern,), name)) or tuple(patterns)
+
+
+def config_of(cls: Any, config: Any, pretrained: str | None) -> Any:
+    """Return a config of its own: the one that is given, over that of the folder.
+
+    Raises:
+        DslparError: there is neither, or the folder's is not readable.
+    """
+    if pretrained is not None:
+        read_config(pretrained)
+        if config is not None and not isinstance(config, Mapping):
+            raise_finding("CFG223", "a config beside pretrained= is a dict of what differs", "dict(...)", key="model")
+        return cls.config_class.from_pretrained(pretrained, local_files_only=True, **(config or {}))
+    if config is None:
+        raise_finding("CFG223", f"{cls.__name__} without a config", "config=dict(...), or pretrained='folder'")
+    return cls.config_class(**config) if isinstance(config, Mapping) else copy.deepcopy(config)
+
+
+def check_settings(name: str, config: Any, policy: Policy) -> None:
+    """Raise DslparError, with every setting of the config that the policy does not know."""
+    wrong = {each: value for each, value in policy.requires.items() if getattr(config, each, value) != value}
+    if wrong:
+        raise DslparError(
+            [
+                finding(
+                    "TEN234",
+                    f"{name} with {each}={getattr(config, each)!r}: its policy is for {each}={value!r}",
+                    f"{each}={value!r}",
+                    key="model.config",
+                )
+                for each, value in wrong.items()
+            ]
+        )
+
+
+def proven_policy(model: Any) -> Policy:
+    """Return the policy of a class whose plan has been proven to tell it. Raises: DslparError: it has not."""
+    name = type(model).__name__
+    found = derive(model)  # first, since it may say what is not understood
+    if name not in DERIVED:
+        message = f"{name}: the policy that transformers' plan tells is not proven for this class"
+        raise_finding("TEN234", message, "policy='derived' takes it as it is; or write one", key="model.policy")
+    return found

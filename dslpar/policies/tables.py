@@ -1,0 +1,95 @@
+"""Tables and heads in place of transformers' own: of tokens, of positions, of what each head adds, and of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Embedding, Head, placement
+from dslpar.layers.parameter import ZEROS, Layer, parameter
+from dslpar.layers.placement import Placement
+from dslpar.models.pretrained import Sources
+
+
+class Table(Embedding):
+    """A table of tokens, whose rows may be scaled when they are looked up (Gemma's), and its use as a tied head."""
+
+    def __init__(self, groups: Groups, table: nn.Embedding, factor: float, sources: Sources) -> None:
+        super().__init__(groups, table.num_embeddings, table.embedding_dim, padding_idx=table.padding_idx)
+        self.factor, self.sources = factor, sources
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look up ids [batch, sequence], or multiply the stored residual, as head."""
+        y = super().forward(x)
+        return y if x.is_floating_point() or self.factor == 1 else y * self.factor
+
+
+class OutputHead(Head):
+    """An untied head (V, H)."""
+
+    def __init__(self, groups: Groups, head: nn.Linear, sources: Sources) -> None:
+        super().__init__(groups, head.in_features, head.out_features, bias=head.bias is not None)
+        self.sources = sources
+
+
+class LogitBias(Layer):
+    """A bias (V,) of logits, whose head is the table of tokens and so has none of its own."""
+
+    def __init__(self, groups: Groups, vocab_size: int, sources: Sources) -> None:
+        super().__init__(groups)
+        self.bias = parameter(placement.logit_vector(groups.tensor, vocab_size), ZEROS)
+        self.sources = sources
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Stored logits to the same."""
+        bias = self.stand_in(self.bias, self.share())
+        assert bias is not None
+        return x + bias
+
+
+class HeadTable(Layer):
+    """A module with a table (rows, heads) of what each head adds to its scores: its code runs on this rank's heads.
+
+    T5's is looked up by ids; Swin's has the index of its windows itself.
+    """
+
+    def __init__(self, groups: Groups, module: nn.Module, sources: Sources) -> None:
+        super().__init__(groups)
+        cuts = placement.inner_cuts(groups.tensor)
+        ((self.own, table),) = module.named_parameters()
+        of_heads = Placement(groups.tensor, tuple(table.shape), ((), cuts.features), partial=cuts.tokens)
+        self.register_parameter(self.own, parameter(of_heads, ZEROS))
+        self.sources = sources
+        delattr(module, self.own)
+        module.register_buffer(self.own, torch.empty(0), persistent=False)  # in whose place the table comes
+        self.module = module
+
+    def forward(self, *args: Any) -> Tensor:
+        """What the module makes of its arguments, [..., heads/y] where it gives [..., heads]."""
+        table = self.stand_in(self.get_parameter(self.own), self.share())
+        assert table is not None
+        y: Tensor = torch.func.functional_call(self.module, {self.own: table}, args)
+        return y
+
+
+class Rows(Layer):
+    """A small table whose rows are added to the residual: positions, token types. transformers' own code looks up."""
+
+    def __init__(self, groups: Groups, table: nn.Embedding, sources: Sources) -> None:
+        super().__init__(groups)
+        self.weight = parameter(placement.position_table(groups.tensor, *table.weight.shape), ZEROS)
+        self.table = [table]  # in a list: its weight is not this model's
+        self.sources = sources
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Ids [batch or 1, sequence], whole on every rank, to rows as the residual is stored."""
+        weight = self.stand_in(self.weight, self.share())
+        assert weight is not None
+        rows: Tensor = torch.func.functional_call(self.table[0], {"weight": weight}, args, kwargs)
+        cuts = placement.residual_cuts(self.groups.tensor)
+        for dim, letters in enumerate((cuts.batch if rows.shape[0] > 1 else (), cuts.sequence)):
+            rows = placement.take(rows, dim, self.groups.tensor, self.groups.coord, letters)
+        return rows
