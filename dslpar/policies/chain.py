@@ -38,6 +38,12 @@ class Chain:
         self.skeleton, self.policy, self.outline = of, of.policy, of.outline
         self.is_decoder = self.policy.inputs == DECODER_INPUTS
         self.mask_use = padding.mask_use(of) if self.is_decoder else padding.MaskUse(False, False)
+        self._along = {
+            (number, is_first): self._names_of_block(number, is_first)
+            for number in range(len(self.policy.blocks))
+            for is_first in (True, False)
+        }
+        """What a block is given, in order: of each list, its first one and the others."""
         self._recorded: dict[object, list[list[Mapping[str, Any]]]] = {}
         self._masked: tuple[Tensor, list[list[Mapping[str, Any]]]] | None = None
 
@@ -60,11 +66,11 @@ class Chain:
         entered, extra = self._run(groups, number, module, state)
         if piece.place == "back":
             return (entered, *extra.values()) if extra else entered
-        return self._pack(state | extra | {RESIDUAL: entered}, self._names_of_block(number, 0))
+        return self._pack(state | extra | {RESIDUAL: entered}, self._along[number, True])
 
     def run_block(self, groups: Groups, number: int, block: int, module: nn.Module, value: Value) -> Value:
         """Run a block of list `number`."""
-        names = self._names_of_block(number, block)
+        names = self._along[number, block == 0]
         state = dict(zip(names, value if isinstance(value, tuple) else (value,), strict=False))
         x = state[RESIDUAL]
         mask = state.get(DECODER_INPUTS[1]) if self.mask_use.anything else None
@@ -79,7 +85,7 @@ class Chain:
         # A stage sends contiguous memory alone; later blocks hand on what they were given.
         state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
-        return self._pack(state, self._names(number + 1, ()) if is_last else self._names_of_block(number, block + 1))
+        return self._pack(state, self._names(number + 1, ()) if is_last else self._along[number, False])
 
     def apply_head(self, groups: Groups, module: nn.Module, value: Value) -> Value:
         """Make logits of the residual, beside what else there is."""
@@ -200,8 +206,8 @@ class Chain:
             return [RESIDUAL, *self._needed(1, 0)] if self.is_decoder and done else [*done, *self.policy.inputs]
         return [RESIDUAL, *done, *self.outline.along, *self._needed(number, number)]
 
-    def _names_of_block(self, number: int, block: int) -> list[str]:
-        returned = self.policy.returned(self.policy.blocks[number]) if block else ()
+    def _names_of_block(self, number: int, is_first: bool) -> list[str]:
+        returned = () if is_first else self.policy.returned(self.policy.blocks[number])
         carried = (*filter(None, returned), *self.outline.carried[number], *self.outline.along)
         return [RESIDUAL, *carried, *self._needed(number + 1, number)]
 
@@ -225,10 +231,7 @@ class Chain:
 
         Where the forward computes with the padding mask (alibi), it is recorded once a micro-batch: for that `mask`.
         """
-        length = self._length(groups, like)
-        cuts = placement.inner_cuts(groups.tensor)
-        index, _ = placement.piece(groups.tensor, groups.coord, cuts.sequence)
-        key = (length, like.dtype, like.device, groups.tensor, index)
+        key = (like.shape[1], like.dtype, like.device, groups)
         if mask is not None and self._masked is not None and self._masked[0] is mask:
             return self._masked[1]
         if mask is not None or key not in self._recorded:
@@ -237,8 +240,10 @@ class Chain:
             part: Any = self.skeleton.part(rotary, num_blocks=max(map(len, lists.values())))
             part.eval()  # dropout would draw from the run's generator
             part.to(like.device)
+            length = self._length(groups, like)
             positions = torch.arange(length, device=like.device)[None]
-            positions = placement.take(positions, 1, groups.tensor, groups.coord, cuts.sequence)
+            sequence = placement.inner_cuts(groups.tensor).sequence
+            positions = placement.take(positions, 1, groups.tensor, groups.coord, sequence)
             x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], like.shape[2])
             recorded = self._record(part, x, length, positions, mask)
             if mask is not None:

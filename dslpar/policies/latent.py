@@ -32,7 +32,7 @@ class LatentEntrance(Entrance):
         for part, slot in zip(torch.split(self(x), self.local, dim=-1), slots, strict=True):
             for letter in reversed(letters):
                 part = collectives.all_gather_autograd(part, self.groups.axis(letter), -1)
-            slot.ready = part
+            slot.ready[:] = (part,)
             parts.append(part)
         return parts[0]
 

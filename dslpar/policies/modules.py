@@ -28,13 +28,12 @@ class Slot(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready: Tensor | None = None
+        self.ready: list[Tensor] = []  # a list: each new attribute of a module is looked up among its parameters
 
     def forward(self, x: Tensor) -> Tensor:
         """Return this rank's features [batch/x, sequence, F/y], once; `x` is the region's own input, and not read."""
-        y, self.ready = self.ready, None
-        assert y is not None, "a region's forward has called one of its linears twice, or not through its own entrance"
-        return y
+        assert self.ready, "a region's forward has called one of its linears twice, or not through its own entrance"
+        return self.ready.pop()
 
 
 class Entrance(Linear):
@@ -64,7 +63,7 @@ class Entrance(Linear):
         """Compute all from the stored residual [batch/x, sequence, H/z] and fill the slots; return the first part."""
         parts = torch.split(self(x), self.local, dim=-1)
         for slot, part in zip(slots, parts, strict=True):
-            slot.ready = part
+            slot.ready[:] = (part,)
         return parts[0]
 
 

@@ -29,6 +29,8 @@ class Parts:
         self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in self.blocks}
         self.bare = _without(model, self.blocks)
         self.table, self.head = self._find_vocabulary()
+        accepted = inspect.signature(type(model).forward).parameters
+        self._settings: Mapping[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
 
     def _find_vocabulary(self) -> tuple[str, str]:
         """Return the names of the table of tokens and of the head; "" for what the model does not have."""
@@ -95,8 +97,7 @@ class Parts:
         models are run on their inputs: what is not `given` is zeros.
         """
         device = next((value.device for value in (x, *given.values()) if value is not None), None)
-        accepted = inspect.signature(type(self.model).forward).parameters
-        settings = {"use_cache": False} if "use_cache" in accepted else {}
+        settings = self._settings
         if self.policy.inputs == DECODER_INPUTS:
             given.setdefault("position_ids", torch.arange(length, device=device)[None])
             return part(inputs_embeds=x, **given, **settings)
