@@ -112,9 +112,17 @@ def tables(*, verbose: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
             if verbose:
                 print(f"{name}: {error}")
             if name in KNOWN:
-                models[name] = {"config": config.__name__, "blocks": Probe(cls, takes_head_dim=True).lists()}
+                models[name] = {"config": config.__name__, "blocks": lists_of(cls)}
                 configs[config.__name__] = config_row(config, {})
     return dict(sorted(configs.items())), models
+
+
+def lists_of(cls: Any) -> dict[str, str]:
+    """Return the lists of blocks alone; none of a class that takes none of the sizes which are tried."""
+    try:
+        return Probe(cls, takes_head_dim=True).lists()
+    except (NotUnderstoodError, AttributeError):  # the latter: one block more makes other lists
+        return {}
 
 
 def as_json(configs: Mapping[str, Any], models: Mapping[str, Any]) -> str:

@@ -201,7 +201,10 @@ def _tensors(checkpoint: Checkpoint, origin: _Origin, dtype: str | None) -> Iter
     for name, view in origin.saved.views.items():
         names = origin.saved.aliases(view.state)
         part = next((origin.parts[each] for each in names if each in origin.parts), None)
-        buffer = next((buffers[each] for own in names for each in (own, f"model.{own}") if each in buffers), None)
+        # A buffer's name begins with its layer's: "model" of a class that ran as it is, "front" and "back" by policy.
+        buffer = next(
+            (found for own, found in buffers.items() if f".{own}".endswith(tuple(f".{n}" for n in names))), None
+        )
         read: Callable[[], Tensor]
         entry = None if part is None else index.parameters.get(part.parameter)
         if part is not None and entry is not None:

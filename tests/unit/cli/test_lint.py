@@ -104,7 +104,7 @@ def test_unreadable_files_are_reported_whatever_is_selected(config: Path, capsys
         ("--select PERG", "did you mean 'PERF'?"),
         ("--ignore CFG106,unused-dct", "did you mean 'unused-dict'?"),
         ("--ignore HST204", "HST204 is found while a job starts or runs"),
-        ("--select QQQQ", "the families are BAT, CFG, DEAD,"),
+        ("--select QQQQ", "the families are BAT, CFG, CKP, DEAD,"),
         ("--statistics --format sarif", "--statistics goes with"),
         ("--fix --diff", "not allowed with argument"),
         ("--stdin-filename a.py", "--stdin-filename goes with `-`"),
