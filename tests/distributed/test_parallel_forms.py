@@ -15,6 +15,7 @@ from dslpar.layout.resolve import Job
 from dslpar.linter.check import load_text, resolve
 from tests.support.paths import TABLES
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 FORMS = json.loads((TABLES / "parallel_forms.json").read_text())["forms"]
 MODEL = "model = dict(type='GPT', num_layers=4, hidden_size=48, num_heads=12, vocab_size=256, max_seq_len=16)\n"
@@ -50,12 +51,11 @@ def _train(wanted: Job) -> list[float]:
     return [engine.train_batch([(rows[:, :-1], rows[:, 1:])]) for _ in range(STEPS)]
 
 
-def _marks(form: dict[str, Any]) -> list[pytest.MarkDecorator]:
-    return [] if form["mode"] in (None, "1d") else [pytest.mark.prove]
-
-
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, id=f"{form['world']}-{form['parallel']}", marks=_marks(form)) for form in ACCEPTED]
+    "form",
+    sampled(
+        ACCEPTED, lambda form: form["mode"] in (None, "1d"), named=lambda form: f"{form['world']}-{form['parallel']}"
+    ),
 )
 def test_form_trains(form: dict[str, Any]) -> None:
     (true,) = losses(job("None", 1))

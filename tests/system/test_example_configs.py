@@ -30,8 +30,6 @@ HOSTFILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hostfi
 RUN_BY_DEFAULT = {
     "configs/gpt_3d.py",
     "configs/gpt_zero3.py",
-    "configs/layers_cfg.py",
-    "configs/llama_2d.py",
     "configs/libai/load_balanced.py",
 }
 

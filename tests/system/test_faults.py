@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
 from dslpar.watchdog import first_failure, marks, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, free_port, write_config
+from tests.support.sampling import sampled
 
 PYTHON = sys.executable
 
@@ -29,11 +31,7 @@ QUICK = (
     ("dslpar launch, openmpi", "SIGKILL"),
     ("torchrun", "exception"),
 )
-CELLS = [
-    pytest.param(launcher, fault, marks=() if (launcher, fault) in QUICK else pytest.mark.prove)
-    for launcher in LAUNCHERS
-    for fault in (*IN_RANK_1, *SENT)
-]
+CELLS = sampled(product(LAUNCHERS, (*IN_RANK_1, *SENT)), QUICK)
 AT = "stage 1 (pipe 1, data 0, tensor 0), step 3"
 PEER_IS_GONE = ("Connection closed", "Connection reset", "a peer is gone")
 

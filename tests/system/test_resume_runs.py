@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from tests.support.forked_runs import train_alone
 from tests.support.runs import ROOT, Finished, deepspeed, metrics, start
+from tests.support.sampling import sampled
 
 PYTHON = sys.executable
 CONFIG = """\
@@ -99,9 +100,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.prove] if LAYOUTS[name][1] > 1 else []) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", sampled(LAYOUTS, lambda name: LAYOUTS[name][1] == 1))
 def test_killed_and_resumed_it_is_the_undisturbed_run(tmp_path: Path, name: str) -> None:
     more, ranks = LAYOUTS[name]
     config = CONFIG + more + ("batch['accumulation'] = 2\n" if "pipe" in name else "")

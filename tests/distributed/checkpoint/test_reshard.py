@@ -28,6 +28,7 @@ from tests.distributed.checkpoint import test_resume
 from tests.distributed.checkpoint.test_resume import PIPED, _held, parallel, run, zero
 from tests.support import checkpoint_page
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 STEPS = 2
@@ -73,9 +74,7 @@ def loaded(job: Job, path: str) -> dict[str, torch.Tensor]:
 # ---- reshard ----
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EACH_TIME else [pytest.mark.prove]) for name in TARGETS]
-)
+@pytest.mark.parametrize("name", sampled(TARGETS, EACH_TIME))
 def test_resuming_from_it_is_resuming_from_the_original(source: folder.Checkpoint, tmp_path: Path, name: str) -> None:
     """Weights, masters and the optimizer's state, to the bit."""
     world, sections = TARGETS[name]

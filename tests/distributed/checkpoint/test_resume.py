@@ -21,6 +21,7 @@ from dslpar.schema.torch_optimizers import OPTIMIZERS as KNOWN
 from dslpar.schema.torch_optimizers import KnownOptimizer
 from tests.distributed.models.test_sequential import points, shares, written
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 from tests.support.versions import TORCH
 
 VOCAB, LENGTH, SAMPLES = 61, 8, 20
@@ -221,9 +222,7 @@ ZeRO 0 goes on to the bit in test_after_a_skipped_step_the_schedule_stays_behind
 """
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EACH_TIME else [pytest.mark.prove]) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", sampled(LAYOUTS, EACH_TIME))
 def test_a_resume_continues_to_the_bit(tmp_path: Path, name: str) -> None:
     world, sections = LAYOUTS[name]
     whole, halves = (job_of(tmp_path / part, world, **sections) for part in ("whole", "halves"))

@@ -12,6 +12,7 @@ from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups, Mpu
 from tests.support.ranks import RankError, on_ranks
+from tests.support.sampling import sampled
 
 NAMES = (
     ("d",),
@@ -59,7 +60,7 @@ def _of(axis: collectives.Axis) -> tuple[int, int, tuple[int, ...]]:
     return axis.size, axis.index, axis.peers
 
 
-@pytest.mark.parametrize("mesh", MESHES[1:3], ids=str)
+@pytest.mark.parametrize("mesh", sampled(MESHES[1:3], MESHES[2:3], named=str))
 def test_a_picture_is_the_groups_without_processes(mesh: Mesh) -> None:
     for rank, real in enumerate(on_ranks(mesh.world_size, axes, mesh)):
         picture = Groups.without_processes(mesh, rank)
@@ -72,7 +73,7 @@ def test_through_a_picture_nobody_talks() -> None:
         collectives.all_reduce(torch.ones(1), Groups.without_processes(MESHES[0]).axis("data"))
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", sampled(MESHES, MESHES[1:3], named=str))
 def test_groups_are_the_meshs(mesh: Mesh) -> None:
     for rank, found in enumerate(on_ranks(mesh.world_size, sums, mesh)):
         for names, (axis, total) in zip(NAMES, found, strict=True):

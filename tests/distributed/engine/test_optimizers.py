@@ -15,6 +15,7 @@ from dslpar.schema import sections as schema_sections
 from dslpar.schema import torch_optimizers as known
 from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 STEPS = 5
 
@@ -79,7 +80,7 @@ def test_the_reported_rate_is_the_one_that_moved_the_weights(name: str) -> None:
     assert [moved for _, moved, _ in rows] == pytest.approx(rates, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", sampled([0, 1, 3], {1}))
 def test_momentum_that_cycles_reaches_the_optimizer(stage: int) -> None:
     """torch's OneCycleLR turns momentum down while it turns the rate up; ZeRO's shards are stepped with the same."""
     cycle = other("OneCycleLR", max_lr=0.3, total_steps=STEPS, base_momentum=0.5, max_momentum=0.9)

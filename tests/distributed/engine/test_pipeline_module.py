@@ -12,6 +12,7 @@ from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 
 def job(world: int, **parallel: Any) -> Job:
@@ -125,9 +126,7 @@ def _sent(made: Job) -> tuple[list[tuple[int, ...]], bool]:
 
 
 @pytest.mark.filterwarnings("default")  # DeepSpeed's own
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in ("2.5d 8", "3d 8") else []) for name in BOUNDARIES]
-)
+@pytest.mark.parametrize("name", sampled(BOUNDARIES, {"1d 2 sequence", "2d 4", "cuboid (1, 2, 2) batch"}))
 def test_the_stored_residual_crosses_a_boundary_and_nothing_else(name: str) -> None:
     """Forward from the first stage, its gradient from the last, once a micro-batch. DeepSpeed's own partitioning is
     off: it would cut copies once more, and take pieces for copies.

@@ -16,6 +16,7 @@ from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 STEPS = 8
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
@@ -106,11 +107,7 @@ FEW = ("data 2, ZeRO 3", "data 2, ZeRO 2, offload", "pipe 2, 1d 2")
 """Layouts of those tests whose others `make prove` runs."""
 
 
-def some(names: Any) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in FEW else [pytest.mark.prove]) for name in names]
-
-
-@pytest.mark.parametrize("name", some(name for name in LAYOUTS if name != "one process"))
+@pytest.mark.parametrize("name", sampled((name for name in LAYOUTS if name != "one process"), FEW))
 @pytest.mark.parametrize("kind", SCALES)
 def test_one_rank_s_overflow_is_everyone_s(name: str, kind: str) -> None:
     ranks = on_ranks(LAYOUTS[name][0], _steps, half(name, **SCALES[kind]), (2, 5), init="deepspeed")
@@ -131,7 +128,7 @@ def _norms(made: Job) -> list[float]:
     return norms
 
 
-@pytest.mark.parametrize("name", some(LAYOUTS))
+@pytest.mark.parametrize("name", sampled(LAYOUTS, FEW))
 def test_the_norm_is_of_the_unscaled_gradient(name: str) -> None:
     """11 bits of mantissa: 5e-4 a number, less in a norm of thousands."""
     exact = on_ranks(1, _norms, half("one process", "fp32"), init="deepspeed")[0]

@@ -20,6 +20,7 @@ from tests.distributed.models.test_sequential import PIPE, PIPE_DATA, assert_equ
 from tests.distributed.models.test_sequential import STEPS as POINT_STEPS
 from tests.distributed.models.test_sequential import sgd as make_sgd
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 STEPS, VOCAB, LENGTH, GLOBAL = 3, 256, 8, 16
 CONFIG = f"""
@@ -84,7 +85,7 @@ def layouts(quick: set[tuple[int, int, int]], max_zero: int) -> list[Any]:
     """(pipe, tensor, ZeRO stage); those that are not quick take long together."""
     stages = {1: range(max_zero + 1), 2: range(2)}
     rows = [(pipe, tensor, zero) for pipe in (1, 2) for tensor in (1, 2) for zero in stages[pipe]]
-    return [pytest.param(*row, marks=() if row in quick else pytest.mark.prove) for row in rows]
+    return sampled(rows, quick)
 
 
 def layout_of(pipe: int, tensor: int, zero: int) -> str:

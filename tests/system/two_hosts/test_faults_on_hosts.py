@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults_on_hosts import CONFIG, FAULTS, LAUNCHERS, run_with_fault
 from tests.support.runs import TEXT
+from tests.support.sampling import sampled
 from tests.system.two_hosts.hosts import ROOT, missing, two_hosts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -18,11 +20,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 QUICK = (("SIGKILL", "mpirun"),)
 PROVEN = ("deepspeed", "mpirun")
 """The launchers of the table."""
-CELLS = [
-    pytest.param(fault, launcher, marks=() if (fault, launcher) in QUICK else pytest.mark.prove)
-    for fault in FAULTS
-    for launcher in PROVEN
-]
+CELLS = sampled(product(FAULTS, PROVEN), QUICK)
 
 
 @pytest.mark.parametrize(("fault", "launcher"), CELLS)

@@ -16,6 +16,7 @@ from dslpar.layout.transformers_costs import num_multiplied_weights, num_paramet
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema.sections import OtherModel
 from dslpar.schema.transformers_configs import GATED, NAMES, table
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 SIZES = {
@@ -38,11 +39,7 @@ SIZES = {
 }
 """Others than those by which the table was found."""
 QUICK = {"GPT2LMHeadModel", "LlamaForCausalLM", "Gemma2ForCausalLM", "Phi3ForCausalLM"}
-CLASSES = [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.prove])
-    for name, row in table()["models"].items()
-    if "parts" in row
-]
+CLASSES = sampled((name for name, row in table()["models"].items() if "parts" in row), QUICK)
 needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
 
 

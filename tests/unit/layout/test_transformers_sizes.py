@@ -16,14 +16,12 @@ from dslpar.layout.transformers_sizes import Size, conditions, sizes_of
 from dslpar.models.layered import LayerSpec
 from dslpar.schema.sections import OtherModel
 from tests.support.layouts import LAYOUTS
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 QUICK = ("1d-4", "2d-4", "2.5d-8-depth-2", "3d-8", "cuboid-2-3-2", "cuboid-1-2-2-sequence-batch")
-NAMES = [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.prove])
-    for name in LAYOUTS
-    if not name.startswith("ulysses")  # which shares heads out when it attends, not when layers are built
-]
+# ulysses shares heads out when it attends, not when layers are built
+NAMES = sampled((name for name in LAYOUTS if not name.startswith("ulysses")), QUICK)
 
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
