@@ -23,18 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
-from dslpar.checkpoint import text_identity
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
-from dslpar.data.corpus import load_corpus
 from dslpar.data.loader import Loader, PairSamples, is_dataset
-from dslpar.data.text import TextSamples
+from dslpar.data.order import Samples
+from dslpar.data.source import find_source, make_samples
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
-from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, check_reads_text, model_from_job
+from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
@@ -44,6 +43,7 @@ from dslpar.layout.stages import ids_of
 from dslpar.linter import check
 from dslpar.linter.registry import rule_finding
 from dslpar.models import LayeredModel, Sequential
+from dslpar.policies.data_types import check_data, inputs_of
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered, registered_classes
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 NO_MODEL, UNKNOWN_MODEL = "CFG107", "CFG111"
 Batches = Iterable[Any]
 """Micro-batches, or a map-style data set, of the program's own."""
-Data = TextSamples | PairSamples | Batches | None
+Data = Samples | Batches | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ def initialize(
     sizes = {"number of training samples": train_size, "number of evaluation samples": eval_size}
     hint = "give every rank the whole data set: each reads its own share of it"
     check_equal(sizes, groups.axis("pipe", "data", "tensor"), "HST203", hint)
-    all_counted = criterion is not None or isinstance(samples[0], TextSamples)
+    all_counted = criterion is not None or (isinstance(samples[0], Samples) and samples[0].all_counted)
     session = Session(job, run.config, groups.axis("pipe", "data", "tensor"), run.monitor, text)
     if session.stops_on_signal and job.spec.train.save_interval != 0:
         session.lock_folder(job)
@@ -322,24 +322,24 @@ def with_program_model(job: Job, model: object) -> Job:
 def _resolve_data(
     run: Run, job: Job, train_data: Batches | None, eval_data: Batches | None, model_from_config: bool
 ) -> tuple[Data, Data, str]:
-    """Return what to train on and to evaluate on: the config's text where the program passes nothing.
+    """Return what to train on and to evaluate on: the config's data where the program passes nothing.
 
-    Third is the identity of that text, which a resume must not change; empty where the data are the program's.
+    Third is the identity of these, which a resume must not change; empty where the data are the program's.
     """
     passed = (train_data, eval_data)
     readable: list[Data] = [PairSamples(data, job.path) if is_dataset(data) else data for data in passed]  # type: ignore[arg-type]
     train, held_out = readable
     text = ""
     if train_data is None and (model_from_config or run.config.has("data")):
-        check_reads_text(job)
-        corpus = load_corpus(job)
-        train, text = TextSamples.from_files(corpus.train, job.seq_len), text_identity(corpus.train)
+        check_data(job)
+        source, inputs = find_source(job), inputs_of(job)
+        train, text = make_samples(job, source.train, inputs), source.identity
         if held_out is None and job.spec.train.eval_interval:
-            held_out = TextSamples.from_files(corpus.held_out, job.seq_len)
+            held_out = make_samples(job, source.held_out, inputs)
     return train, held_out, text
 
 
 def _make_loader(engine: Engine, samples: Data, consumed_samples: Callable[[], int]) -> Batches | None:
-    if not isinstance(samples, TextSamples | PairSamples):
+    if not isinstance(samples, Samples):
         return samples
     return Loader(samples, engine.job, engine.groups.coord["data"], consumed_samples)

@@ -29,19 +29,16 @@ if TYPE_CHECKING:
     from dslpar.checkpoint.compare import changes, check
     from dslpar.checkpoint.folder import Checkpoint
     from dslpar.checkpoint.full_state_dict import full_state, load_full_state
-    from dslpar.checkpoint.manifest import text_identity
     from dslpar.checkpoint.save_load import load, save
     from dslpar.checkpoint.select import find_checkpoint
 
 __all__ = [
     "Checkpoint", "changes", "check", "find_checkpoint", "full_state", "load", "load_full_state", "save",
-    "text_identity",
 ]  # fmt: skip
 
 _MODULES = {
     "Checkpoint": "folder", "changes": "compare", "check": "compare", "find_checkpoint": "select",
     "full_state": "full_state_dict", "load": "save_load", "load_full_state": "full_state_dict", "save": "save_load",
-    "text_identity": "manifest",
 }  # fmt: skip
 """The module of each public name, imported at its first use: `dslpar checkpoint list` needs no torch."""
 

@@ -14,20 +14,18 @@ Megatron-LM's `dist_checkpointing` keep no layout at all, and so restore such st
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER
-from dslpar.data.corpus import FileSlice
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
+from dslpar.schema.datasets import DATASETS, absolute_paths
 
 Plain = dict[str, Any]
 """JSON values by key."""
@@ -90,14 +88,8 @@ def fixed_values(job: Job, data: str) -> Plain:
 
 
 def derived_values(job: Job, data: str) -> Plain:
-    """Return the values that a resume must not change and that no single key has; `data` is a `text_identity`."""
+    """Return the values that a resume must not change and that no single key has; `data`: see `dslpar.data.source`."""
     return {"data.text": data, "data.seq_len": job.seq_len, "batch.global_size": job.batch.global_size}
-
-
-def text_identity(pieces: Iterable[FileSlice]) -> str:
-    """Identify a text by the names and lengths of its files; their folders may differ."""
-    seen = [(os.path.basename(piece.path), piece.num_bytes) for piece in pieces]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
 # ---- the config as plain values ----
@@ -106,9 +98,8 @@ def text_identity(pieces: Iterable[FileSlice]) -> str:
 def config_of(job: Job) -> Plain:
     """Return all values of the config, with defaults, as a config that loads again; None is left out, as there."""
     config = plain_of(job.spec)
-    if job.spec.data.files is not None:  # relative to the author's config, which may stand elsewhere
-        folder = os.path.dirname(job.path)
-        config["data"]["files"] = [os.path.abspath(os.path.join(folder, name)) for name in job.spec.data.files]
+    # Relative to the author's config, which may stand elsewhere.
+    config["data"] |= absolute_paths(job.spec.data, job.path)
     return config
 
 
@@ -127,8 +118,9 @@ def flatten(config: Mapping[str, Any], above: str = "") -> Plain:
     return found
 
 
-_BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values())
+_BY_TYPE = (sections.Model, *sections.OPTIMIZERS.values(), *DATASETS.values())
 """Sections that a config names by their class; one of another class has its `target`."""
+_NAMES = {cls: name for name, cls in DATASETS.items()}
 _OPEN_FIELDS = ("args", "extra")
 """Fields with further keys of their section, which are written beside its others."""
 _EMPTY: tuple[object, ...] = (None, {}, [])
@@ -140,7 +132,7 @@ def _plain_section(value: Any) -> Any:
         return [_plain_section(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return yaml_io.portable(value)
-    written: Plain = {"type": type(value).__name__} if isinstance(value, _BY_TYPE) else {}
+    written: Plain = {"type": _NAMES.get(type(value), type(value).__name__)} if isinstance(value, _BY_TYPE) else {}
     for name, item in _fields(value).items():
         if name in _OPEN_FIELDS:
             written |= yaml_io.portable(item)

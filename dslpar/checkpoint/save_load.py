@@ -65,7 +65,7 @@ log = logging.getLogger("dslpar")
 def save(engine: Engine, data: str = "") -> Path:
     """Save the run as it stands, and make that visible when all of it is on disk. All ranks must call it together.
 
-    `data` says what it is trained on (see `text_identity`). Returns the checkpoint's folder.
+    `data` says what it is trained on (`dslpar.data.source`). Returns the checkpoint's folder.
 
     Raises:
         DslparError: on every rank, if one of them cannot write there, or does not see where rank 0 writes. What was

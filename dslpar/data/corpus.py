@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from dslpar.core.catalog import raise_finding
 from dslpar.layout.resolve import Job
+from dslpar.schema.datasets import type_name
 
 _NOT_SOURCE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
@@ -59,13 +60,14 @@ def load_corpus(job: Job) -> Corpus:
         if job.spec.data.files is not None:
             files = _files_of(job)
         else:
-            source = _walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
+            source = walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
             files = [file for file in source if file.name.endswith(".py")]
     except OSError as error:
         raise_finding("BAT201", f"cannot list {error.filename!r}: {error.strerror}", _HINT, job.path, "data.files")
     corpus = split(files, job.spec.data.eval_fraction)
     _check_length(job, corpus)
-    _check_step(job, corpus)
+    if type_name(job.spec.data) == "text" and job.spec.data.tokenizer is None:  # else it is known when it is read
+        check_number(job, (sum(part.num_bytes for part in corpus.train) - 1) // job.seq_len)
     return corpus
 
 
@@ -107,7 +109,7 @@ def _files_of(job: Job) -> list[File]:
     found: list[File] = []
     for name in job.spec.data.files or ():
         path = os.path.normpath(os.path.join(folder, name))
-        files = list(_walk(path)) if os.path.isdir(path) else [File(os.path.basename(path), path)]
+        files = list(walk(path)) if os.path.isdir(path) else [File(os.path.basename(path), path)]
         problems = [f"{file.path!r} {problem}" for file in files if (problem := _problem_of(file.path))]
         if problems or not files:
             problem = problems[0] if problems else f"{path!r} holds no files"
@@ -126,7 +128,7 @@ def _problem_of(path: str) -> str:
     return "" if os.access(path, os.R_OK) else "may not be read by this user"
 
 
-def _walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
+def walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
     """Yield all files below `root`, except hidden ones, in the order of their names. Raises: OSError."""
 
     def fail(error: OSError) -> NoReturn:
@@ -154,14 +156,14 @@ def _check_length(job: Job, corpus: Corpus) -> None:
 
 def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) -> None:
     num_bytes = sum(part.num_bytes for part in slices)
+    # How many tokens a tokenizer makes of them is not known yet; seldom more than there are bytes.
     if num_bytes <= job.seq_len:
         message = f"{num_bytes} bytes are {which}, and a sample takes seq_len + 1 = {job.seq_len + 1}"
         raise_finding("BAT203", message, hint, job.path, "data")
 
 
-def _check_step(job: Job, corpus: Corpus) -> None:
+def check_number(job: Job, samples: int) -> None:
     """Refuse a step that takes more samples than there are: it would be a sum over repeated samples, or never end."""
-    samples = (sum(part.num_bytes for part in corpus.train) - 1) // job.seq_len
     if job.batch.global_size > samples:
         message = f"a step takes {job.batch.global_size} samples, and the text has {samples} of {job.seq_len} tokens"
         raise_finding("BAT210", message, "a smaller batch, more text, or a shorter data.seq_len", job.path, "batch")

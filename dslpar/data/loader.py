@@ -40,8 +40,10 @@ class PairSamples:
             hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
             raise_finding("BAT207", message, hint, path)
 
-    def batch(self, samples: Sequence[int]) -> tuple[Any, Any]:
-        """Return inputs and labels, each [len(samples), ...]."""
+    all_counted = False
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
+        """Return inputs and labels, each [len(samples), ...]; nothing is drawn here by `numbers`."""
         inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
         return _tuples(inputs), _tuples(labels)
 

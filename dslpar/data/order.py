@@ -6,9 +6,9 @@ Sample k of a run over N samples is perm_(k // N)[k % N], a new permutation each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,24 +17,31 @@ from dslpar.layers.parameter import stable_hash
 from dslpar.layout.batch import Batch
 
 
+@runtime_checkable
 class Samples(Protocol):
     """Samples that can be trained on, by index."""
 
     num_samples: int
 
-    def batch(self, samples: list[int]) -> tuple[Tensor, Tensor]:
-        """Return ids and labels, int64 [len(samples), seq_len]."""
+    all_counted: bool
+    """Whether every label counts, so that the ranks need not sum up how many do."""
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
+        """Return inputs and labels, each [len(samples), ...], or tuples of them.
+
+        `numbers` are the samples' places in the run, from 0, none of which comes twice: what is drawn for a sample,
+        such as masks, is drawn by its number.
+        """
 
 
 def micro_batches(
     samples: Samples, batch: Batch, seed: int, consumed: int, data: int, data_rank: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Any, Any]]:
     """Yield the micro-batches of data rank `data_rank` of `data`, in the step that begins after `consumed` samples."""
     for index in range(batch.accumulation):
         first = consumed + (index * data + data_rank) * batch.micro_size
-        yield samples.batch(
-            [sample_index(k, samples.num_samples, seed) for k in range(first, first + batch.micro_size)]
-        )
+        numbers = range(first, first + batch.micro_size)
+        yield samples.batch([sample_index(k, samples.num_samples, seed) for k in numbers], numbers)
 
 
 def sample_index(k: int, num_samples: int, seed: int) -> int:

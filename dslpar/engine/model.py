@@ -24,7 +24,6 @@ from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arguments, is_plain_sequential
 from dslpar.policies.families import DERIVED, POLICIES
-from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.schema import families
 from dslpar.schema.registry import MODELS
 from dslpar.schema.sections import Model, OtherModel
@@ -56,16 +55,6 @@ def model_from_job(job: Job, *, has_criterion: bool = False) -> LayeredModel:
         # An nn.Sequential draws its weights where it is built, whole on each rank: they must be equal.
         torch.manual_seed(job.spec.train.seed)
         return _model_from_class(cls, model.args, job.path, job.trusted)
-
-
-def check_reads_text(job: Job) -> None:
-    """Raise DslparError where a config's text, of which each next byte is predicted, is not what the model is given."""
-    name = getattr(job.spec.model, "target", "").rpartition(".")[2]
-    inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
-    if inputs != DECODER_INPUTS:
-        message = f"{name} is given {', '.join(inputs)}, and data are text of which each next byte is predicted"
-        hint = "dslpar.initialize(config, train_data=...), a data set of (inputs, labels), inputs in this order"
-        raise_finding("BAT211", message, hint, job.path, "model.type")
 
 
 def model_from_cfg(cfg: Mapping[str, object], path: str = "<program>") -> LayeredModel:

@@ -15,6 +15,7 @@ from dslpar.linter.rule import Rule
 from dslpar.linter.rules import (
     batch,
     comments,
+    data,
     deepspeed,
     hosts,
     keys,
@@ -43,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     *transformers.RULES,
     *pipeline.RULES,
     *batch.RULES,
+    *data.RULES,
     *zero.RULES,
     *offload.RULES,
     *deepspeed.RULES,

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from dslpar.core.frozen import MISSING, Field, fields
-from dslpar.schema import deepspeed_policy, families, sections
+from dslpar.schema import datasets, deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
 from dslpar.schema.types import TYPES
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 NAMES: Mapping[type, str] = {
-    cls: name for table in (families.sections(), sections.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
+    cls: name for table in (families.sections(), datasets.DATASETS, sections.OPTIMIZERS) for name, cls in table.items()
 }
 """The type by which a class of the spec goes."""
 

@@ -14,7 +14,7 @@ from dslpar.core.errors import Location
 from dslpar.core.frozen import replace
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
-from dslpar.schema import families, sections
+from dslpar.schema import datasets, families, sections
 from dslpar.schema.reader import Entry, Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
 
@@ -31,15 +31,15 @@ _OF_EVERY_FAMILY = {
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
-def data(reader: Reader, node: Node, registered: Registered) -> sections.TextData | None:
+def data(reader: Reader, node: Node, registered: Registered) -> datasets.Data | None:
     """Read the dataset."""
     typed = _mapping(reader, node, "data", "dslpar.data.", "text")
     if typed is None:
         return None
     name = typed.name
-    if name is None or name not in sections.DATASETS:
-        name = reader.unknown_type("data", name, typed.location, sections.DATASETS)
-    return reader.fields(sections.DATASETS[name], typed.entries, node, "data", "data") if name else None
+    if name is None or name not in datasets.DATASETS:
+        name = reader.unknown_type("data", name, typed.location, datasets.DATASETS)
+    return reader.fields(datasets.DATASETS[name], typed.entries, node, "data", "data") if name else None
 
 
 def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:

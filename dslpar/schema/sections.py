@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TextData
 from dslpar.schema.fields import key, section
 from dslpar.schema.types import (
     AxisOrder,
@@ -209,20 +210,6 @@ class OtherModel:
             return self.transformers.num_layers if self.transformers is not None else None
         placed = [layer["layer_idx"] for layer in self.layers if layer.get("layer_idx") is not None]
         return max(0, *placed) + 1 if placed else len(self.layers)
-
-
-@section
-class TextData:
-    """Byte-level text: by default the source of Python's standard library, split by file."""
-
-    seq_len: PositiveInt | None = key(
-        default=None, resume="free", synonyms="seq_length seq_len sequence_length", capitals="SEQ_LEN SEQ_LENGTH"
-    )
-    """Tokens of a sample; left out: the model's max_seq_len."""
-    files: StrList | None = key(default=None, resume="free", synonyms="data_path train_data_path")
-    """Text files or folders to train on, relative to the config; left out: the standard library's source."""
-    eval_fraction: Fraction = key(default=0.05, resume="free")
-    """Share of the files that is held out for evaluation."""
 
 
 @section
@@ -535,8 +522,8 @@ class Spec:
     """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
     """How ranks are divided among data, pipeline and tensor parallelism."""
-    data: TextData = key(default_factory=TextData, resume="free")
-    """What it is trained on: text, byte by byte."""
+    data: TextData | MaskedTextData | SpanTextData | ImageData = key(default_factory=TextData, resume="free")
+    """What it is trained on, by its type: text, masked text, text with spans left out, or images."""
     optimizer: AdamW | Adam | SGD | OtherOptimizer = key(
         default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"
     )
@@ -584,5 +571,4 @@ class Spec:
     """Keys of DeepSpeed's own that no other section has, merged last."""
 
 
-DATASETS: Mapping[str, type] = {"text": TextData}
 OPTIMIZERS: Mapping[str, type] = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

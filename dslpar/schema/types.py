@@ -20,7 +20,9 @@ ZeroStage: TypeAlias = int
 PositiveFloat: TypeAlias = float
 NonNegativeFloat: TypeAlias = float
 Fraction: TypeAlias = float
+PositiveFraction: TypeAlias = float
 Choice: TypeAlias = str
+Path: TypeAlias = str
 TensorMode: TypeAlias = str
 DType: TypeAlias = str
 ResumeFrom: TypeAlias = str
@@ -31,6 +33,8 @@ ModuleNames: TypeAlias = str | tuple[str, ...]
 MeshShape: TypeAlias = tuple[int, int, int]
 AxisOrder: TypeAlias = tuple[str, str, str]
 Betas: TypeAlias = tuple[float, float]
+ChannelMeans: TypeAlias = float | tuple[float, ...]
+ChannelDeviations: TypeAlias = float | tuple[float, ...]
 Dict: TypeAlias = Mapping[str, Any]
 
 
@@ -65,6 +69,14 @@ def _number(holds: Callable[[float], bool], description: str) -> ValueType:
 
 def _list(holds: Callable[[Any], bool], description: str) -> ValueType:
     return ValueType(SEQUENCE, holds, description)
+
+
+def _per_channel(holds: Callable[[float], bool], description: str) -> ValueType:
+    def all_hold(value: Any) -> bool:
+        items = value if isinstance(value, SEQUENCE) else [value]
+        return bool(items) and all(type(item) in _NUMBER and holds(item) for item in items)
+
+    return ValueType((*_NUMBER, *SEQUENCE), all_hold, description)
 
 
 def _ints(items: Sequence[object], low: int) -> bool:
@@ -109,7 +121,9 @@ TYPES: Mapping[str, ValueType] = {
     "PositiveFloat": _number(lambda value: 0 < value < _FINITE, "a number above 0"),
     "NonNegativeFloat": _number(lambda value: 0 <= value < _FINITE, "a number, at least 0"),
     "NonPositiveFloat": _number(lambda value: -_FINITE < value <= 0, "a number, at most 0"),
+    "Path": ValueType((str,), lambda value: value != "", "a path"),
     "Fraction": _number(lambda value: 0 <= value < 1, "a number, at least 0 and below 1"),
+    "PositiveFraction": _number(lambda value: 0 < value < 1, "a number above 0 and below 1"),
     "Probability": _number(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "PositiveProbability": _number(lambda value: 0 < value <= 1, "a number above 0, at most 1"),
     "IntList": _list(lambda items: all(type(item) is int for item in items), "a list of whole numbers"),
@@ -128,6 +142,8 @@ TYPES: Mapping[str, ValueType] = {
         lambda items: len(items) == 2 and all(type(item) in _NUMBER and 0 <= item < 1 for item in items),
         "two numbers, each at least 0 and below 1",
     ),
+    "ChannelMeans": _per_channel(lambda value: -_FINITE < value < _FINITE, "a number, or one for each channel"),
+    "ChannelDeviations": _per_channel(lambda value: 0 < value < _FINITE, "a number above 0, or one for each channel"),
     "PositivePair": _list(_two_positive, "two numbers above 0"),
     "Etas": _list(lambda items: _two_positive(items) and items[0] < 1 < items[1], "two numbers, below and above 1"),
     "AdafactorEps": _list(

@@ -11,21 +11,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from torch import Tensor
-
 from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError
-from dslpar.data.corpus import Corpus, FileSlice
-from dslpar.data.order import micro_batches
-from dslpar.data.text import TextSamples
+from dslpar.core.errors import DslparError, Finding
+from dslpar.data.order import Samples, micro_batches
+from dslpar.data.source import Part, Source, make_samples
+from dslpar.distributed import collectives
 from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
+from dslpar.engine.micro_batches import MicroBatch
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
+from dslpar.policies.data_types import inputs_of
 from dslpar.reporting import logging, monitors
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, is_in_place, truncate_csv, write_record
-from dslpar.training.metrics import device_name, loss_scale, throughput
+from dslpar.training.metrics import device_name, loss_scale, progress, throughput, unit_of
 from dslpar.training.session import SLOW_FACTOR, Session, any_rank
 
 _MAX_SKIPPED = 3
@@ -42,8 +42,8 @@ class Trainer:
     All ranks call its methods together. `folder` is the run folder on rank 0, which writes there; None on other ranks.
     """
 
-    def __init__(self, job: Job, engine: Engine, corpus: Corpus, folder: Path | None, session: Session) -> None:
-        self.job, self.engine, self.corpus, self.folder, self.session = job, engine, corpus, folder, session
+    def __init__(self, job: Job, engine: Engine, source: Source, folder: Path | None, session: Session) -> None:
+        self.job, self.engine, self.source, self.folder, self.session = job, engine, source, folder, session
         self.stopped = False
         """Whether the run was told to stop, and has."""
         self.last_checkpoint = ""
@@ -108,16 +108,13 @@ class Trainer:
                 raise
             raise self._not_finite(consumed, "at the smallest loss scale") from None
         step_s = time.perf_counter() - began
-        tokens_per_s = job.batch.global_size * job.seq_len / step_s
         record: Record = {
             "step": engine.steps_done,
             "loss": loss,
             "grad_norm": engine.grad_norm,
             "lr": engine.lr,
-            "tokens": engine.consumed_samples * job.seq_len,
-            "step_s": step_s,
-            "tokens_per_s": tokens_per_s,
-            **throughput(job, self._device, tokens_per_s),
+            **progress(job, engine.consumed_samples, step_s),
+            **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
         eval_interval = job.spec.train.eval_interval
@@ -183,10 +180,11 @@ class Trainer:
             monitors.write(self.engine.deepspeed.monitor, record)
             if self._is_due(train.log_interval) or "eval_loss" in record:
                 held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
+                unit = unit_of(self.job)
                 log.info(
-                    "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f tokens/s%s",
+                    "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f %s/s%s",
                     *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),
-                    *(record["tokens_per_s"], held_out),
+                    *(record[f"{unit}_per_s"], unit, held_out),
                 )
         except OSError as error:
             self._write_error = error
@@ -232,17 +230,27 @@ class Trainer:
     # ---- samples ----
 
     @cached_property
-    def _train_samples(self) -> TextSamples | None:
-        return self._read(self.corpus.train)
+    def _train_samples(self) -> Samples | None:
+        return self._read(self.source.train)
 
     @cached_property
-    def _held_out_samples(self) -> TextSamples | None:
-        return self._read(self.corpus.held_out)
+    def _held_out_samples(self) -> Samples | None:
+        return self._read(self.source.held_out)
 
-    def _read(self, slices: Sequence[FileSlice]) -> TextSamples | None:
-        return TextSamples.from_files(slices, self.job.seq_len) if self.engine.needs_data else None
+    def _read(self, part: Part) -> Samples | None:
+        """Return the samples, where this rank needs them. All ranks together, since what is wrong is told on all."""
+        samples: Samples | None = None
+        findings: Sequence[Finding] = ()
+        if self.engine.needs_data:
+            try:
+                samples = make_samples(self.job, part, inputs_of(self.job))
+            except DslparError as error:
+                findings = error.findings
+        if found := next(filter(None, collectives.gather_objects(findings, self.session.world)), None):
+            raise DslparError(found)
+        return samples
 
-    def _micro_batches(self, samples: TextSamples | None, consumed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _micro_batches(self, samples: Samples | None, consumed: int) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches of the step that begins after `consumed` samples."""
         if samples is None:
             return iter(())

@@ -38,7 +38,7 @@ from dslpar.reporting.logging import log
 
 if TYPE_CHECKING:
     from dslpar.checkpoint import Checkpoint
-    from dslpar.data.corpus import Corpus
+    from dslpar.data.source import Source
     from dslpar.language.load import Config
     from dslpar.training.loop import Trainer
     from dslpar.training.session import Session
@@ -59,10 +59,10 @@ _FLAGS = {
 
 
 class Request(NamedTuple):
-    """What the command line requests: a job, its text, the config it came from, and how much of it to do."""
+    """What the command line requests: a job, its data, the config it came from, and how much of it to do."""
 
     job: Job
-    corpus: Corpus
+    source: Source
     config: Config
     arguments: argparse.Namespace
 
@@ -119,12 +119,11 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
         rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank_monitor.page.enter("starting")
     bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
-    from dslpar.checkpoint import text_identity
     from dslpar.distributed.collectives import Axis
     from dslpar.training.session import Session
 
     world = Axis(dist_env.world_size, dist_env.rank, tuple(range(dist_env.world_size)))
-    session = Session(job, request.config, world, rank_monitor, text_identity(request.corpus.train))
+    session = Session(job, request.config, world, rank_monitor, request.source.identity)
     session.extend_timeouts()
     try:
         stored, folder = claim_run_folder(request, session)
@@ -146,10 +145,9 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
 
 def _run(request: Request, stored: Checkpoint | None, folder: Path | None, session: Session) -> int:
     """Build the engine, load the checkpoint, and train, evaluate or stop there; return the exit status."""
-    from dslpar.data.text import TextSamples
+    from dslpar.data.source import all_counted
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
-    from dslpar.engine.model import check_reads_text
     from dslpar.training.loop import Trainer
     from dslpar.training.metrics import log_job, log_parameters
     from dslpar.training.session import NO_LIMIT
@@ -161,11 +159,10 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     if request.loads_checkpoint and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
-        check_reads_text(job)
         groups = Groups(job.mesh)
         session.locate(groups)
         session.enter("building", times=NO_LIMIT)
-        engine = build_engine(job, groups, all_counted=TextSamples.all_counted)
+        engine = build_engine(job, groups, all_counted=all_counted(job))
         session.extend_timeouts()  # of the groups that were made since
     log_job(job, engine)
     if stored is not None:
@@ -175,11 +172,11 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     if request.arguments.dry_run:
         return 0
     if request.arguments.eval_only:
-        _evaluate(Trainer(job, engine, request.corpus, None, session))
+        _evaluate(Trainer(job, engine, request.source, None, session))
         return 0
     if folder is not None:
         run_dir.truncate_metrics(folder, engine.steps_done)
-    trainer = Trainer(job, engine, request.corpus, folder, session)
+    trainer = Trainer(job, engine, request.source, folder, session)
     trainer.train()
     if not trainer.stopped or engine.steps_done == job.spec.train.steps:
         return 0
@@ -208,7 +205,8 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
 
     `linted`: `dslpar launch` started this rank, and has printed what lint only warns of.
     """
-    from dslpar.data.corpus import load_corpus
+    from dslpar.data.source import find_source
+    from dslpar.policies.data_types import check_data
 
     config: Config | None = None
     try:
@@ -222,7 +220,8 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         job = _requested_job(checked.job, arguments)
         if dist_env.rank == 0:
             monitors.check_packages(job)
-        request = Request(job, load_corpus(job), config, arguments)
+        check_data(job)
+        request = Request(job, find_source(job), config, arguments)
         unused = run_dir.unused_checkpoint(job, config, loads=request.loads_checkpoint)
         logging.print_findings([*unused], config.sources)
         return 0, request
@@ -263,12 +262,11 @@ def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | N
     Returns:
         The checkpoint, if one is to be loaded; and the folder to write to, on rank 0 of a run that trains.
     """
-    from dslpar import checkpoint
     from dslpar.training.consistency import check_consistency
 
-    job, corpus = request.job, request.corpus
+    job, source = request.job, request.source
     flags = {name: value for name, value in vars(request.arguments).items() if isinstance(value, bool)}
-    facts = {"text": checkpoint.text_identity((*corpus.train, *corpus.held_out)), "command line": repr(flags)}
+    facts = {"text": source.whole_identity, "command line": repr(flags)}
     facts |= {f"version of {name}": version for name, version in run_dir.versions().items()}
     check_consistency(job, session.world, facts)
     # From here on every rank has read the config, which may be in the folder that is now changed.
@@ -296,10 +294,12 @@ def _at_key(finding: Finding, request: Request) -> Finding:
 
 def _evaluate(trainer: Trainer) -> None:
     """Evaluate; the held-out loss goes to the log and to eval.jsonl."""
+    from dslpar.training.metrics import sample_size, unit_of
+
     job, engine = trainer.job, trainer.engine
     loss = trainer.evaluate()
-    tokens = job.spec.train.eval_steps * job.batch.global_size * job.seq_len
-    log.info("held-out loss at step %d: %.4f, over %d tokens", engine.steps_done, loss, tokens)
+    unit, seen = unit_of(job), job.spec.train.eval_steps * job.batch.global_size * sample_size(job)
+    log.info("held-out loss at step %d: %.4f, over %d %s", engine.steps_done, loss, seen, unit)
     if engine.groups.rank == 0:
         with open(Path(job.output_dir, run_dir.EVAL), "a", encoding="utf-8") as file:
-            run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, "tokens": tokens})
+            run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, unit: seen})

@@ -14,6 +14,7 @@ from dslpar.forecast.family import costs_of
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
 from dslpar.schema import sections
+from dslpar.schema.datasets import ImageData
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
@@ -26,6 +27,23 @@ def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
     peak = flops.peak_flops_per_s(device, job.spec.precision.dtype)
     mfus = {name: rate / peak for name, rate in per_device.items()} if peak else {}
     return {"tflops_per_s": per_device["mfu_causal"] / 1e12, **mfus}
+
+
+def unit_of(job: Job) -> str:
+    """Return what is counted of a job's data."""
+    return "images" if isinstance(job.spec.data, ImageData) else "tokens"
+
+
+def sample_size(job: Job) -> int:
+    """Return how many of these a sample is."""
+    return 1 if unit_of(job) == "images" else job.seq_len
+
+
+def progress(job: Job, consumed_samples: int, step_s: float) -> dict[str, float]:
+    """Return how far the run is, and how fast: `tokens`, `step_s` and `tokens_per_s`; of images, `images_per_s`."""
+    unit, size = unit_of(job), sample_size(job)
+    done, in_step = consumed_samples * size, job.batch.global_size * size
+    return {unit: done, "step_s": step_s, f"{unit}_per_s": in_step / step_s}
 
 
 class ParameterCounts(NamedTuple):
@@ -72,9 +90,10 @@ def log_job(job: Job, engine: Engine) -> None:
         "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
         *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
     )
+    samples = "images" if unit_of(job) == "images" else f"samples of {job.seq_len} tokens"
     log.info(
-        "%d samples of %d tokens a step = micro %d * accumulation %d * data %d; ZeRO %d, %s",
-        *(batch.global_size, job.seq_len, batch.micro_size, batch.accumulation, mesh.data),
+        "%d %s a step = micro %d * accumulation %d * data %d; ZeRO %d, %s",
+        *(batch.global_size, samples, batch.micro_size, batch.accumulation, mesh.data),
         *(job.spec.zero.stage, job.spec.precision.dtype),
     )
 

@@ -44,7 +44,7 @@ NO_LIMIT = 0
 class Session:
     """One run, on this rank. All ranks call its methods together, but for `enter`.
 
-    `config`: what the author wrote. `world`: all ranks. `text`: what is trained on (`checkpoint.text_identity`), which
+    `config`: what the author wrote. `world`: all ranks. `text`: what is trained on (`dslpar.data.source`), which
     a resume must not change. `monitor`: this rank's; None: a program has set up torch.distributed by itself, and no
     guard watches it.
     """

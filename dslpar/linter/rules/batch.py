@@ -10,6 +10,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
+from dslpar.schema.datasets import type_name
 
 
 @rule("BAT101", "batch-does-not-fit")
@@ -80,10 +81,20 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """The model's vocabulary is smaller than the data's."""
     vocabulary, key = cx.vocabulary
-    if vocabulary < BYTES:
+    needed, whose = BYTES, "byte-level text has"
+    if cx.spec.data.tokenizer is not None or type_name(cx.spec.data) != "text":  # most configs need none of it
+        from dslpar.layout.resolve import seq_len_of
+        from dslpar.schema.vocabularies import vocabulary_of
+
+        found = vocabulary_of(cx.spec.data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
+        if found.tokenizer is not None and found.tokenizer.problem:
+            return  # BAT111 and BAT112 report it
+        needed = found.size
+        whose = "bytes and special tokens are" if found.tokenizer is None else "the tokenizer has"
+    if vocabulary < needed:
         name = key.rpartition(".")[2]
-        message = f"{name} is {vocabulary}, and byte-level text has {BYTES} tokens"
-        yield cx.problem(key, message, f"{name}={BYTES} or more")
+        message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
+        yield cx.problem(key, message, f"{name}={needed} or more")
 
 
 BYTES = 256
@@ -92,15 +103,24 @@ BYTES = 256
 
 @rule("BAT111", "text-not-found", "warning")
 def text_not_found(cx: Context) -> Iterator[Problem]:
-    """A file or folder of data.files is not on this machine."""
+    """A file or folder that `data` names is not on this machine."""
     for number, name in enumerate(cx.spec.data.files or ()):
-        path = os.path.normpath(os.path.join(os.path.dirname(cx.config.path), name))
-        folder = os.path.dirname(path) or "."
-        # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
-        if os.path.isdir(folder) and not os.path.exists(path):
-            message = f"{os.path.basename(path)!r} is not in {folder!r}"
+        if message := _missing(cx, name):
             hint = "choose text files, or folders of them, by their paths from the config's folder"
             yield Problem(cx.at_item("data.files", number), message, hint, cx.source_key("data.files"))
+    for key in ("tokenizer", "path", "labels"):
+        path = getattr(cx.spec.data, key, None)
+        if path is not None and (message := _missing(cx, path)):
+            yield cx.problem(f"data.{key}", message, "choose a path from the config's folder")
+
+
+def _missing(cx: Context, name: str) -> str:
+    """Say that there is no such file or folder; empty: there is, or it cannot be told."""
+    path = os.path.normpath(os.path.join(os.path.dirname(cx.config.path), name))
+    folder = os.path.dirname(path) or "."
+    # A disk of the job's hosts may be missing here: only a folder that is here can be looked into.
+    is_missing = os.path.isdir(folder) and not os.path.exists(path)
+    return f"{os.path.basename(path)!r} is not in {folder!r}" if is_missing else ""
 
 
 @rule("BAT105", "warm-up-longer-than-the-run", "warning")

@@ -18,7 +18,7 @@ from dslpar.linter.rule import rule
 from dslpar.linter.rules.batch import BYTES
 from dslpar.models.gpt.layout import attention_sizes, kv_features
 from dslpar.models.gpt.section import GPT
-from dslpar.schema.sections import TextData
+from dslpar.schema.datasets import TextData
 
 _MOST_PADDING = 0.05
 """The largest share of padded rows without a warning."""
@@ -136,7 +136,8 @@ def _name(cx: Context, key: str) -> str:
 def vocabulary_beyond_bytes(cx: Context) -> Iterator[Problem]:
     """Most of the vocabulary is of tokens that byte-level text never has."""
     vocabulary = _gpt(cx).vocab_size
-    if cx.given("data") and isinstance(cx.spec.data, TextData) and vocabulary > 2 * BYTES:
+    is_bytes = isinstance(cx.spec.data, TextData) and cx.spec.data.tokenizer is None
+    if cx.given("data") and is_bytes and vocabulary > 2 * BYTES:
         message = (
             f"vocab_size is {vocabulary}, and byte-level text has {BYTES} tokens: the other rows are never trained"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Samples:
 
     num_samples = SAMPLES
 
-    def batch(self, samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(0, VOCAB, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(7))[samples]
         return tokens[:, :-1], tokens[:, 1:]
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import dslpar
 from dslpar.core.errors import DslparError
-from dslpar.engine.model import check_reads_text
+from dslpar.policies.data_types import check_data
 from tests.distributed.models.test_sequential import written
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
@@ -106,7 +106,7 @@ def test_a_config_s_text_is_not_for_an_encoder(tmp_path: Path, program: bool) ->
 
     def rank() -> str:
         with pytest.raises(DslparError) as error:
-            dslpar.initialize(path) if program else check_reads_text(dslpar.start(path).job)
+            dslpar.initialize(path) if program else check_data(dslpar.start(path).job)
         return str(error.value)
 
     (said,) = on_ranks(1, rank, init="deepspeed")

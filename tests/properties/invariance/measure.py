@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Samples:
         noise = torch.randn(num_samples, 2, 28, 4, generator=generator)
         self.images = noise + self.classes[:, None, None, None]
 
-    def batch(self, samples: list[int]) -> tuple[Any, Any]:
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and labels, as the model takes them."""
         ids, labels, mask = self.tokens[samples, :-1], self.labels[samples], self._mask(samples)
         if self.model == "transformers' BERT":

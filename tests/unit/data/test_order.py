@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,16 @@ from dslpar.layout.batch import Batch
 
 
 class Numbered:
-    """Samples that are their own numbers."""
+    """Samples that are their own indices; labels are their numbers in the run."""
+
+    all_counted = True
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
-    def batch(self, samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor(samples), torch.tensor(samples)
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        assert [sample_index(number, self.num_samples, 3) for number in numbers] == list(samples)
+        return torch.tensor(samples), torch.tensor(numbers)
 
 
 def step_of(data: int, accumulation: int, num_samples: int, consumed: int, seed: int = 3) -> list[int]:
@@ -28,8 +33,9 @@ def step_of(data: int, accumulation: int, num_samples: int, consumed: int, seed:
     rows: dict[int, int] = {}
     for rank in range(data):
         batches = micro_batches(Numbered(num_samples), batch, seed, consumed, data, rank)
-        for index, (ids, _) in enumerate(batches):
+        for index, (ids, numbers) in enumerate(batches):
             first = (index * data + rank) * batch.micro_size
+            assert numbers.tolist() == list(range(consumed + first, consumed + first + batch.micro_size))
             rows |= dict(enumerate(ids.tolist(), first))
     return [rows[row] for row in range(size)]
 

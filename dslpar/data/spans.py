@@ -1,0 +1,79 @@
+"""Text of which spans are told, as T5 learns (arXiv 1910.10683).
+
+The encoder is given the text with each span as one sentinel, the decoder tells each sentinel and its span:
+
+    text      the quick brown fox jumps over
+    encoder   the <0> fox <1> </s>
+    decoder   <0> quick brown <1> jumps over </s>
+
+Numbers of tokens and of spans are the same in all samples; where they are is drawn by the run's seed and the number of
+the sample in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslpar.data.tokens import Ids, windows
+from dslpar.layers.loss import IGNORE_INDEX
+from dslpar.layers.parameter import stable_hash
+from dslpar.schema.datasets import SpanTextData
+from dslpar.schema.vocabularies import Vocabulary, span_lengths
+
+
+class SpanSamples:
+    """Samples of `ids` [tokens]: the i-th is of the i-th window. `start` begins the decoder's sample."""
+
+    def __init__(
+        self, ids: Ids, vocabulary: Vocabulary, data: SpanTextData, seq_len: int, seed: int, start: int
+    ) -> None:
+        self.ids, self.vocabulary, self.seq_len, self.seed, self.start = ids, vocabulary, seq_len, seed, start
+        self.lengths = span_lengths(data, seq_len)
+        self.num_samples = len(ids) // self.lengths.text
+        self.all_counted = self.lengths.is_full
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return (ids, attention mask [len(samples), seq_len], the decoder's ids), and its labels [., target_len]."""
+        made = [self._sample(sample, number) for sample, number in zip(samples, numbers, strict=True)]
+        ids, mask, decoder, labels = (torch.from_numpy(np.stack(part)) for part in zip(*made, strict=True))
+        return (ids, mask, decoder), labels
+
+    def _sample(self, sample: int, number: int) -> tuple[Ids, Ids, Ids, Ids]:
+        random = np.random.default_rng(stable_hash("spans", self.seed, number) % 2**63)
+        lengths, special = self.lengths, self.vocabulary.special
+        text = windows(self.ids, [sample * lengths.text], lengths.text)[0]
+        kept = _partition(lengths.text - lengths.noise, lengths.spans, random)
+        told = _partition(lengths.noise, lengths.spans, random)
+        encoder: list[int] = []
+        labels: list[int] = []
+        at = 0
+        for sentinel, keep, span in zip(self.vocabulary.sentinels, kept, told, strict=False):
+            encoder += [*text[at : at + keep], sentinel]
+            labels += [sentinel, *text[at + keep : at + keep + span]]
+            at += keep + span
+        encoder.append(special["eos"])
+        labels.append(special["eos"])
+        pad = special.get("pad", 0)
+        decoder = [self.start, *labels[:-1]]
+        mask = np.arange(self.seq_len) < len(encoder)
+        return (
+            _padded(encoder, self.seq_len, pad),
+            mask.astype(np.int64),
+            _padded(decoder, lengths.target, pad),
+            _padded(labels, lengths.target, IGNORE_INDEX),
+        )
+
+
+def _partition(total: int, parts: int, random: np.random.Generator) -> list[int]:
+    """Return `parts` lengths of at least 1 with that sum, each such partition as likely as any."""
+    cuts = np.sort(random.permutation(total - 1)[: parts - 1]) + 1
+    lengths: list[int] = np.diff(np.concatenate([[0], cuts, [total]])).astype(int).tolist()
+    return lengths
+
+
+def _padded(ids: Sequence[int], length: int, pad: int) -> Ids:
+    return np.array([*ids, *[pad] * (length - len(ids))], np.int64)

@@ -1,0 +1,119 @@
+"""Text as ids: bytes, or tokens of Hugging Face's tokenizers, whose library is imported where a config names one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dslpar.core.catalog import raise_finding
+from dslpar.data import corpus
+from dslpar.layout.resolve import Job
+from dslpar.schema.vocabularies import BYTES, Vocabulary, vocabulary_of
+
+Ids = NDArray[Any]
+_CONTINUES = ("##",)
+"""What begins a token that goes on a word, in WordPiece."""
+_BEGINS = ("\u0120", "\u2581")
+"""What begins a token that begins a word: a blank, in byte-level BPE and in SentencePiece."""
+
+
+def vocabulary(job: Job) -> Vocabulary:
+    """Return the ids of a job's text. Raises DslparError: its tokenizer cannot be used."""
+    found = vocabulary_of(job.spec.data, job.path, job.spec.model, job.seq_len)
+    if found.tokenizer is not None:
+        file = found.tokenizer
+        hint = "name a tokenizer.json that Hugging Face's tokenizers wrote, or a folder with one"
+        if file.problem:
+            raise_finding("BAT212", f"{file.path!r}: {file.problem}", hint, job.path, "data.tokenizer")
+        if found.missing:
+            message = f"{file.path!r} has no token {found.missing!r}, which such data need"
+            raise_finding("BAT212", message, f"{hint}, trained with that token", job.path, "data.tokenizer")
+        if importlib.util.find_spec("tokenizers") is None:
+            message = "data.tokenizer needs the package tokenizers, which is not installed"
+            raise_finding("BAT212", message, "pip install dslpar[hf]", job.path, "data.tokenizer")
+    return found
+
+
+def read_ids(slices: Iterable[corpus.FileSlice], found: Vocabulary, ends: bool = False) -> Ids:
+    """Return the ids of all slices, one after the other, in the smallest type that holds them; [tokens].
+
+    `ends`: after each file stands an end of text, where the tokenizer has such a token. Bytes that are no UTF-8 are
+    replaced where there is a tokenizer.
+    """
+    if found.tokenizer is None:
+        # One byte a token: as int64, eight times as much would lie in memory on every rank.
+        text = np.frombuffer(corpus.read(slices), np.uint8)
+        return text + np.uint16(found.first_byte) if found.first_byte else text
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(found.tokenizer.path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    dtype = np.uint16 if found.size <= 1 << 16 else np.uint32
+    end = [found.special["eos"]] if ends and "eos" in found.special else []
+    parts: list[Ids] = []
+    for batch in _batches(slices):
+        texts = [corpus.read([each]).decode("utf-8", "replace") for each in batch]
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        parts += [np.array([*each.ids, *end], dtype) for each in encoded]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+_BATCH_BYTES = 16 << 20
+"""Text that is encoded at a time, by as many threads as there are."""
+
+
+def _batches(slices: Iterable[corpus.FileSlice]) -> Iterable[list[corpus.FileSlice]]:
+    batch: list[corpus.FileSlice] = []
+    for each in slices:
+        batch.append(each)
+        if sum(part.num_bytes for part in batch) >= _BATCH_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def ordinary_ids(found: Vocabulary) -> Ids:
+    """Return the ids that stand for text."""
+    if found.tokenizer is None:
+        return np.arange(found.first_byte, found.first_byte + BYTES)
+    special = {*found.tokenizer.special_ids, *found.special.values(), *found.sentinels}
+    return np.array(sorted(set(found.tokenizer.ids.values()) - special))
+
+
+def word_starts(ids: Ids, found: Vocabulary) -> NDArray[np.bool_]:
+    """Return where words begin in ids [tokens]; the first token begins one."""
+    starts: NDArray[np.bool_]
+    if found.tokenizer is None:
+        is_letter = np.isin(ids.astype(np.int64) - found.first_byte, _LETTERS)
+        starts = ~is_letter | ~np.concatenate([[False], is_letter[:-1]])
+    else:
+        starts = _starts_word(found)[ids]
+    starts[:1] = True
+    return starts
+
+
+_LETTERS = np.array([byte for byte in range(BYTES) if chr(byte).isalnum() or byte == ord("_") or byte >= 128])
+
+
+def _starts_word(found: Vocabulary) -> NDArray[np.bool_]:
+    """Return of each id whether its token begins a word, by how the tokenizer marks that."""
+    assert found.tokenizer is not None
+    ids = found.tokenizer.ids
+    table = np.ones(found.size, np.bool_)
+    marks_beginning = any(token.startswith(_BEGINS) for token in ids)
+    for token, number in ids.items():
+        begins = token.startswith(_BEGINS) if marks_beginning else not token.startswith(_CONTINUES)
+        table[number] = begins or number in found.tokenizer.special_ids
+    return table
+
+
+def windows(ids: Ids, starts: Sequence[int] | Ids, length: int) -> Ids:
+    """Return `length` ids from each of `starts` on; int64 [len(starts), length]."""
+    found: Ids = ids[np.asarray(starts)[:, None] + np.arange(length)].astype(np.int64)
+    return found

@@ -1,0 +1,89 @@
+"""BAT112 and on: what `data` brings against what the model is given, and tokenizers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+
+from dslpar.layout.resolve import seq_len_of
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
+from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, absolute_path, type_name
+
+
+@rule("BAT112", "tokenizer-not-usable")
+def tokenizer_not_usable(cx: Context) -> Iterator[Problem]:
+    """A tokenizer's file cannot be read, or lacks a token that such data need."""
+    if cx.spec.data.tokenizer is None:
+        return
+    from dslpar.schema.vocabularies import vocabulary_of  # most configs have none
+
+    found = vocabulary_of(cx.spec.data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
+    file = found.tokenizer
+    hint = "leave tokenizer out; or choose a tokenizer.json that Hugging Face's tokenizers wrote"
+    if file is None or (file.missing and not os.path.isdir(absolute_path(cx.config.path, cx.spec.data.tokenizer))):
+        return  # BAT111 reports it: it may be on the job's hosts
+    if file.problem:
+        yield cx.problem("data.tokenizer", f"cannot use {file.path!r}: {file.problem}", hint)
+    elif found.missing:
+        message = f"type {type_name(cx.spec.data)!r} needs a token {found.missing!r}, which the tokenizer does not have"
+        yield cx.problem("data.tokenizer", message, f"{hint} with that token")
+
+
+@rule("BAT113", "data-of-another-model")
+def data_of_another_model(cx: Context) -> Iterator[Problem]:
+    """The data are not what the model's class learns from."""
+    if not cx.given("data") and cx.config.root.get("data") is None:
+        return  # a program may bring them; train.py tells (BAT211)
+    if type_name(cx.spec.data) == "text" and not _says_text(cx):
+        return
+    data_types = import_module("dslpar.policies.data_types")  # by name: it stands above, and needs no torch
+    if (found := data_types.mismatch(cx.spec.model, cx.spec.data)) is not None:
+        message, hint = found
+        yield Problem(cx.config.at("data"), message, hint, "data")
+        return
+    model, data = cx.spec.model, cx.spec.data
+    if isinstance(data, MaskedTextData) and data.next_sentence is not None:
+        name = getattr(model, "target", "").rpartition(".")[2]
+        takes = name.endswith("ForPreTraining")
+        if name and data.next_sentence != takes:
+            message = f"{name} {'tells' if takes else 'does not tell'} whether a second piece of text follows the first"
+            yield cx.problem("data.next_sentence", message, f"next_sentence={takes}, or leave it out")
+
+
+def _says_text(cx: Context) -> bool:
+    """Whether the config says more of its text than the length of samples, which a program may share."""
+    section = cx.config.root.get("data")
+    given = set(section.value) if section is not None and section.is_mapping else set()
+    return bool(given - {"seq_len", "eval_fraction"})
+
+
+@rule("BAT114", "sample-too-short")
+def sample_too_short(cx: Context) -> Iterator[Problem]:
+    """Samples with special tokens that leave no room for text."""
+    length = seq_len_of(cx.spec)
+    if isinstance(cx.spec.data, MaskedTextData | SpanTextData) and 0 < length < _SHORTEST:
+        message = f"samples of {length} tokens, special ones among them, hold next to no text"
+        yield cx.problem("data.seq_len", message, f"seq_len={_SHORTEST} or more")
+
+
+_SHORTEST = 8
+
+
+@rule("BAT115", "channels-do-not-fit")
+def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
+    """Means or deviations of another number of channels than the model's."""
+    data = cx.spec.data
+    config = cx.other_model.transformers
+    channels = config.size("channels") if config is not None else None
+    if not isinstance(data, ImageData) or channels is None:
+        return
+    for key, value in (("mean", data.mean), ("std", data.std)):
+        if isinstance(value, list | tuple) and len(value) not in (1, channels):
+            message = f"{len(value)} numbers, and the model's images have {channels} channels"
+            yield cx.problem(f"data.{key}", message, f"{key}={value[0]}")
+
+
+RULES = (tokenizer_not_usable, data_of_another_model, sample_too_short, channels_do_not_fit)

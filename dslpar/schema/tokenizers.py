@@ -1,0 +1,113 @@
+"""Files of Hugging Face's tokenizers, read as JSON: the vocabulary and its special tokens, without the library.
+
+found = read_tokenizer("tokenizer.json")      # or the folder that holds it
+found.size, found.special("mask")             # 30522, 103
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dslpar.core.named_tuple import NamedTuple
+
+TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "eos": ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[SEP]"),
+}
+"""Special tokens by what they are for, as BERT, RoBERTa, T5, GPT-2 and Llama spell them."""
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_MAX_BYTES = 128 << 20
+
+
+class TokenizerFile(NamedTuple):
+    """A tokenizer.json, as far as its ids go."""
+
+    path: str
+    ids: Mapping[str, int] = {}
+    """Id of each token, added ones among them."""
+    special_ids: frozenset[int] = frozenset()
+    """Ids that stand for no text."""
+    names: Mapping[str, str] = {}
+    """Special token, such as "mask", -> its text, where tokenizer_config.json says it."""
+    digest: str = ""
+    problem: str = ""
+    """Why it cannot be used; empty: it can."""
+    missing: bool = False
+    """Whether there is no such file."""
+
+    @property
+    def size(self) -> int:
+        """The vocabulary that a model needs: the largest id and one."""
+        return max(self.ids.values(), default=-1) + 1
+
+    def special(self, name: str) -> int | None:
+        """Return the id of a special token of SPELLINGS; None: there is none."""
+        given = (self.names[name],) if name in self.names else SPELLINGS[name]
+        return next((self.ids[text] for text in given if text in self.ids), None)
+
+    @property
+    def sentinels(self) -> tuple[int, ...]:
+        """Ids of T5's <extra_id_0>, <extra_id_1> and so on."""
+        found = {int(match[1]): id for text, id in self.ids.items() if (match := _SENTINEL.fullmatch(text))}
+        return tuple(found[number] for number in sorted(found))
+
+
+def read_tokenizer(path: str) -> TokenizerFile:
+    """Read a tokenizer.json, or that of a folder; what is wrong with it is in the result."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    file_path = os.path.join(path, TOKENIZER_JSON) if os.path.isdir(path) else path
+    try:
+        with open(file_path, "rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        return TokenizerFile(file_path, problem="there is no such file", missing=True)
+    except OSError as error:
+        return TokenizerFile(file_path, problem=error.strerror or "it cannot be read")
+    if len(text) > _MAX_BYTES:
+        return TokenizerFile(file_path, problem=f"it is longer than {_MAX_BYTES:,} bytes")
+    try:
+        ids, special_ids = _ids_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return TokenizerFile(file_path, problem="it is no JSON")
+    except (KeyError, TypeError, IndexError, AttributeError):
+        return TokenizerFile(file_path, problem="it is no tokenizer.json of Hugging Face's tokenizers")
+    digest = hashlib.sha256(text).hexdigest()
+    return TokenizerFile(file_path, ids, special_ids, _names_in(folder), digest)
+
+
+def _ids_of(values: Any) -> tuple[dict[str, int], frozenset[int]]:
+    """Return the id of each token, and the ids of special ones. Raises what a file of another form gives."""
+    vocabulary = values["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram's: pairs of a token and its score
+        vocabulary = {item[0]: number for number, item in enumerate(vocabulary)}
+    ids = {str(token): int(number) for token, number in vocabulary.items()}
+    added = values.get("added_tokens") or ()
+    ids |= {str(item["content"]): int(item["id"]) for item in added}
+    if not ids or min(ids.values()) < 0:
+        raise KeyError("vocab")
+    return ids, frozenset(int(item["id"]) for item in added if item.get("special"))
+
+
+def _names_in(folder: str) -> dict[str, str]:
+    """Return what tokenizer_config.json calls special tokens; empty where there is none that can be read."""
+    try:
+        with open(os.path.join(folder, TOKENIZER_CONFIG), encoding="utf-8") as file:
+            values = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for name in SPELLINGS if isinstance(values, dict) else ():
+        token = values.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            found[name] = text
+    return found
