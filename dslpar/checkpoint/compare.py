@@ -197,7 +197,7 @@ def _hint(refused: list[Change]) -> str:
 
 def _suggestion(change: Change) -> str:
     if change.key == "data.text":
-        return "data.files as they were (names and lengths are compared)"
+        return "the data as they were (their type, names and lengths of files, and the tokenizer are compared)"
     if change.saved is None:
         return f"leave {change.key} out"
     return f"{change.key}={_format_value(change.saved)}"

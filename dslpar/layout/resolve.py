@@ -155,7 +155,7 @@ def seq_len_of(spec: Spec) -> int:
         return spec.data.seq_len or spec.model.max_seq_len  # type: ignore[union-attr]
     config = spec.model.transformers
     # A class's default, of 131,072 tokens or so, is nobody's wish.
-    return (config.size("positions") if config is not None and config.given("positions") else None) or 0
+    return (config.longest_sequence if config is not None and config.given("positions") else None) or 0
 
 
 def run_name(path: str) -> str:

@@ -267,7 +267,15 @@ class Context:
         """The tokens of the model's longest sequence, and their key; of a transformers model where its config tells."""
         if isinstance(self.spec.model, sections.Model):
             return self.spec.model.max_seq_len, "model.max_seq_len"
-        return self._size_of_transformers("positions")
+        found, key = self._size_of_transformers("positions")
+        return found - self.unused_positions, key
+
+    @property
+    def unused_positions(self) -> int:
+        """Positions that no token has: RoBERTa counts from after its padding's id."""
+        model = self.spec.model
+        config = None if isinstance(model, sections.Model) else model.transformers
+        return config.unused_positions if config is not None else 0
 
     def _size_of_transformers(self, size: str) -> tuple[int, str]:
         """Return a size of a transformers model, and its key; unknown where neither its config nor its class tells."""

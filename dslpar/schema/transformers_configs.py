@@ -103,6 +103,18 @@ class TransformersConfig:
         return value if type(value) is int and value > 0 else None
 
     @property
+    def unused_positions(self) -> int:
+        """Positions that no token has: RoBERTa counts from after its padding's id."""
+        pad = self.values.get("pad_token_id")
+        return pad + 1 if self.known.get("model_type") == "roberta" and type(pad) is int else 0
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens of the longest sample; None: not known."""
+        positions = self.size("positions")
+        return None if positions is None else positions - self.unused_positions
+
+    @property
     def num_layers(self) -> int | None:
         """Blocks of all lists, which is what a pipeline cuts; None: not known."""
         counts = [self.number(name) for name in self.row.get("blocks", {}).values()]

@@ -73,8 +73,10 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
     """The samples are longer than the model's longest sequence."""
     length, (longest, key) = cx.spec.data.seq_len, cx.longest_sequence
     if length is not None and length > longest:
-        message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest}"
-        yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length}")
+        unused = cx.unused_positions
+        less = f" less {unused} that no token has" if unused else ""
+        message = f"samples have {length} tokens, and {key.rpartition('.')[2]} is {longest + unused}{less}"
+        yield cx.problem("data.seq_len", message, f"at most {longest}, or {key}={length + unused}")
 
 
 @rule("BAT104", "vocabulary-too-small")
