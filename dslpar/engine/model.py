@@ -24,7 +24,7 @@ from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel, LayerSpec, Loss
 from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arguments, is_plain_sequential
 from dslpar.policies.families import DERIVED, POLICIES
-from dslpar.schema import families
+from dslpar.schema import families, transformers_configs
 from dslpar.schema.registry import MODELS
 from dslpar.schema.sections import Model, OtherModel
 
@@ -111,8 +111,14 @@ def _transformers_model(cls: Any, args: Mapping[str, object], path: str, trusted
     check_arguments(HuggingFaceModel, {"cls": cls} | arguments, Location(path))
     config = arguments.get("config")
     if isinstance(config, Mapping):
-        # Properties, such as num_labels, and other names for a size are set as well, and are in no signature.
-        named = {key: value for key, value in config.items() if not _is_set_elsewhere(cls.config_class, key)}
+        # What is in no signature is set as well: properties, such as num_labels, other names for a size, and what
+        # only the model's code reads (Qwen3-MoE's head_dim), of which lint's table knows.
+        known = transformers_configs.table()["configs"].get(cls.config_class.__name__, {}).get("defaults", ())
+        named = {
+            key: value
+            for key, value in config.items()
+            if key not in known and not _is_set_elsewhere(cls.config_class, key)
+        }
         check_arguments(cls.config_class, named, Location(path), "model.config")
     model: LayeredModel = HuggingFaceModel(cls, **arguments)
     return model

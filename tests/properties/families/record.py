@@ -1,0 +1,36 @@
+"""What was seen when rows ran: proven.jsonl, a line a row, written by `python -m tests.properties.families`.
+
+The tables of pages are made of it, so they say what ran; a test compares its rows with those of the table of tests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.properties.families.table import ROWS
+
+PATH = Path(__file__).with_name("proven.jsonl")
+
+Seen = Mapping[str, float]
+"""Worst relative deviations of a row from plain transformers: of loss, norm and weights."""
+
+
+def read() -> dict[str, Seen]:
+    """Return what was seen of each row that ran, in the order of the file."""
+    lines = PATH.read_text().splitlines() if PATH.exists() else []
+    return {name: seen for name, seen in map(json.loads, lines)}
+
+
+def add(name: str, seen: Seen) -> None:
+    """Put in what was seen of a row, in the place of what stood there; rows that are no more go. Safe in parallel."""
+    with PATH.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = read() | {name: {what: float(f"{value:.1e}") for what, value in seen.items()}}
+        lines = [json.dumps([row, found[row]]) + "\n" for row in ROWS if row in found]
+        part = PATH.with_suffix(".part")
+        part.write_text("".join(lines))
+        os.replace(part, PATH)
