@@ -1,7 +1,8 @@
 """Which models of transformers are proven in what: `python -m tests.support.transformers_table` writes it into pages.
 
-The table is made of the tables that tests run: families and layouts of tests/distributed/policies, and the rows of
-tests/properties/invariance, which train through DeepSpeed. What no test runs cannot stand in it.
+The first table is made of the tables that tests run: families and layouts of tests/distributed/policies, and what
+trains through DeepSpeed, rows of tests/properties/invariance and the record of tests/properties/families. The second is
+that record alone. What no test runs cannot stand in them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from dslpar.layout.modes import cuboid_of
 from tests.distributed.policies import test_families as families
 from tests.distributed.policies import test_many_ranks as many_ranks
+from tests.properties.families import record
+from tests.properties.families.table import MODES, OF_SEQUENCES, ROWS, Row, refusal
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, Layout
 from tests.support.hugging_face import FAMILIES
 from tests.support.layouts import mode_of
@@ -21,7 +24,7 @@ from tests.support.paths import ROOT
 PAGES: tuple[Path, ...] = (ROOT / "README.md", ROOT / "docs" / "transformers.md")
 COMMAND = "python -m tests.support.transformers_table"
 _BEGIN, _END = f"<!-- Written by `{COMMAND}`. -->\n", "<!-- End of what is written. -->\n"
-_MARKED = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
+_BEGIN_TRAINED = f"<!-- Written by `{COMMAND}`, of the record. -->\n"
 _COLUMNS: Mapping[str, str] = {
     "1d, replicated": "1d",
     "1d, sequence": "1d, sequence",
@@ -61,10 +64,13 @@ def _row(cls: str, names: list[str]) -> list[str]:
         tensors += map(cuboid_of, many_ranks.LAYOUTS.values())
     for tensor in tensors:
         exact[mode_of(tensor)].add(tensor.size)
-    trained = [row for row in LAYOUTS.values() if _trains(row, cls)]
-    stages = {row.parallel["pipeline"].size for row in trained if "pipeline" in row.parallel}
+    rows = [row for row in LAYOUTS.values() if _trains(row, cls)]
+    seen = [ROWS[name] for name in record.read() if ROWS[name].family in names]
+    stages = {row.parallel["pipeline"].size for row in rows if "pipeline" in row.parallel}
+    stages |= {row.pipe for row in seen} - {1}
+    zeros = {row.zero for row in (*rows, *seen)} - {0}
     modes = [_numbers(sizes) or "refused" for sizes in exact.values()]
-    return [f"`{cls}`", *modes, _numbers(stages), _numbers({row.zero for row in trained} - {0})]
+    return [f"`{cls}`", *modes, _numbers(stages), _numbers(zeros)]
 
 
 def _trains(row: Layout, cls: str) -> bool:
@@ -76,10 +82,35 @@ def _numbers(found: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(found)))
 
 
+def trained() -> str:
+    """Return the table of what trained: a row a family; in each mode, ZeRO stages by themselves and over two stages."""
+    heads = ["family", *MODES, "runs", "loss", "weights"]
+    seen = record.read()
+    rows = [heads, ["---"] * len(heads)]
+    for family in dict.fromkeys(row.family for row in ROWS.values()):
+        own = {name: each for name, each in seen.items() if ROWS[name].family == family}
+        cells = [_stages([ROWS[name] for name in own if ROWS[name].mode == mode], family, mode) for mode in MODES]
+        worst = [f"{max(each[what] for each in own.values()):.0e}" for what in ("loss", "weights")]
+        rows.append([family, *cells, f"{len(own)} of {sum(row.family == family for row in ROWS.values())}", *worst])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def _stages(rows: list[Row], family: str, mode: str) -> str:
+    if mode in OF_SEQUENCES and refusal(Row(family, mode, 1, 1, 0, True, False, False)):
+        return "refused"
+    alone, piped = (_numbers({row.zero for row in rows if row.pipe == pipe}) for pipe in (1, 2))
+    return f"{alone}; {piped}" if piped else alone
+
+
 def rewritten(page: str) -> str:
-    """Return the page with the table as it is now."""
-    assert _MARKED.search(page), f"no place for the table: {_BEGIN}"
-    return _MARKED.sub(lambda _: f"{_BEGIN}\n{table()}\n{_END}", page)
+    """Return the page with its tables as they are now."""
+    assert _BEGIN in page, f"no place for the table: {_BEGIN}"
+    for begin, made in ((_BEGIN, table), (_BEGIN_TRAINED, trained)):
+        marked = re.compile(f"{re.escape(begin)}.*?{re.escape(_END)}", re.DOTALL)
+        if marked.search(page):
+            written = f"{begin}\n{made()}\n{_END}"
+            page = marked.sub(lambda _, written=written: written, page)
+    return page
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A row's run through DeepSpeed, plain transformers' in one process and double precision, and how far they are apart."""
+"""A row's run through DeepSpeed, plain transformers' in one process and double precision, and how far apart they are.
+
+The reference is transformers' own class with torch's optimizer: neither a policy nor DeepSpeed has a part in it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from torch.nn import functional
 
 import dslpar
 from dslpar.data.order import micro_batches
-from dslpar.layers import mark_owners  # noqa: F401  (imported once, before ranks fork)
 from dslpar.policies import compare
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.weights import parameters_with_sources

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.properties.families.table import ROWS
@@ -22,15 +23,25 @@ Seen = Mapping[str, float]
 def read() -> dict[str, Seen]:
     """Return what was seen of each row that ran, in the order of the file."""
     lines = PATH.read_text().splitlines() if PATH.exists() else []
-    return {name: seen for name, seen in map(json.loads, lines)}
+    return dict(json.loads(line) for line in lines)
 
 
 def add(name: str, seen: Seen) -> None:
     """Put in what was seen of a row, in the place of what stood there; rows that are no more go. Safe in parallel."""
-    with PATH.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked():
         found = read() | {name: {what: float(f"{value:.1e}") for what, value in seen.items()}}
         lines = [json.dumps([row, found[row]]) + "\n" for row in ROWS if row in found]
         part = PATH.with_suffix(".part")
         part.write_text("".join(lines))
         os.replace(part, PATH)
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Hold the folder, so that runs beside each other keep each other's rows."""
+    folder = os.open(PATH.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

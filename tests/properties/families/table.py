@@ -40,7 +40,7 @@ MODES: Mapping[str, Mapping[str, Any] | None] = {
 OF_SEQUENCES = ("ring 2", "ulysses 2")
 
 TIES = {"t5": (True,), "bert, with the next sentence": (True,)}
-"""Whether the head is tied to the table, of families that have not both: T5's config no longer asks, and BERT's head has
+"""Whether the head is tied to the table, of families that have not both: T5's config no longer asks, and BERT's has
 a bias that nobody reads if it is not.
 """
 FAMILIES = (
@@ -120,7 +120,9 @@ class Problem(NamedTuple):
         """The model's config: the one of the comparison in float64, with two blocks in each list."""
         unknown = UNKNOWN.get(self.family, ())
         sizes = {name: size for name, size in hf.FAMILIES[self.family].sizes.items() if name not in unknown}
-        few = {name: 2 for name in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers") if name in sizes}
+        few = {
+            name: 2 for name in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers") if name in sizes
+        }
         ties = {} if self.family in TIES else {"tie_word_embeddings": self.tied}
         return sizes | few | ties | {"vocab_size": VOCABULARY}
 

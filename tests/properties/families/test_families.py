@@ -1,0 +1,75 @@
+"""Families of transformers' through DeepSpeed: three steps are those of plain transformers, or lint refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+import dslpar
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+from tests.properties.families import record
+from tests.properties.families.measure import BOUND, deviation, reference, run
+from tests.properties.families.table import FAMILIES, REFUSED, ROWS, TIES, cells, refusal
+
+QUICK = "gemma: 1d 2, pipe 2, data 1, ZeRO 0, tied, recompute"
+"""What `make test` runs: stages, tensor ranks, a tied and scaled table, and recomputing."""
+
+
+def cases(names: Iterable[str], quick: str) -> list[Any]:
+    """Names as parameters; all but one are for `make prove`."""
+    return [pytest.param(name, marks=[] if name == quick else pytest.mark.prove) for name in names]
+
+
+@pytest.mark.parametrize("name", cases(ROWS, QUICK))
+def test_three_steps_are_those_of_plain_transformers(name: str) -> None:
+    off = deviation(ROWS[name], run(ROWS[name]))
+    assert all(value <= most for value, most in zip(off, BOUND, strict=True)), f"{off} is out of {BOUND}"
+
+
+@pytest.mark.parametrize("family", cases(FAMILIES, "mistral"))
+def test_what_does_not_train_is_refused_by_name(family: str) -> None:
+    rows = [row for row in REFUSED.values() if row.family == family]
+    assert rows
+    for row in rows:
+        found = dslpar.lint(row.config(), world_size=row.world)
+        errors = {finding.code for finding in found if finding.severity == "error"}
+        assert refusal(row) in errors, row.name
+        assert errors <= {"TEN134", "ZER101"}, row.name
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "t5"])
+def test_every_pair_of_values_that_may_meet_meets(family: str) -> None:
+    may = [row for row in cells(family, TIES.get(family, (True, False))) if not refusal(row)]
+    rows = [row for row in ROWS.values() if row.family == family]
+    assert {pair for row in rows for pair in combinations(enumerate(row), 2)} == {
+        pair for row in may for pair in combinations(enumerate(row), 2)
+    }
+    assert len(rows) < 0.2 * len(may)
+
+
+def test_the_record_is_of_the_rows_that_there_are() -> None:
+    """What pages say was seen: rows of the table, within their bound, of every family."""
+    seen = record.read()
+    assert [name for name in ROWS if name in seen] == list(seen), "out of date: python -m tests.properties.families"
+    assert {ROWS[name].family for name in seen} == set(FAMILIES)
+    bounds = BOUND._asdict()
+    out = {name for name, each in seen.items() if not all(each[what] <= most for what, most in bounds.items())}
+    assert out == set()
+
+
+@pytest.mark.prove
+def test_a_weight_that_is_another_is_seen() -> None:
+    row = ROWS[QUICK]
+    curve = reference(row.problem)
+    weights = {name: weight.clone() for name, weight in curve.weights.items()}
+    assert deviation(row, curve) == (0, 0, 0)
+    changed = weights["model.layers.1.mlp.down_proj.weight"]
+    changed[3, 2] += 2.1e-6 * changed.abs().max()
+    assert deviation(row, curve._replace(weights=weights)).weights > BOUND.weights
