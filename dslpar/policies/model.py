@@ -100,7 +100,11 @@ class HuggingFaceModel(LayeredModel):
         uncalled = self.skeleton.outline.uncalled
         if uncalled:
             message = f"{', '.join(uncalled)}: its forward never calls it, and it holds weights"
-            raise DslparError([finding("TEN234", message, "train it without that part", key="model.type")])
+            held = {f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()}
+            # BERT's bias, which its head has only where its weight is the table's.
+            is_untied = not held.isdisjoint((getattr(self.model, "_tied_weights_keys", None) or {}).values())
+            hint = "tie_word_embeddings=True" if is_untied else "train it without that part"
+            raise DslparError([finding("TEN234", message, hint, key="model.config" if is_untied else "model.type")])
 
     @property
     def vocab_size(self) -> int:
