@@ -100,7 +100,9 @@ class HuggingFaceModel(LayeredModel):
         uncalled = self.skeleton.outline.uncalled
         if uncalled:
             message = f"{', '.join(uncalled)}: its forward never calls it, and it holds weights"
-            held = {f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()}
+            held = {
+                f"{name}.{own}" for name in uncalled for own, _ in self.model.get_submodule(name).named_parameters()
+            }
             # BERT's bias, which its head has only where its weight is the table's.
             is_untied = not held.isdisjoint((getattr(self.model, "_tied_weights_keys", None) or {}).values())
             hint = "tie_word_embeddings=True" if is_untied else "train it without that part"

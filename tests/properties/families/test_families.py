@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import combinations
-from typing import Any
 
 import pytest
 
 import dslpar
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -22,18 +21,13 @@ QUICK = "gemma: 1d 2, pipe 2, data 1, ZeRO 0, tied, recompute"
 """What `make test` runs: stages, tensor ranks, a tied and scaled table, and recomputing."""
 
 
-def cases(names: Iterable[str], quick: str) -> list[Any]:
-    """Names as parameters; all but one are for `make prove`."""
-    return [pytest.param(name, marks=[] if name == quick else pytest.mark.prove) for name in names]
-
-
-@pytest.mark.parametrize("name", cases(ROWS, QUICK))
+@pytest.mark.parametrize("name", sampled(ROWS, {QUICK}))
 def test_three_steps_are_those_of_plain_transformers(name: str) -> None:
     off = deviation(ROWS[name], run(ROWS[name]))
     assert all(value <= most for value, most in zip(off, BOUND, strict=True)), f"{off} is out of {BOUND}"
 
 
-@pytest.mark.parametrize("family", cases(FAMILIES, "mistral"))
+@pytest.mark.parametrize("family", sampled(FAMILIES, {"mistral"}))
 def test_what_does_not_train_is_refused_by_name(family: str) -> None:
     rows = [row for row in REFUSED.values() if row.family == family]
     assert rows
