@@ -6,7 +6,7 @@ The reference is transformers' own class with torch's optimizer: neither a polic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ class Samples:
         others = model.skeleton.outline.outputs
         self.labels = [tokens, *(torch.randint(0, 2, (len(ids),), generator=generator) for _ in others)]
 
-    def batch(self, samples: list[int]) -> tuple[Any, Any]:
+    def batch(self, samples: list[int], numbers: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and labels, one tensor or a tuple of them."""
         inputs, labels = ([value[samples] for value in values] for values in (self.inputs.values(), self.labels))
         return _alone_or_all(inputs), _alone_or_all(labels)
@@ -167,7 +167,7 @@ class _Numbers:
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
-    def batch(self, samples: list[int]) -> Any:
+    def batch(self, samples: list[int], numbers: Sequence[int]) -> Any:
         """The numbers."""
         return samples
 
