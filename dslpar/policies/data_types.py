@@ -46,7 +46,7 @@ def mismatch(model: Model | OtherModel, data: object) -> tuple[str, str] | None:
     types = types_of_model(model)
     if types is None or type_name(data) in types:
         return None
-    name = getattr(model, "target", type(model).__name__).rpartition(".")[2]
+    name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
     inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
     message = f"{name} is given {', '.join(inputs)}, and data are {_DESCRIBED[type_name(data)]}"
     return message, f"data=dict(type={types[0]!r}); or {PROGRAM}" if types else PROGRAM

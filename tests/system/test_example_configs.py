@@ -17,9 +17,11 @@ from dslpar.cli import main as cli_main
 from dslpar.cluster import hostfile
 from dslpar.layout.divisors import least_micro_size
 from dslpar.linter import check
+from dslpar.schema import sections
 from dslpar.training import main as training_main
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 CONFIGS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -39,6 +41,19 @@ LIBAI_NAMES = {
     "max_seq_len": "cfg.max_seq_length",
     "ffn_hidden_size": "cfg.ffn_hidden_size",
 }
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+OF_TRANSFORMERS = {
+    "BertForPreTraining": {**ENCODER, **WITHOUT_DROPOUT, "vocab_size": 260},
+    "RobertaForMaskedLM": {**ENCODER, **WITHOUT_DROPOUT, "vocab_size": 260},
+    "T5ForConditionalGeneration": dict(
+        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, dropout_rate=0.0, vocab_size=300
+    ),
+    "GPT2LMHeadModel": dict(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    ),
+}
+"""Sizes and no dropout, by class."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +73,16 @@ def world_of(config: str) -> int:
 
 def scaled_down(config: str) -> list[str]:
     """Small and short, in fp32, its step the same number of samples in any world."""
-    root = check.load(config).root
+    root, job = check.load(config).root, check.resolve(config, world_of(config))
     model = root.get("model").value
-    names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
-    words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
-    least = least_micro_size(check.resolve(config, world_of(config)).mesh.tensor)
+    if isinstance(job.spec.model, sections.OtherModel) and job.spec.model.is_of_transformers:
+        name = job.spec.model.target.rpartition(".")[2]
+        words = [f"model.config.{key}={value}" for key, value in OF_TRANSFORMERS[name].items()]
+        words.append("data.seq_len=16")
+    else:
+        names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
+        words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
+    least = least_micro_size(job.mesh.tensor)
     words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
     batch = f"batch={{'global_size': 8, 'micro_size': {least}}}"
     return [*words, batch, "train.steps=2", "train.eval_interval=None"]
@@ -107,6 +127,8 @@ def test_hostfile_lints_clean(path: str) -> None:
     [config if config in RUN_BY_DEFAULT else pytest.param(config, marks=pytest.mark.prove) for config in CONFIGS],
 )
 def test_config_trains_as_one_process_does(config: str, tmp_path: Path) -> None:
+    if "from transformers import" in (ROOT / config).read_text() and not HAS_TRANSFORMERS:
+        pytest.skip(NO_TRANSFORMERS)
     alone = losses(config, 1, tmp_path / "alone", "train.dist=None" if "libai" in config else "parallel=None")
     assert losses(config, world_of(config), tmp_path / "spread") == pytest.approx(alone, rel=1e-5)
     assert len(alone) == 2

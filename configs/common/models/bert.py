@@ -1,5 +1,5 @@
 # BERT-large's shape over bytes: 24 layers, about 303 million parameters. The blocks and the loss over next tokens are
-# GPT's; of BERT's masked language model there is no equivalent here.
+# GPT's, under LiBai's names of sizes; BERT itself is configs/libai/bert_large_pretrain.py.
 
 from dslpar.config import LazyCall
 from dslpar.models import GPT

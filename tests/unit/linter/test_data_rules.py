@@ -1,0 +1,92 @@
+"""`data` under lint: its type against the model's class, its tokenizer against the vocabulary; nothing is imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dslpar.linter import check
+from tests.support.lint import MODEL, findings, marked
+
+SIZES = "vocab_size=300, max_position_embeddings=64"
+
+
+def of_class(name: str, data: str) -> str:
+    return f"model = dict(type='transformers.{name}', config=dict({SIZES}))\ndata = {data}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        *(("BertForPreTraining", "mlm"), ("BertForMaskedLM", "mlm"), ("RobertaForMaskedLM", "mlm")),
+        *(("T5ForConditionalGeneration", "span"), ("LlamaForCausalLM", "text"), ("GPT2LMHeadModel", "text")),
+        *(("ViTForImageClassification", "images"), ("ViTMAEForPreTraining", "images")),
+        ("BertForSequenceClassification", None),
+    ],
+)
+def test_a_class_learns_from_its_own_type_alone(name: str, right: str | None) -> None:
+    for kind in ("text", "mlm", "span", "images"):
+        more = "path='.'" if kind == "images" else "files=['.'], seq_len=32"
+        text = of_class(name, f"dict(type='{kind}', {more})")
+        found = [item for item in findings(text) if item.code == "BAT113"]
+        assert (not found) == (kind == right), kind
+        for item in found:
+            assert marked(text, item).startswith("dict(type=")
+            assert (f"data=dict(type={right!r})" in item.help) == (right is not None)
+            assert "dslpar.initialize" in item.help
+
+
+def test_a_length_alone_is_a_program_s_too() -> None:
+    assert not [item for item in findings(of_class("BertForMaskedLM", "dict(seq_len=32)")) if item.code == "BAT113"]
+
+
+def test_pairs_are_of_the_class() -> None:
+    text = of_class("BertForMaskedLM", "dict(type='mlm', next_sentence=True)")
+    (found,) = [item for item in findings(text) if item.code == "BAT113"]
+    assert marked(text, found) == "True"
+    assert found.help == "next_sentence=False, or leave it out"
+
+
+def test_gpt_does_not_tell_masks() -> None:
+    (found,) = [item for item in findings(MODEL + "data = dict(type='mlm')\n") if item.code == "BAT113"]
+    assert "GPT is given input_ids" in found.message
+
+
+def tokenizer(folder: Path, size: int, *special: str) -> None:
+    vocabulary = {f"t{number}": number for number in range(size - len(special))}
+    added = [{"id": len(vocabulary) + index, "content": text, "special": True} for index, text in enumerate(special)]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
+
+
+def linted(folder: Path, text: str) -> list[str]:
+    path = folder / "cfg.py"
+    path.write_text(text)
+    return [item.concise() for item in check.lint(str(path), 1) if not item.code.startswith("PERF")]
+
+
+def test_the_tokenizer_s_ids_need_a_vocabulary(tmp_path: Path) -> None:
+    text = of_class("BertForMaskedLM", "dict(type='mlm', tokenizer='tokenizer.json', files=['.'])")
+    tokenizer(tmp_path, 300, "[CLS]", "[SEP]", "[MASK]", "[PAD]")
+    assert linted(tmp_path, text) == []
+    tokenizer(tmp_path, 301, "[CLS]", "[SEP]", "[MASK]", "[PAD]")
+    (found,) = linted(tmp_path, text)
+    assert "cfg.py:1:74: BAT104" in found
+    assert "vocab_size is 300, and the tokenizer has 301 tokens" in found
+    tokenizer(tmp_path, 299, "[CLS]", "[SEP]", "[PAD]")
+    (found,) = linted(tmp_path, text)
+    assert "cfg.py:2:35: BAT112" in found
+    assert "needs a token 'mask'" in found
+    (tmp_path / "tokenizer.json").unlink()
+    (found,) = linted(tmp_path, text)
+    assert "BAT111" in found
+
+
+def test_bytes_need_their_special_tokens() -> None:
+    text = of_class("BertForMaskedLM", "dict(type='mlm')").replace("300", "259")
+    (found,) = [item for item in findings(text) if item.code == "BAT104"]
+    assert "vocab_size is 259, and bytes and special tokens are 260" in found.message
+    text = of_class("T5ForConditionalGeneration", "dict(type='span', seq_len=512)").replace("300", "286")
+    (found,) = [item for item in findings(text) if item.code == "BAT104"]
+    assert "are 287" in found.message, "28 sentinels"
