@@ -32,4 +32,3 @@ zero = dict(stage=1)
 batch = dict(global_size=256, micro_size=8)
 train.dist.tensor_parallel_size = 2
 train.dist.pipeline_parallel_size = 2
-train.dist.pipeline_num_layers = model.config.num_hidden_layers
