@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import torch
@@ -55,7 +56,7 @@ class MatmulSharding:
     """Whether the gathered X lives until the backward; else it is gathered again."""
     keeps_w: bool
 
-    @property
+    @cached_property
     def is_local(self) -> bool:
         """Whether no rank needs what another one stores."""
         return self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
@@ -202,9 +203,12 @@ class Linear(Layer):
         """
         shared = self.share() if shared is None else shared
         bias = self.stand_in(self.bias, shared)
-        adapters = [lora.Applied(each, self._dropout_seed(each)) for each in self.adapters]
-        matrices = [self.stand_in(getattr(self, name), shared) for each in self.adapters for name in each.matrices]
-        y = sharded_matmul(x, self.weight, bias, self.sharding, adapters, cast("list[Tensor]", matrices))
+        if self.adapters:
+            adapters = [lora.Applied(each, self._dropout_seed(each)) for each in self.adapters]
+            matrices = [self.stand_in(getattr(self, name), shared) for each in self.adapters for name in each.matrices]
+            y = sharded_matmul(x, self.weight, bias, self.sharding, adapters, cast("list[Tensor]", matrices))
+        else:
+            y = sharded_matmul(x, self.weight, bias, self.sharding)
         for features in self.output_gathers:
             y = features.join(y)
         return y

@@ -216,7 +216,7 @@ class Layer(PlacedModule):
 
     def stand_in(self, p: nn.Parameter | None, shared: Shared) -> torch.Tensor | None:
         """Return what the layer computes with in place of its parameter `p`."""
-        return p if p is None else shared.get(p, p)
+        return shared.get(p, p) if shared and p is not None else p
 
 
 def _vectors_by_reduction(module: nn.Module) -> dict[Letters, list[tuple[nn.Module, str]]]:

@@ -47,6 +47,7 @@ class Groups:
         # A group for axes of one rank as well: where a function takes a group, None means the whole world.
         alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
+        self._by_names: dict[tuple[str, ...], Axis] = {}
         for names in _needed_axes(mesh):
             self._axes.setdefault(self._key(names), self._make_axis(names, timeout))
 
@@ -59,6 +60,7 @@ class Groups:
         groups = cls.__new__(cls)
         groups.mesh, groups.rank, groups.coord = mesh, rank, mesh.coord(rank)
         groups._axes = {frozenset[str](): Axis(1, 0, (rank,))}
+        groups._by_names = {}
         for key in map(groups._key, _needed_axes(mesh)):
             peers = mesh.peers(rank, *key)
             groups._axes[key] = Axis(len(peers), peers.index(rank), peers)
@@ -80,7 +82,9 @@ class Groups:
 
     def axis(self, *names: str) -> Axis:
         """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
-        return self._axes[self._key(names)]
+        if names not in self._by_names:  # layers ask in each forward
+            self._by_names[names] = self._axes[self._key(names)]
+        return self._by_names[names]
 
     def subgroup(self, name: str, indices: Sequence[int]) -> dist.ProcessGroup | None:
         """Make a group of some of this rank's peers over an axis, by their index; None on those that are not in it.

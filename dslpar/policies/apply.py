@@ -26,7 +26,7 @@ from dslpar.policies.attention import SDPA
 from dslpar.policies.latent import FromLatent, LatentEntrance
 from dslpar.policies.lora import Adapters
 from dslpar.policies.policy import Policy, match
-from dslpar.policies.sharing import share_vectors
+from dslpar.policies.vector_gradients import coalesce_vector_gradients
 
 
 class Setting(NamedTuple):
@@ -98,8 +98,9 @@ class _Application:
                 object.__setattr__(module, "dslpar_attention", self.cut.attention)
         dropout.take_functions(part, self.groups, self.stream, self.cut.config)
         if list(part.children()):
-            part.register_forward_pre_hook(self._begin)
-            share_vectors(part, self.groups)
+            if self.groups.axis("tensor").size > 1:  # on one rank no activation is in pieces, and all drop alike
+                part.register_forward_pre_hook(self._begin)
+            coalesce_vector_gradients(part, self.groups)
         return part
 
     def _begin(self, *_: object) -> None:

@@ -47,6 +47,7 @@ _KNOWN = {
     *("output_attentions", "output_router_logits"),
 }
 """What attention is called with that changes nothing in the ring: its mask says the window, and it may not have one."""
+_KNOWN_OF_WHOLE = _KNOWN | _ANYWHERE
 
 
 def implementation_of(config: Any) -> str:
@@ -128,30 +129,52 @@ def _attend(
     """Attend: queries [batch/x, heads/y, sequence, D], keys and values likewise, to [batch/x, sequence, heads/y, D]."""
     groups: Groups = module.dslpar_groups  # type: ignore[assignment]
     cuts = placement.inner_cuts(groups.tensor)
+    is_cut = groups.axis(*cuts.sequence).size > 1
     is_flash = getattr(module, "dslpar_attention", SDPA) == FLASH
-    reasons = {
-        "in pieces of sequences": groups.axis(*cuts.sequence).size > 1,
-        "with a soft cap": kwargs.get("softcap") is not None,
-        "with sinks": kwargs.get("s_aux") is not None,
-    }
-    if why := next((why for why, holds in reasons.items() if is_flash and holds), ""):
-        message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not"
-        raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
-    if groups.axis(*cuts.sequence).size > 1:
+    if is_flash:
+        _refuse_beyond_flash(module, is_cut, kwargs)
+    if is_cut:
         return _attend_pieces_of_sequences(module, groups, (q, k, v), mask, dropout, kwargs), None
-    if unknown := [name for name, value in kwargs.items() if name not in _KNOWN | _ANYWHERE and value is not None]:
+    if unknown := [name for name in kwargs.keys() - _KNOWN_OF_WHOLE if kwargs[name] is not None]:
         message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
         raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
     if isinstance(mask, Recipe):
         mask = mask.mask(groups, q, k)
+    run = _attend_by_flash if is_flash else _attend_whole_sequences
+    if not dropout:
+        return run(module, (q, k, v), mask, dropout, kwargs), None
+    with shard_rng(groups, cuts, q.device):
+        return run(module, (q, k, v), mask, dropout, kwargs), None
+
+
+def _attend_whole_sequences(
+    module: nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
+) -> Tensor:
     softcap, sinks = kwargs.pop("softcap", None), kwargs.pop("s_aux", None)
-    with shard_rng(groups, cuts, q.device) if dropout else nullcontext():
-        if softcap is not None or sinks is not None:
-            scores = _scores(module, q, k, mask, kwargs["scaling"], softcap)
-            return _weighted(scores, v, dropout, sinks), None
-        with _flash_alone(module, q, mask, dropout) if is_flash else nullcontext():
-            y, _ = sdpa_attention_forward(module, q, k, v, mask, dropout=dropout, **kwargs)
-    return y, None
+    if softcap is None and sinks is None:
+        y: Tensor = sdpa_attention_forward(module, *qkv, mask, dropout=dropout, **kwargs)[0]
+        return y
+    q, k, v = qkv
+    return _weighted(_scores(module, q, k, mask, kwargs["scaling"], softcap), v, dropout, sinks)
+
+
+def _attend_by_flash(
+    module: nn.Module, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
+) -> Tensor:
+    with _flash_alone(module, qkv[0], mask, dropout):
+        return _attend_whole_sequences(module, qkv, mask, dropout, kwargs)
+
+
+def _refuse_beyond_flash(module: nn.Module, is_cut: bool, kwargs: Mapping[str, Any]) -> None:
+    """Raise DslparError where the FlashAttention kernel would compute something else than the model's attention."""
+    reasons = {
+        "in pieces of sequences": is_cut,
+        "with a soft cap": kwargs.get("softcap") is not None,
+        "with sinks": kwargs.get("s_aux") is not None,
+    }
+    if why := next((why for why, holds in reasons.items() if holds), ""):
+        message = f"{type(module).__name__} attends {why}, which torch's FlashAttention kernel does not"
+        raise_finding("TEN235", message, f"attn_implementation={SDPA!r}", key="model.config.attn_implementation")
 
 
 @contextmanager

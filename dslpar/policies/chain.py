@@ -4,26 +4,24 @@ Between layers travels the stored residual. Some models need more: the other act
 (T5's position bias, what its encoder has left), padding masks, and ids that are looked up later. These go along in a
 tuple, in an order that both sides know; masks as uint8, since not every backend sends bool.
 
-That the arguments of blocks are recorded from a forward on zeros, so that no stage needs the code before it, is an idea
-of the pipelines that trace a model (torch.distributed.pipelining); here it is done once a length, and not traced.
+That a stage runs the model's own forward, with what came from the stage before put where that forward has it, is
+transformers' modules taken as they are; Megatron-LM and torch.distributed.pipelining cut a forward that they know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
-from dslpar.layers import from_residual, placement, to_residual
-from dslpar.policies import padding
+from dslpar.layers import from_residual, to_residual
+from dslpar.policies.block_calls import BlockCalls, whole_length
 from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
-from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn, is_rotary, tensors
+from dslpar.policies.stand_ins import ShapeStandIn
 
 Value = Tensor | tuple[Tensor, ...]
 """What goes from layer to layer."""
@@ -37,15 +35,15 @@ class Chain:
     def __init__(self, of: Skeleton) -> None:
         self.skeleton, self.policy, self.outline = of, of.policy, of.outline
         self.is_decoder = self.policy.inputs == DECODER_INPUTS
-        self.mask_use = padding.mask_use(of) if self.is_decoder else padding.MaskUse(False, False)
+        self.calls = BlockCalls(of)
+        lists = range(len(self.policy.blocks))
         self._along = {
-            (number, is_first): self._names_of_block(number, is_first)
-            for number in range(len(self.policy.blocks))
-            for is_first in (True, False)
+            (number, first): self._names_of_block(number, first) for number in lists for first in (True, False)
         }
         """What a block is given, in order: of each list, its first one and the others."""
-        self._recorded: dict[object, list[list[Mapping[str, Any]]]] = {}
-        self._masked: tuple[Tensor, list[list[Mapping[str, Any]]]] | None = None
+        self._after = [self._names(number + 1, ()) for number in lists]
+        """What the last block of each list hands on."""
+        self._returned = [self.policy.returned(name) for name in self.policy.blocks]
 
     # ---- layers ----
 
@@ -73,19 +71,18 @@ class Chain:
         names = self._along[number, block == 0]
         state = dict(zip(names, value if isinstance(value, tuple) else (value,), strict=False))
         x = state[RESIDUAL]
-        mask = state.get(DECODER_INPUTS[1]) if self.mask_use.anything else None
-        arguments = dict(self._arguments(groups, x, mask)[number][block])
+        arguments = dict(self.calls(groups, x, state.get(DECODER_INPUTS[1]))[number][block])
         for name, of in self.outline.masks[number].items():
             if of in state:
                 arguments[name] = arguments[name].with_padding(state[of])
         arguments |= {name: state[name] for name in names if name in arguments and name not in self.policy.inputs}
         output = module(x, **arguments)
         x, *returned = output if isinstance(output, tuple) else (output,)
-        handed_on = zip(self.policy.returned(self.policy.blocks[number]), returned, strict=False)
+        handed_on = zip(self._returned[number], returned, strict=False)
         # A stage sends contiguous memory alone; later blocks hand on what they were given.
         state |= {RESIDUAL: x} | {name: each.contiguous() for name, each in handed_on if name}
         is_last = block == len(self.skeleton.lists[self.policy.blocks[number]]) - 1
-        return self._pack(state, self._names(number + 1, ()) if is_last else self._along[number, False])
+        return self._pack(state, self._after[number] if is_last else self._along[number, False])
 
     def apply_head(self, groups: Groups, module: nn.Module, value: Value) -> Value:
         """Make logits of the residual, beside what else there is."""
@@ -115,43 +112,52 @@ class Chain:
         self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return what enters the blocks, or the head, and what else the piece gives."""
-        piece = self.outline.pieces[number]
-        is_cut = groups is not None and groups.axis("tensor").size > 1 and piece.place in self.policy.whole
-        for leaf, _ in piece.lookups if not self.is_decoder else ():
-            module.get_submodule(leaf).output = state[leaf]
-        x = state.get(RESIDUAL)
+        piece, part = self.outline.pieces[number], cast("Any", module)
+        is_cut = groups is not None and groups.axis("tensor").size > 1
+        to_make_whole = groups if is_cut and piece.place in self.policy.whole else None
         if number:
-            assert x is not None
-            before: Any = module.get_submodule(f"{self.policy.blocks[number - 1]}.0")
-            before.output = from_residual(groups, x) if is_cut and groups is not None else x
-        given = {name: each for name, each in state.items() if name in self.policy.inputs and "mask" not in name}
-        beside: dict[str, Tensor] = {}
-        hooks = self._pass_along(module, state, beside)
+            x = state[RESIDUAL]
+            before = part.get_submodule(f"{self.policy.blocks[number - 1]}.0")
+            before.output = from_residual(to_make_whole, x) if to_make_whole else x
         if self.skeleton.head and piece.place == "back":
             self._head(module).keeps_input = True
+        beside: dict[str, Tensor] = {}
+        hooks = self._pass_along(module, state, beside)
         if self.is_decoder:
-            assert x is not None
-            mask = state.get(DECODER_INPUTS[1]) if number == 0 and self.mask_use.positions else None
-            made_of_mask = {} if mask is None else {"position_ids": None, "attention_mask": mask.long()}
-            length = self._length(groups, x) if number == 0 else x.shape[1]
-            output = self.skeleton.run(module, x, length, **made_of_mask)
+            output = self._run_decoder(groups, number, module, state)
         else:
-            length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
-            if number and self.outline.along:  # which is of the micro-batch, and so must the inputs be that are gone
-                first = state[self.outline.along[0]]
-                for name in self.policy.inputs:
-                    zeros = self.skeleton.zeros(name, length).to(first.device)
-                    given.setdefault(name, zeros.expand(len(first), *zeros.shape[1:]))
-            output = self.skeleton.run(module, None, length, **given)
+            output = self._run_on_inputs(number, module, state)
         entered, extra = self._results(number, module, output)
-        if is_cut and piece.place != "back" and groups is not None:
-            entered = to_residual(groups, entered)
+        if to_make_whole and piece.place != "back":
+            entered = to_residual(to_make_whole, entered)
         for hook in hooks:
             hook.remove()
-        for each in module.modules():
-            if isinstance(each, BlockStandIn | LeafStandIn):
-                each.clear()
+        for each in part.stand_ins:
+            each.clear()
         return entered, extra | beside
+
+    def _run_decoder(self, groups: Groups | None, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
+        """Run a piece of a decoder, whose ids were looked up: its forward begins with the residual."""
+        x = state[RESIDUAL]
+        if number:
+            return self.skeleton.run(module, x, x.shape[1])
+        mask = state.get(DECODER_INPUTS[1]) if self.calls.mask_use.positions else None
+        made_of_mask = {} if mask is None else {"position_ids": None, "attention_mask": mask.long()}
+        return self.skeleton.run(module, x, whole_length(groups, x), **made_of_mask)
+
+    def _run_on_inputs(self, number: int, module: nn.Module, state: Mapping[str, Tensor]) -> Any:
+        """Run a piece of another model on the inputs that are still there, and on zeros for the others."""
+        for leaf, _ in self.outline.pieces[number].lookups:
+            cast("Any", module.get_submodule(leaf)).output = state[leaf]
+        given = {name: each for name, each in state.items() if name in self.policy.inputs and "mask" not in name}
+        x = state.get(RESIDUAL)
+        length = next(iter(given.values())).shape[-1] if x is None else x.shape[1]
+        if number and self.outline.along:  # which is of the micro-batch, and so must the inputs be that are gone
+            first = state[self.outline.along[0]]
+            for name in self.policy.inputs:
+                zeros = self.skeleton.zeros(name, length).to(first.device)
+                given.setdefault(name, zeros.expand(len(first), *zeros.shape[1:]))
+        return self.skeleton.run(module, None, length, **given)
 
     def _pass_along(self, module: nn.Module, state: Mapping[str, Tensor], beside: dict[str, Tensor]) -> list[Any]:
         """Have stand-ins of modules before the blocks return what these did; note in `beside` what real ones return.
@@ -216,82 +222,6 @@ class Chain:
         ids = {of for each in self.outline.pieces[piece:] for _, of in each.lookups}
         masks = {name for each in self.outline.masks[blocks:] for name in each.values()}
         return [name for name in self.policy.inputs if name in ids | masks]
-
-    # ---- what blocks are called with ----
-
-    def _length(self, groups: Groups | None, residual: Tensor) -> int:
-        """Return the tokens of a whole sequence, of which the residual may have a piece."""
-        if groups is None:
-            return int(residual.shape[1])
-        letters = placement.residual_cuts(groups.tensor).sequence
-        return int(residual.shape[1]) * placement.piece(groups.tensor, groups.coord, letters)[1]
-
-    def _arguments(self, groups: Groups, like: Tensor, mask: Tensor | None) -> list[list[Mapping[str, Any]]]:
-        """Return what each block is called with besides its input, for sequences as long as `like`: recorded once.
-
-        Where the forward computes with the padding mask (alibi), it is recorded once a micro-batch: for that `mask`.
-        """
-        key = (like.shape[1], like.dtype, like.device, groups)
-        if mask is not None and self._masked is not None and self._masked[0] is mask:
-            return self._masked[1]
-        if mask is not None or key not in self._recorded:
-            model, lists = self.skeleton.model, self.skeleton.lists
-            rotary = [name for name, module in model.named_modules() if is_rotary(module)]
-            part: Any = self.skeleton.part(rotary, num_blocks=max(map(len, lists.values())))
-            part.eval()  # dropout would draw from the run's generator
-            part.to(like.device)
-            length = self._length(groups, like)
-            positions = torch.arange(length, device=like.device)[None]
-            sequence = placement.inner_cuts(groups.tensor).sequence
-            positions = placement.take(positions, 1, groups.tensor, groups.coord, sequence)
-            x = like.new_zeros(1, 1, 1).expand(1, positions.shape[1], like.shape[2])
-            recorded = self._record(part, x, length, positions, mask)
-            if mask is not None:
-                self._masked = (mask, recorded)
-                return recorded
-            self._recorded[key] = recorded
-        return self._recorded[key]
-
-    @torch.no_grad()
-    def _record(
-        self, part: Any, x: Tensor, length: int, positions: Tensor, mask: Tensor | None
-    ) -> list[list[Mapping[str, Any]]]:
-        """Run the forward on zeros, and return what each block of each list is called with.
-
-        Raises:
-            DslparError: between two blocks there is more than the residual; or a call depends on what is in pieces.
-        """
-        lists = [list(part.get_submodule(name)) for name in self.policy.blocks]
-        if not self.is_decoder:
-            self.skeleton.run(part, None, length)
-        else:
-            given: dict[str, Tensor | None] = {"position_ids": positions}
-            if mask is not None:
-                given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
-            other = x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
-            self.skeleton.run(part, other, positions.shape[1], **given)
-            others = [block.call for block in lists[0]]
-            self.skeleton.run(part, x, positions.shape[1], **given)
-            for number, (block, call) in enumerate(zip(lists[0], others, strict=True)):
-                own, same = self._tensors(block.call), self._tensors(call)
-                if not all(map(torch.equal, own, same)):
-                    message = "what it is called with depends on the residual, which is in pieces"
-                    self._refuse(f"{self.policy.blocks[0]}.{number}: {message}")
-        for name, blocks in zip(self.policy.blocks, lists, strict=True):
-            for number, (earlier, block) in enumerate(pairwise(blocks), 1):
-                if block.input is not earlier.gave:
-                    message = (
-                        "what enters it is not what left the block before it, but made of it in the forward around"
-                    )
-                    self._refuse(f"{name}.{number}: {message}")
-        return [[block.call for block in blocks] for blocks in lists]
-
-    def _tensors(self, call: Mapping[str, Any]) -> list[Tensor]:
-        """Return the tensors of a call but for those that go along."""
-        return tensors({name: value for name, value in call.items() if name not in self.outline.carried[0]})
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
 
 
 def _sendable(value: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ its user knows nothing. What the machine has to say (memory, a network) is left 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
@@ -17,18 +16,21 @@ _CODE = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, V
 _MACHINE = re.compile(r"out of memory|gloo|nccl|cuda|hip|xpu|timed out|connection", re.IGNORECASE)
 
 
-@contextmanager
-def as_findings(what: str) -> Iterator[None]:
+class as_findings(ContextDecorator):  # a class: a generator would cost more at every layer's call
     """Raise, for an error of code within, a finding that says of what: `what` fails, with the error's first line."""
-    try:
-        yield
-    except DslparError:
-        raise
-    except (*_CODE, RuntimeError) as error:
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         # Subclasses of RuntimeError are of memory and networks; shapes are RuntimeErrors themselves.
-        if not isinstance(error, _CODE) and (type(error) is not RuntimeError or _MACHINE.search(str(error))):
-            raise
+        is_shape = type(error) is RuntimeError and not _MACHINE.search(str(error))
+        if isinstance(error, DslparError) or not (isinstance(error, _CODE) or is_shape):
+            return
         said = str(error).strip().partition("\n")[0]
-        message = f"{what} fails: {type(error).__name__}: {said}"
+        message = f"{self.what} fails: {type(error).__name__}: {said}"
         hint = "report the model: it needs a rule of its own"
         raise DslparError([finding("TEN234", message, hint, key="model.type")]) from error

@@ -38,7 +38,7 @@ from dslpar.layers import placement
 from dslpar.layers.linear import Role
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
-from dslpar.policies.modules import Source
+from dslpar.policies.modules import Source, call_with
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 
@@ -119,7 +119,7 @@ class Experts(Layer):
             own.config._experts_implementation = "eager"  # the fused products know no float64
         index = (top_k_index - self.first).masked_fill(~here, self.share_of_experts)
         args = (x, index, top_k_weights.masked_fill(~here, 0))
-        y: Tensor = torch.func.functional_call(own, dict(self.named_parameters()), args)
+        y: Tensor = call_with(own, dict(self.named_parameters()), *args)
         return y
 
 

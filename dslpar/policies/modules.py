@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dslpar.core.mesh import TENSOR_AXES
@@ -21,6 +20,20 @@ from dslpar.models.pretrained import Source as Source
 from dslpar.models.pretrained import Sources as Sources
 from dslpar.policies.dropout import Stream
 from dslpar.policies.probe import Norm
+
+
+def call_with(module: nn.Module, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    """Call a module, which reads `values` in place of its own parameters and buffers of these names.
+
+    torch.func.functional_call does so for whole trees of modules, and looks for tied ones at each call.
+    """
+    attributes = vars(module)  # which Python reads before it asks torch for a parameter
+    attributes.update(values)
+    try:
+        return module(*args, **kwargs)
+    finally:
+        for name in values:
+            del attributes[name]
 
 
 class Slot(nn.Module):
@@ -61,7 +74,9 @@ class Entrance(Linear):
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
         """Compute all from the stored residual [batch/x, sequence, H/z] and fill the slots; return the first part."""
-        parts = torch.split(self(x), self.local, dim=-1)
+        y = self(x)
+        # One part is not split: the backward would copy its gradient.
+        parts = y.split_with_sizes(self.local, -1) if len(slots) > 1 else (y,)
         for slot, part in zip(slots, parts, strict=True):
             slot.ready[:] = (part,)
         return parts[0]
@@ -186,7 +201,7 @@ class Uncut(Layer):
         shared = self.share()
         given = {name: shared.get(p, p) for name, p in self.named_parameters(recurse=False)}
         given |= dict(self.named_buffers(recurse=False))
-        return torch.func.functional_call(self.module[0], given, args, kwargs)
+        return call_with(self.module[0], given, *args, **kwargs)
 
 
 def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
@@ -222,8 +237,11 @@ def entering(entrances: Mapping[str, Sequence[tuple[Entrance, Sequence[Slot]]]],
     first = next(iter(entrances))
 
     def filled(argument: str, x: Tensor) -> Tensor:
-        parts = [entrance.fill(x, slots) for entrance, slots in entrances[argument]]
-        return parts[0]
+        (entrance, slots), *others = entrances[argument]
+        first_part = entrance.fill(x, slots)
+        for other, its_slots in others:
+            other.fill(x, its_slots)
+        return first_part
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         stream.is_inner = True

@@ -67,7 +67,10 @@ class Parts:
         return 0
 
     def part(self, own: Sequence[str], num_blocks: int = 1) -> nn.Module:
-        """Return a copy of the model with stand-ins for all but the modules `own`; `num_blocks`: in each list."""
+        """Return a copy of the model with stand-ins for all but the modules `own`; `num_blocks`: in each list.
+
+        Its `stand_ins` lists them.
+        """
         model = copy.deepcopy(self.bare)
         for name in self.blocks:
             returned = len(self.policy.returned(name))
@@ -88,6 +91,8 @@ class Parts:
                 delattr(module, each)
                 module.register_buffer(each, torch.zeros(p.shape, device="cpu"), persistent=False)
         fill_buffers(self.model, model)
+        in_place = [each for each in model.modules() if isinstance(each, BlockStandIn | LeafStandIn)]
+        model.stand_ins = in_place  # type: ignore[assignment]
         return model
 
     def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:

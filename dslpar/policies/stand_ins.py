@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 
-class BlockStandIn(nn.Module):
+class StandIn(nn.Module):
+    """A module with nothing of torch's in it: what it has recorded, or is to give, changes in every forward."""
+
+    # torch would look each attribute up among parameters, buffers, and modules.
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+
+
+class BlockStandIn(StandIn):
     """In place of a block: records its call, and gives `output`, or its input where that is None.
 
     What it has recorded, or is to give, is taken away by whoever ran the forward: else a graph would live on.
@@ -52,7 +59,7 @@ class BlockStandIn(nn.Module):
         self.input, self.call, self.output, self.gave = None, {}, None, None
 
 
-class LeafStandIn(nn.Module):
+class LeafStandIn(StandIn):
     """In place of a module that holds weights, or buffers: passes its input on; of ids, a zero that adds nothing.
 
     `made_up`: it is a table of tokens, or the whole front of a model, whose output has so many features.

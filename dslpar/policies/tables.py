@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
@@ -12,6 +11,7 @@ from dslpar.layers import Embedding, Head, placement
 from dslpar.layers.parameter import ZEROS, Layer, parameter
 from dslpar.layers.placement import Placement
 from dslpar.models.pretrained import Sources
+from dslpar.policies.modules import call_with
 
 
 class Table(Embedding):
@@ -64,14 +64,13 @@ class HeadTable(Layer):
         self.register_parameter(self.own, parameter(of_heads, ZEROS))
         self.sources = sources
         delattr(module, self.own)
-        module.register_buffer(self.own, torch.empty(0), persistent=False)  # in whose place the table comes
         self.module = module
 
     def forward(self, *args: Any) -> Tensor:
         """What the module makes of its arguments, [..., heads/y] where it gives [..., heads]."""
         table = self.stand_in(self.get_parameter(self.own), self.share())
         assert table is not None
-        y: Tensor = torch.func.functional_call(self.module, {self.own: table}, args)
+        y: Tensor = call_with(self.module, {self.own: table}, *args)
         return y
 
 
@@ -88,7 +87,7 @@ class Rows(Layer):
         """Ids [batch or 1, sequence], whole on every rank, to rows as the residual is stored."""
         weight = self.stand_in(self.weight, self.share())
         assert weight is not None
-        rows: Tensor = torch.func.functional_call(self.table[0], {"weight": weight}, args, kwargs)
+        rows: Tensor = call_with(self.table[0], {"weight": weight}, *args, **kwargs)
         cuts = placement.residual_cuts(self.groups.tensor)
         for dim, letters in enumerate((cuts.batch if rows.shape[0] > 1 else (), cuts.sequence)):
             rows = placement.take(rows, dim, self.groups.tensor, self.groups.coord, letters)

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaModel
 
-from dslpar.policies.chain import Chain
+from dslpar.policies.block_calls import BlockCalls
 from dslpar.policies.derive import derive
 from dslpar.policies.skeleton import Skeleton
 from tests.support import hugging_face as hf
@@ -48,7 +48,7 @@ def record(between: Callable[[Tensor], Tensor], argument: Callable[[Tensor], Ten
 
     model = llama()
     model.model.__class__ = Around
-    Chain(skeleton(model))._arguments(Groups(Mesh()), torch.zeros(1, 3, 32), None)
+    BlockCalls(skeleton(model))(Groups(Mesh()), torch.zeros(1, 3, 32), None)
 
 
 def test_a_chain_is_recorded() -> None:

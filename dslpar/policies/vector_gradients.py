@@ -1,7 +1,8 @@
-"""One all-reduce a part of a model for the gradients of all its vectors: biases, gains, tables of positions.
+"""Gradients of a part's vectors (biases, gains, tables of positions), summed over tensor ranks in one all-reduce.
 
 Blocks of dslpar's hand stand-ins for their vectors to the layers within them. transformers' code knows of none: so the
-layers of a part ask for them, the first one in a forward makes those of all, and they are let go when it ends.
+layers of a part ask for them, the first one in a forward makes those of all, and they are let go when it ends. That
+many small reductions are one is DDP's idea of buckets (arXiv 2006.15704).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.parameter import Layer, Shared, Vectors
 
 
-class PartVectors(Vectors):
+class VectorsInForward(Vectors):
     """The vectors of a part, whose stand-ins are the same while its forward runs."""
 
     def __init__(self, part: nn.Module, groups: Groups) -> None:
@@ -30,9 +31,11 @@ class PartVectors(Vectors):
         self._shared = None
 
 
-def share_vectors(part: nn.Module, groups: Groups) -> None:
+def coalesce_vector_gradients(part: nn.Module, groups: Groups) -> None:
     """Have the layers of a part share the stand-ins for their vectors in each forward."""
-    vectors = PartVectors(part, groups)
+    if groups.axis("tensor").size == 1:
+        return  # every gradient is whole
+    vectors = VectorsInForward(part, groups)
     part.vectors = vectors  # type: ignore[assignment]
     for layer in part.modules():
         if isinstance(layer, Layer):

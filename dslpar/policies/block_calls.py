@@ -1,0 +1,120 @@
+"""What the blocks of a transformers model are called with besides their input: recorded, once a length.
+
+That the arguments of blocks are recorded from a forward on zeros, so that no stage needs the code before it, is an idea
+of the pipelines that trace a model (torch.distributed.pipelining); here it is done once a length, and not traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from dslpar.core.catalog import raise_finding
+from dslpar.distributed.groups import Groups
+from dslpar.layers import placement
+from dslpar.policies import padding
+from dslpar.policies.policy import DECODER_INPUTS
+from dslpar.policies.skeleton import Skeleton
+from dslpar.policies.stand_ins import is_rotary, tensors
+
+Calls = list[list[Mapping[str, Any]]]
+"""Of each list of blocks, of each block: its arguments, by their names."""
+
+
+class BlockCalls:
+    """The calls of a model's blocks, for residuals of any shape."""
+
+    def __init__(self, of: Skeleton) -> None:
+        self.skeleton, self.policy = of, of.policy
+        self.is_decoder = self.policy.inputs == DECODER_INPUTS
+        self.mask_use = padding.mask_use(of) if self.is_decoder else padding.MaskUse(False, False)
+        self._recorders: dict[object, Any] = {}
+        self._recorded: dict[object, Calls] = {}
+        self._of_mask: tuple[Tensor, Calls] | None = None
+
+    def __call__(self, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
+        """Return what each block is called with besides its input, for sequences as long as the residual `like`.
+
+        Where the forward computes with the padding mask (alibi), it is recorded once a micro-batch: for that `mask`.
+        """
+        if mask is None or not self.mask_use.anything:
+            key = (like.shape[1], like.dtype, like.device, groups)
+            if key not in self._recorded:
+                self._recorded[key] = self._record(self._recorder(like.device), groups, like, None)
+            return self._recorded[key]
+        if self._of_mask is None or self._of_mask[0] is not mask:
+            # Kept for one length alone: some rotary modules change with the longest sequence that they saw.
+            place = (like.shape[1], like.device)
+            if place not in self._recorders:
+                self._recorders[place] = self._recorder(like.device)
+            self._of_mask = (mask, self._record(self._recorders[place], groups, like, mask))
+        return self._of_mask[1]
+
+    @torch.no_grad()
+    def _record(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
+        """Run the forward of `part` on zeros, and return what each block of each list is called with.
+
+        Raises:
+            DslparError: between two blocks there is more than the residual; or a call depends on what is in pieces.
+        """
+        if self.is_decoder:
+            self._run_twice(part, groups, like, mask)
+        else:
+            self.skeleton.run(part, None, whole_length(groups, like))
+        lists = [list(part.get_submodule(name)) for name in self.policy.blocks]
+        for name, blocks in zip(self.policy.blocks, lists, strict=True):
+            for number, (earlier, block) in enumerate(pairwise(blocks), 1):
+                if block.input is not earlier.gave:
+                    message = (
+                        "what enters it is not what left the block before it, but made of it in the forward around"
+                    )
+                    _refuse(f"{name}.{number}: {message}")
+        calls = [[block.call for block in blocks] for blocks in lists]
+        for each in part.stand_ins:
+            each.clear()
+        return calls
+
+    def _recorder(self, device: torch.device) -> Any:
+        """Return the model with stand-ins for all but what makes rotary positions."""
+        rotary = [name for name, module in self.skeleton.model.named_modules() if is_rotary(module)]
+        part = self.skeleton.part(rotary, num_blocks=max(map(len, self.skeleton.lists.values())))
+        return part.eval().to(device)  # dropout would draw from the run's generator
+
+    def _run_twice(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> None:
+        """Run a decoder's forward on zeros, after it was run on something else: calls must be the same."""
+        positions = torch.arange(whole_length(groups, like), device=like.device)[None]
+        sequence = placement.inner_cuts(groups.tensor).sequence
+        positions = placement.take(positions, 1, groups.tensor, groups.coord, sequence)
+        length = positions.shape[1]
+        given: dict[str, Tensor | None] = {"position_ids": positions}
+        if mask is not None:
+            given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
+        x = like.new_zeros(1, 1, 1).expand(1, length, like.shape[2])
+        other = x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
+        name = self.policy.blocks[0]
+        self.skeleton.run(part, other, length, **given)
+        others = [block.call for block in part.get_submodule(name)]
+        self.skeleton.run(part, x, length, **given)
+        for number, (block, call) in enumerate(zip(part.get_submodule(name), others, strict=True)):
+            if not all(map(torch.equal, self._tensors(block.call), self._tensors(call))):
+                _refuse(f"{name}.{number}: what it is called with depends on the residual, which is in pieces")
+
+    def _tensors(self, call: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors of a call but for those that go along."""
+        return tensors({name: value for name, value in call.items() if name not in self.skeleton.outline.carried[0]})
+
+
+def whole_length(groups: Groups | None, residual: Tensor) -> int:
+    """Return the tokens of a whole sequence, of which the residual may have a piece."""
+    if groups is None:
+        return int(residual.shape[1])
+    letters = placement.residual_cuts(groups.tensor).sequence
+    return int(residual.shape[1]) * placement.piece(groups.tensor, groups.coord, letters)[1]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
