@@ -1,8 +1,9 @@
 """Two things measured in turns, so that both meet the same machine: the median of the ratios, and how sure it is.
 
 The interval holds the true median with 95 % confidence at least, whatever the distribution: from one order statistic to
-another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A target is missed only if all of it is
-above it.
+another, by the sign test (Conover, Practical Nonparametric Statistics, 3.2). A line says PASS where the median is at
+most the target; NEAR where it is above, and the interval reaches the target: the turns do not tell; else FAIL. The exit
+status is 1 for a FAIL, and for a NEAR of a line that is `strict`.
 
     >>> median_of([1.0, 1.2, 1.1, 0.9, 1.3, 1.0])
     (1.05, 0.9, 1.3)
@@ -28,15 +29,22 @@ class Ratio(NamedTuple):
     high: float
     target: float
     """The most that the ratio should be."""
+    strict: bool = False
+    """Whether the median itself must be within the target."""
 
     @property
     def passed(self) -> bool:
-        """Whether the target is within reach of the interval."""
-        return self.low <= self.target
+        """Whether the target is met: by the median, or else within reach of the interval."""
+        return (self.ratio if self.strict else self.low) <= self.target
+
+    @property
+    def verdict(self) -> str:
+        """What the line says of the target."""
+        return "PASS" if self.ratio <= self.target else "NEAR" if self.low <= self.target else "FAIL"
 
     def __str__(self) -> str:
-        verdict = "PASS" if self.passed else "FAIL"
-        return f"{self.name:58} {self.ratio:5.3f}  [{self.low:5.3f}, {self.high:5.3f}]   {self.target:5.2f}  {verdict}"
+        interval = f"[{self.low:5.3f}, {self.high:5.3f}]"
+        return f"{self.name:58} {self.ratio:5.3f}  {interval}   {self.target:5.2f}  {self.verdict}"
 
 
 Costs = tuple[float, ...]
@@ -64,6 +72,6 @@ def median_of(ratios: Sequence[float]) -> tuple[float, float, float]:
     return median(ordered), ordered[below], ordered[n - 1 - below]
 
 
-def ratio(name: str, ratios: Sequence[float], target: float) -> Ratio:
+def ratio(name: str, ratios: Sequence[float], target: float, *, strict: bool = False) -> Ratio:
     """Their median with its interval, against a target."""
-    return Ratio(name, *median_of(ratios), target)
+    return Ratio(name, *median_of(ratios), target, strict)
