@@ -6,6 +6,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.models.pretrained import read_config
@@ -51,6 +53,18 @@ def check_settings(name: str, config: Any, policy: Policy) -> None:
                 for each, value in wrong.items()
             ]
         )
+
+
+def check_table(model: Any, policy: Policy) -> None:
+    """Raise DslparError where the table of tokens is narrower than the residual: linears between are of no policy."""
+    if "input_ids" not in policy.inputs:
+        return
+    table, hidden = model.get_input_embeddings(), getattr(model.config, "hidden_size", None)
+    if isinstance(table, nn.Embedding) and hidden and table.embedding_dim != hidden:
+        message = f"{type(model).__name__}: its table has {table.embedding_dim} features, and its blocks have {hidden}"
+        is_named = hasattr(model.config, "word_embed_proj_dim")
+        hint = f"word_embed_proj_dim={hidden}" if is_named else "report the model: it needs a rule of its own"
+        raise_finding("TEN234", message, hint, key="model.config")
 
 
 def proven_policy(model: Any) -> Policy:

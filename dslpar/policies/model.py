@@ -32,7 +32,7 @@ from dslpar.models.pretrained import Folder, PretrainedWeights
 from dslpar.policies import attention, modules, probe, tables
 from dslpar.policies.apply import Setting, apply, make_whole
 from dslpar.policies.chain import Chain
-from dslpar.policies.config import check_settings, config_of, lists_of_blocks, proven_policy
+from dslpar.policies.config import check_settings, check_table, config_of, lists_of_blocks, proven_policy
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.derive import derive
 from dslpar.policies.errors import as_findings
@@ -91,6 +91,7 @@ class HuggingFaceModel(LayeredModel):
             self.policy = written or (derive(self.model) if policy == "derived" else proven_policy(self.model))
         self.policy = replace(self.policy, blocks=lists_of_blocks(self.model, self.policy.blocks))
         check_settings(cls.__name__, self.config, self.policy)
+        check_table(self.model, self.policy)
         with as_findings(f"{cls.__name__}: its forward without its blocks"):
             self.skeleton = Skeleton(self.model, self.policy)
             self.chain = Chain(self.skeleton)

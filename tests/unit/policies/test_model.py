@@ -133,6 +133,7 @@ def test_initial_weights_are_transformers_own_and_of_no_layout() -> None:
         ("XGLMForCausalLM", {"num_layers": 1}, "its attention does not"),
         ("BloomForCausalLM", {"slow_but_exact": True}, r"slow_but_exact=True: its policy is for slow_but_exact=False"),
         ("OPTForCausalLM", hf.SIZES | {"layerdrop": 0.1}, r"layerdrop=0\.1: its policy is for layerdrop=0\.0"),
+        ("OPTForCausalLM", hf.SIZES | {"word_embed_proj_dim": 16}, r"16 features, .* 32\nhelp: word_embed_proj_dim=32"),
         ("PersimmonForCausalLM", hf.SIZES, "no tensor plan"),
         ("BertForMaskedLM", {"tie_word_embeddings": False}, r"cls\.predictions: .*\nhelp: tie_word_embeddings=True"),
         ("RobertaForMaskedLM", {"tie_word_embeddings": False}, r"lm_head: .*\nhelp: tie_word_embeddings=True"),
