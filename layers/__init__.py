@@ -18,7 +18,9 @@ if __name__ != "dslpar.layers":
     )
 
 from dslpar.layers.activation_sharding import from_inner, from_residual, to_inner, to_residual
+from dslpar.layers.affine import Affine
 from dslpar.layers.attention import Attention
+from dslpar.layers.batch_norm import BatchNorm
 from dslpar.layers.block import MLP, Block, Form
 from dslpar.layers.colossalai import Linear1D, Linear2D, Linear2p5D, Linear3D
 from dslpar.layers.dropout import Dropout
@@ -27,12 +29,16 @@ from dslpar.layers.linear import Linear
 from dslpar.layers.loss import IGNORE_INDEX, accuracy, cross_entropy
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import Init, Layer, gather, initialize, mark_owners, normal, parameter, placement_of
+from dslpar.layers.patches import PatchEmbedding
 from dslpar.layers.placement import Placement
+from dslpar.layers.pooling import first_token, mean_of_tokens
 from dslpar.layers.rotary import Rotary
+from dslpar.layers.token_linear import TokenLinear
 
 __all__ = [
-    "IGNORE_INDEX", "MLP", "Attention", "Block", "Dropout", "Embedding", "Form", "Head", "Init", "Layer", "LayerNorm",
-    "Linear", "Linear1D", "Linear2D", "Linear2p5D", "Linear3D", "Placement", "PositionEmbedding", "RMSNorm", "Rotary",
-    "accuracy", "cross_entropy", "from_inner", "from_residual", "gather", "initialize", "mark_owners", "normal",
-    "parameter", "placement_of", "to_inner", "to_residual",
+    "IGNORE_INDEX", "MLP", "Affine", "Attention", "BatchNorm", "Block", "Dropout", "Embedding", "Form", "Head", "Init",
+    "Layer", "LayerNorm", "Linear", "Linear1D", "Linear2D", "Linear2p5D", "Linear3D", "PatchEmbedding", "Placement",
+    "PositionEmbedding", "RMSNorm", "Rotary", "TokenLinear", "accuracy", "cross_entropy", "first_token", "from_inner",
+    "from_residual", "gather", "initialize", "mark_owners", "mean_of_tokens", "normal", "parameter", "placement_of",
+    "to_inner", "to_residual",
 ]  # fmt: skip

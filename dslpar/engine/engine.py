@@ -223,6 +223,7 @@ class Engine:
         # DeepSpeed has counted one batch.
         self.deepspeed.global_samples += max(0, self._num_batches - 1) * self.job.batch.global_size
         self._num_batches = 0
+        self._model.after_step(self.module, self.steps_done / self.job.spec.train.steps)
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
         # ZeRO reports inf for a skipped step; without ZeRO it may be nan, and the record must not depend on the layout.

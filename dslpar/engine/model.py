@@ -157,6 +157,10 @@ class CustomModel(LayeredModel):
         """Return the criterion as a loss, or the model's own."""
         return self.model.loss(groups) if self.criterion is None else loss_of(self.criterion, self.model, groups)
 
+    def after_step(self, module: nn.Module, progress: float) -> None:
+        """Do what the model does."""
+        self.model.after_step(module, progress)
+
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return the model's own."""
         return self.model.whole_output(groups, output)

@@ -116,6 +116,17 @@ def mlp(
     return up + activated + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 
+def affine(tensor: Tensor, tokens: Number, hidden_size: int, *, bias: bool = True) -> LayerMemory:
+    """Count an affine map of the residual's features with its input."""
+    vectors = Fraction((1 + bias) * hidden_size, ranks(tensor, residual_cuts(tensor).features))
+    return LayerMemory(weights=vectors, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
+
+
+def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerMemory:
+    """Count a linear over the tokens of a sample, whole on every rank, with its input."""
+    return LayerMemory(weights=num_tokens**2 + num_tokens, saved=Saved(elements=_residual(tensor, tokens, hidden_size)))
+
+
 def _input(tensor: Tensor, tokens: Number, features: int, role: Role) -> Fraction:
     """Return the elements that a linear saves of its input: its panel, or as it is stored."""
     stored = (_residual if role == "inward" else _inner)(tensor, tokens, features)

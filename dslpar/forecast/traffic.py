@@ -185,6 +185,56 @@ def mlp(
     return up + linear(tensor, tokens, ffn_size, hidden_size, role="outward", bias=bias)
 
 
+def token_linear(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
+    """Count a linear over the tokens of a sample: to all tokens of fewer features and back, where the sequence is cut.
+
+    Every rank has its matrix whole, and its gradient of that is of its own samples and features.
+    """
+    cuts = residual_cuts(tensor)
+    stored = Fraction(tokens * hidden_size, ranks(tensor, cuts.tokens + cuts.features))
+    exchanged = all_to_all(tensor, cuts.sequence, stored) * 2
+    summed = all_reduce(tensor, cuts.tokens + cuts.features, num_tokens**2 + num_tokens)
+    return LayerTraffic(forward=exchanged, backward=exchanged + summed)
+
+
+def mean_of_tokens(tensor: Tensor, tokens: Number, hidden_size: int, num_tokens: int) -> LayerTraffic:
+    """Count the mean of each sample's tokens, whole on every rank."""
+    cuts = residual_cuts(tensor)
+    samples = Fraction(tokens, num_tokens)
+    gathered = samples * hidden_size / ranks(tensor, cuts.batch + cuts.features)
+    sent = all_reduce(tensor, cuts.sequence, gathered)
+    for letter in (*reversed(cuts.batch), *reversed(cuts.features)):
+        gathered *= ranks(tensor, (letter,))
+        sent += all_gather(tensor, (letter,), gathered)
+    return LayerTraffic(forward=sent)
+
+
+def first_token(tensor: Tensor, samples: Number, hidden_size: int) -> LayerTraffic:
+    """Count the first token of each sample: from the ranks that have it to all that cut the sequence."""
+    cuts = residual_cuts(tensor)
+    pieces = Fraction(samples * hidden_size, ranks(tensor, cuts.batch + cuts.features))
+    gathered = all_gather(tensor, cuts.sequence, pieces * ranks(tensor, cuts.sequence))
+    return LayerTraffic(forward=gathered, backward=all_gather(tensor, cuts.sequence, pieces))
+
+
+def batch_norm(tensor: Tensor, features: int, *, after: Role, affine: bool = True) -> LayerTraffic:
+    """Count a BatchNorm within its tensor group: mean and variance, forward and backward, and its vectors."""
+    cuts = inner_cuts(tensor) if after == "inward" else residual_cuts(tensor)
+    statistics = all_reduce(tensor, cuts.tokens, Fraction(2 * features, ranks(tensor, cuts.features)))
+    vectors = (inner_vectors if after == "inward" else residual_vectors)(tensor, 2 * features if affine else 0)
+    return LayerTraffic(forward=statistics, backward=statistics) + vectors
+
+
+def whole_inner(tensor: Tensor, tokens: Number, features: int) -> LayerTraffic:
+    """Count the gather of an inner activation [tokens, features] to the whole on every rank."""
+    cuts = inner_cuts(tensor)
+    sent, gathered = NOTHING, Fraction(tokens * features, ranks(tensor, cuts.tokens + cuts.features))
+    for letter in (*reversed(cuts.tokens), *reversed(cuts.features)):
+        gathered *= ranks(tensor, (letter,))
+        sent += all_gather(tensor, (letter,), gathered)
+    return LayerTraffic(forward=sent)
+
+
 def embedding(tensor: Tensor, tokens: Number, vocab_size: int, hidden_size: int) -> LayerTraffic:
     """Count the look-up in the token table: an outward linear of a one-hot."""
     w = _weight(tensor, vocabulary(vocab_size, tensor).value * hidden_size)

@@ -134,6 +134,23 @@ def sequence(seq_len: int, cuboid: Tensor) -> Iterator[Condition]:
         yield cut("data.seq_len", seq_len, cuboid, axes, "TEN204")
 
 
+def token_mixing(size: int, cuboid: Tensor, key: str = "hidden_size") -> Iterator[Condition]:
+    """What the residual's features divide by where ranks that cut the sequence share them out, to mix its tokens."""
+    cuts = residual_cuts(cuboid)
+    if cuts.sequence:
+        yield cut(key, size, cuboid, _cutting(cuboid, cuts.sequence + cuts.features), "TEN140")
+
+
+def patches(num_tokens: int, features: int, cuboid: Tensor) -> Iterator[Condition]:
+    """What the tokens of an image divide by, and the numbers of a patch, which enter as inner activations."""
+    for axes in dict.fromkeys((residual_cuts(cuboid).sequence, inner_cuts(cuboid).sequence)):
+        if axes:
+            each = cut("image_size", num_tokens, cuboid, axes, "TEN140")
+            yield each._replace(why=f"{each.why} (tokens of an image)")
+    each = cut("patch_size", features, cuboid, _cutting(cuboid, inner_cuts(cuboid).features), "TEN140")
+    yield each._replace(why=f"{each.why} (numbers of a patch)")
+
+
 def vocabulary(vocab_size: int, cuboid: Tensor) -> Condition:
     """What the rows of the token table divide by, after padding: y pieces, each in q for the table and z for logits."""
     by_z = cuboid.z if "z" in inner_cuts(cuboid).features else 1

@@ -152,7 +152,7 @@ def offloads(spec: Spec, what: str) -> bool:
 def seq_len_of(spec: Spec) -> int:
     """Return the tokens of a sample; 0 where neither the data nor the model's own keys tell."""
     if spec.data.seq_len or isinstance(spec.model, Model):
-        return spec.data.seq_len or spec.model.max_seq_len  # type: ignore[union-attr]
+        return spec.data.seq_len or spec.model.longest_sample  # type: ignore[union-attr]
     config = spec.model.transformers
     # A class's default, of 131,072 tokens or so, is nobody's wish.
     return (config.longest_sequence if config is not None and config.given("positions") else None) or 0

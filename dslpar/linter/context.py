@@ -258,14 +258,14 @@ class Context:
     @property
     def vocabulary(self) -> tuple[int, str]:
         """The tokens of the model's vocabulary, and their key."""
-        if isinstance(self.spec.model, sections.Model):
+        if isinstance(self.spec.model, sections.TokenModel):
             return self.spec.model.vocab_size, "model.vocab_size"
         return self._size_of_transformers("vocab")
 
     @property
     def longest_sequence(self) -> tuple[int, str]:
         """The tokens of the model's longest sequence, and their key; of a transformers model where its config tells."""
-        if isinstance(self.spec.model, sections.Model):
+        if isinstance(self.spec.model, sections.TokenModel):
             return self.spec.model.max_seq_len, "model.max_seq_len"
         found, key = self._size_of_transformers("positions")
         return found - self.unused_positions, key

@@ -14,6 +14,8 @@ from dslpar.schema.families import FAMILIES, class_of
 if TYPE_CHECKING:
     from dslpar.models.gpt.model import GPT
     from dslpar.models.layered import LayeredModel, LayeredModule, LayerSpec, assemble, build_layer, build_module
+    from dslpar.models.moco.model import MoCo
+    from dslpar.models.resmlp.model import ResMLP
     from dslpar.models.sequential import Layers, ModelFromConfig, Sequential, SingleModule, Stage
 
 _NAMES = {
@@ -23,8 +25,8 @@ _NAMES = {
 """Public names by their module; families' models have theirs from FAMILIES."""
 
 __all__ = [
-    "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "ModelFromConfig", "Sequential", "SingleModule",
-    "Stage", "assemble", "build_layer", "build_module",
+    "GPT", "LayerSpec", "LayeredModel", "LayeredModule", "Layers", "MoCo", "ModelFromConfig", "ResMLP", "Sequential",
+    "SingleModule", "Stage", "assemble", "build_layer", "build_module",
 ]  # fmt: skip
 
 

@@ -84,6 +84,13 @@ class LayeredModel(ABC):
     def loss(self, groups: Groups) -> Loss:
         """Return a function of logits and labels to a scalar that is equal on all ranks of the tensor group."""
 
+    def after_step(self, module: nn.Module, progress: float) -> None:
+        """Change what no gradient changes, after a step of the optimizer; `progress` is the share of all steps done.
+
+        `module` is this rank's part of the model. By default nothing.
+        """
+        return
+
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return what a program's own criterion is given, of what the last layer gives."""
         return output

@@ -26,6 +26,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.language.lazy import instantiate, locate
 from dslpar.language.tree import TARGET
 from dslpar.layers import IGNORE_INDEX
+from dslpar.layers.upcast import upcast
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.schema.registry import LAYERS
 
@@ -48,7 +49,7 @@ def cross_entropy(logits: Tensor, labels: Labels) -> Tensor:
     """
     labels, denominator = labels if isinstance(labels, tuple) else (labels, (labels != IGNORE_INDEX).sum().clamp(min=1))
     # A sum over our own denominator: torch's mean of no counted label is nan.
-    flat = logits.flatten(0, -2).float()
+    flat = upcast(logits.flatten(0, -2))
     return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / denominator
 
 

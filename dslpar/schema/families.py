@@ -15,7 +15,11 @@ from typing import Any
 
 from dslpar.schema.sections import Model
 
-FAMILIES: dict[str, str] = {"GPT": "dslpar.models.gpt"}
+FAMILIES: dict[str, str] = {
+    "GPT": "dslpar.models.gpt",
+    "ResMLP": "dslpar.models.resmlp",
+    "MoCo": "dslpar.models.moco",
+}
 """The `type` of a config -> the family's package."""
 
 

@@ -157,15 +157,62 @@ class LoRA:
 class Model:
     """Base of the sections of model families (see dslpar.schema.families), whose layers dslpar knows.
 
-    Every family has these three fields; as plain annotations here, they keep their place among the family's own.
+    Every family has this field; as a plain annotation here, it keeps its place among the family's own.
     """
 
     num_layers: LayerCount
     """Layers that a pipeline cuts."""
+
+    @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest sample that the model takes: what the sequence of its residual stream counts."""
+        raise NotImplementedError
+
+
+class TokenModel(Model):
+    """Base of the families that read tokens of a vocabulary; the fields are the family's own again."""
+
     vocab_size: PositiveInt
     """Tokens of the vocabulary."""
     max_seq_len: PositiveInt
     """The longest sequence, in tokens."""
+
+    @property
+    def longest_sample(self) -> int:
+        return self.max_seq_len
+
+
+@section
+class ImageModel(Model):
+    """Base of the families that read square images, patch by patch."""
+
+    TOKENS_BESIDE_PATCHES: ClassVar[int] = 0
+    """Tokens of a sample that are no patch of its image."""
+
+    num_layers: LayerCount = key(resume="refused", synonyms="depth n_layer n_layers num_hidden_layers")
+    """Blocks."""
+    hidden_size: PositiveInt = key(resume="refused", synonyms="embed_dim n_embd d_model")
+    """Features of the residual stream."""
+    image_size: PositiveInt = key(default=224, resume="refused", synonyms="img_size")
+    """Pixels of a side of an image."""
+    patch_size: PositiveInt = key(default=16, resume="refused")
+    """Pixels of a side of a patch; image_size must be a multiple."""
+    num_channels: PositiveInt = key(default=3, resume="refused", synonyms="in_chans in_channels")
+    """Channels of an image."""
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def patch_features(self) -> int:
+        """Numbers of a patch: its pixels, over all channels."""
+        return self.num_channels * self.patch_size**2
+
+    @property
+    def longest_sample(self) -> int:
+        return self.num_patches + self.TOKENS_BESIDE_PATCHES
 
 
 @section

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from dslpar.schema.fields import key, section
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import TokenModel
 from dslpar.schema.types import Choice, Fraction, LayerCount, PositiveFloat, PositiveInt
 
 
 @section
-class GPT(Model):
+class GPT(TokenModel):
     """A decoder-only transformer of pre-norm blocks: GPT-2's by default; by its fields Llama's."""
 
     INLINE: ClassVar[str] = "cfg"  # LiBai keeps a model's arguments under cfg

@@ -33,6 +33,38 @@ def rms_norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * p["weight"]
 
 
+def token_linear(p: Parameters, x: Tensor) -> Tensor:
+    """[batch, tokens, H]: over tokens, each feature by itself."""
+    return torch.einsum("tu,buh->bth", p["weight"], x) + p.get("bias", torch.zeros(1)).unsqueeze(-1)
+
+
+def patches(p: Parameters, images: Tensor, patch_size: int) -> Tensor:
+    """A convolution whose kernels do not overlap."""
+    kernel = p["projection.weight"].unflatten(1, (images.shape[1], patch_size, patch_size))
+    found = torch.nn.functional.conv2d(images, kernel, p.get("projection.bias"), stride=patch_size)
+    return found.flatten(2).transpose(1, 2)
+
+
+def batch_norm(p: Parameters, x: Tensor, eps: float = 1e-5) -> Tensor:
+    """torch's own, over the first dim."""
+    return torch.nn.functional.batch_norm(x, None, None, p.get("weight"), p.get("bias"), training=True, eps=eps)
+
+
+def resmlp(p: Parameters, images: Tensor, num_layers: int, patch_size: int) -> Tensor:
+    """As its paper's appendix has it."""
+
+    def affine(p: Parameters, x: Tensor) -> Tensor:
+        return x * p["weight"] + p.get("bias", 0)
+
+    x = patches(under(p, "patches"), images, patch_size)
+    for index in range(num_layers):
+        block = under(p, f"blocks.{index}")
+        x = x + affine(under(block, "scale1"), token_linear(under(block, "tokens"), affine(under(block, "norm1"), x)))
+        hidden = gelu(linear(under(block, "mlp.up"), affine(under(block, "norm2"), x)))
+        x = x + affine(under(block, "scale2"), linear(under(block, "mlp.down"), hidden))
+    return linear(under(p, "head"), affine(under(p, "norm"), x).mean(1))
+
+
 def gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dslpar.schema.fields import key, section
-from dslpar.schema.sections import Model
+from dslpar.schema.sections import TokenModel
 from dslpar.schema.types import Choice, LayerCount, PositiveInt
 
 
 @section
-class ResidualMLP(Model):
+class ResidualMLP(TokenModel):
     """MLPs one after the other, each token by itself."""
 
     num_layers: LayerCount = key(resume="refused")

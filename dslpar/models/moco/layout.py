@@ -1,0 +1,83 @@
+"""Sizes of a MoCo: what must divide by what. It is no chain of layers, so no pipeline cuts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslpar.core.mesh import Tensor
+from dslpar.layout import divisors
+from dslpar.layout.decision import Decision
+from dslpar.layout.divisors import Attention, Condition
+from dslpar.layout.sharding import inner_cuts, residual_cuts
+from dslpar.layout.stages import EvenWeights, num_matches
+from dslpar.models.moco.section import MoCo
+
+
+def conditions(model: MoCo, cuboid: Tensor, seq_len: int) -> list[Condition]:
+    """Return what must divide by what."""
+    sides = Condition("hidden_size", model.hidden_size, 4, "4 (sine and cosine of two sides' positions)", "TEN140")
+    return [
+        *divisors.attention(Attention(model.hidden_size, model.num_heads), cuboid),
+        *divisors.inner_features(model.ffn_size, cuboid),
+        sides,
+        *divisors.patches(model.longest_sample, model.patch_features, cuboid),
+        *divisors.residual_features(model.projection_hidden_size, cuboid, "projection_hidden_size"),
+        *divisors.inner_features(model.projection_size, cuboid, "projection_size"),
+    ]
+
+
+def samples(cuboid: Tensor) -> Condition:
+    """Return what a micro-batch's samples divide by beyond any model's: the heads cut them by all that cuts tokens."""
+    cuts = residual_cuts(cuboid).tokens, inner_cuts(cuboid).tokens
+    axes = max(cuts, key=lambda letters: divisors.ranks(cuboid, letters))
+    return divisors.cut("batch.micro_size", 0, cuboid, axes, "BAT213")
+
+
+def padding(model: MoCo, cuboid: Tensor) -> list[Condition]:
+    """Return nothing: there is no vocabulary."""
+    return []
+
+
+def pipeline_weights(model: MoCo, method: str, seq_len: int) -> EvenWeights:
+    """Return what each block weighs, and patches and heads besides, though a rule refuses to cut them."""
+    if method.startswith("type:"):
+        return EvenWeights(*(num_matches(method, [name]) for name in class_names(model)))
+    hidden, tokens = model.hidden_size, model.longest_sample
+    if method == "parameters":
+        return EvenWeights((model.patch_features + tokens + 1) * hidden, block_parameters(model), head_weights(model))
+    patches = model.num_patches * model.patch_features * hidden
+    block = tokens * (block_weights(model) + 2 * tokens * hidden)
+    return EvenWeights(patches, block, head_weights(model))
+
+
+def class_names(model: MoCo) -> Sequence[str]:
+    """Return the classes of its parts in order; the second is that of all blocks."""
+    return "PatchEmbedding", "Block", "Projector"
+
+
+def block_weights(model: MoCo) -> int:
+    """Return the elements of a block's matrices."""
+    return 4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_size
+
+
+def block_parameters(model: MoCo) -> int:
+    """Return all elements of a block: its matrices, their biases, two norms."""
+    return block_weights(model) + 9 * model.hidden_size + model.ffn_size
+
+
+def projector_weights(model: MoCo) -> int:
+    """Return the elements of the projection's three matrices."""
+    inner = model.projection_hidden_size
+    return inner * (model.hidden_size + inner + model.projection_size)
+
+
+def head_weights(model: MoCo) -> int:
+    """Return the elements of the matrices of projection and prediction."""
+    return projector_weights(model) + 2 * model.projection_hidden_size * model.projection_size
+
+
+def inferred(model: MoCo, field: str) -> Decision | None:
+    """Return what a field is that was left out; None where no other field tells."""
+    if field == "ffn_hidden_size":
+        return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+    return None

@@ -1,0 +1,100 @@
+"""MoCo v3 (Chen, Xie and He, arXiv 2104.02057): two views of an image, an encoder, its momentum copy, a contrast.
+
+    model = MoCo(num_layers=12, hidden_size=384, num_heads=12, image_size=224, patch_size=16)
+    module = build_module(model, groups, seed=1234)
+    loss = model.loss(groups)(module((view, other_view)), labels)   # labels are not looked at
+    loss.backward(); optimizer.step()
+    model.after_step(module, progress=steps_done / all_steps)       # an engine does this
+
+Queries, of the encoder and a prediction head, are told among the keys of the momentum encoder: those of all samples of
+all data replicas, so that the loss does not depend on the layout; nor do BatchNorm's statistics. What would change both
+is accumulation: a step is one micro-batch a replica, which lint checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Layer, from_inner
+from dslpar.layers.upcast import upcast
+from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
+from dslpar.models.moco import section
+from dslpar.models.moco.encoder import AsEncoder, Encoder, Predictor
+
+Views = tuple[Tensor, Tensor]
+Compared = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries of both views, and keys of both: [batch, D] each."""
+
+
+class MoCo(section.MoCo, LayeredModel):
+    """MoCo v3 over a vision transformer; its fields are `dslpar.models.moco.section.MoCo`'s."""
+
+    def layers(self, groups: Groups) -> list[LayerSpec]:
+        """Return the one layer, "moco": two views [batch, channels, height, width] to queries and keys."""
+        return [LayerSpec(name="moco", build=partial(MomentumContrast, groups, self), layer_idx=0)]
+
+    def loss(self, groups: Groups) -> Loss:
+        """Return the contrastive loss of queries and keys, the mean over the micro-batch; labels are not looked at."""
+
+        def loss(compared: Compared, labels: Labels) -> Tensor:
+            query1, query2, key1, key2 = (functional.normalize(upcast(x), dim=1) for x in compared)
+            return self._contrast(groups, query1, key2) + self._contrast(groups, query2, key1)
+
+        return loss  # type: ignore[return-value]
+
+    def _contrast(self, groups: Groups, query: Tensor, key: Tensor) -> Tensor:
+        data = groups.axis("data")
+        keys = collectives.all_gather(key.detach(), data, 0)
+        own = torch.arange(len(query), device=query.device) + data.index * len(query)
+        # Times 2 T, as its authors have it: gradients are then of one size for any temperature.
+        return functional.cross_entropy(query @ keys.t() / self.temperature, own) * (2 * self.temperature)
+
+    def after_step(self, module: nn.Module, progress: float) -> None:
+        """Move the momentum encoder towards the encoder; `progress` from 0 to 1 is the share of all steps done."""
+        kept = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
+        contrast = module.get_submodule("moco")
+        assert isinstance(contrast, MomentumContrast)
+        contrast.update_momentum_encoder(kept)
+
+
+class MomentumContrast(Layer):
+    """The encoder with its prediction head, and the momentum encoder, which no gradient reaches."""
+
+    def __init__(self, groups: Groups, model: section.MoCo) -> None:
+        super().__init__(groups)
+        self.encoder, self.predictor = Encoder(groups, model), Predictor(groups, model)
+        self.momentum_encoder = Encoder(groups, model).requires_grad_(False)
+        for module in self.momentum_encoder.modules():
+            for name, p in module.named_parameters(recurse=False):
+                module.set_init(name, AsEncoder(p.init))  # type: ignore[operator,attr-defined]
+
+    def forward(self, views: Views) -> Compared:
+        """Two views [batch, channels, height, width] to queries of both and keys of both, [batch, D], whole."""
+        queries = [from_inner(self.groups, self.predictor(self.encoder(view))) for view in views]
+        with torch.no_grad():
+            keys = [from_inner(self.groups, self.momentum_encoder(view)) for view in views]
+        return queries[0], queries[1], keys[0], keys[1]
+
+    @torch.no_grad()
+    def update_momentum_encoder(self, kept: float) -> None:
+        """Keep this share of each of its weights, and take the rest from the encoder's."""
+        for p, own in zip(self.momentum_encoder.parameters(), self.encoder.parameters(), strict=True):
+            for slow, fast in zip(_held(p), _held(own), strict=True):
+                slow.mul_(kept).add_(fast.to(slow.dtype), alpha=1 - kept)
+
+
+def _held(p: nn.Parameter) -> Iterator[Tensor]:
+    """Yield what this rank holds of a parameter: ZeRO 3's shard of it, and the whole where it stays gathered."""
+    shard = getattr(p, "ds_tensor", None)
+    if shard is not None:
+        yield shard
+    if shard is None or p.numel() == p.ds_numel:  # type: ignore[attr-defined]
+        yield p.data

@@ -1,0 +1,63 @@
+"""Lint rules of MoCo's keys: what its comparison of all samples of a batch does not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslpar.linter.context import Context
+from dslpar.linter.problem import Problem
+from dslpar.linter.rule import rule
+from dslpar.models.moco.layout import samples
+from dslpar.models.moco.section import MoCo
+
+
+@rule("PIP211", "moco-over-stages")
+def moco_over_stages(cx: Context) -> Iterator[Problem]:
+    """A pipeline of a MoCo, which is no chain of layers."""
+    cx.model_of(MoCo)
+    if cx.stages > 1:
+        message = f"{cx.stages} stages: an encoder of two views beside its momentum copy is no chain that could be cut"
+        key = "parallel.pipeline.size" if cx.spec.parallel.pipeline is not None else "train.dist"
+        yield cx.problem(key, message, "leave it out: tensor and data parallelism cut a MoCo")
+
+
+@rule("BAT212", "moco-accumulates")
+def moco_accumulates(cx: Context) -> Iterator[Problem]:
+    """Gradient accumulation of a MoCo."""
+    cx.model_of(MoCo)
+    accumulation = cx.batch.accumulation
+    if accumulation > 1:
+        message = (
+            f"accumulation {accumulation}: a MoCo compares all samples of a step, not of a micro-batch"
+        )
+        yield cx.problem(
+            ("batch.accumulation", "batch.micro_size", "batch.global_size"),
+            message,
+            f"batch.accumulation=1 with batch.micro_size={cx.batch.micro_size * accumulation}",
+        )
+
+
+@rule("BAT213", "moco-samples-do-not-divide")
+def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
+    """The samples of a micro-batch of a MoCo do not divide over the ranks that cut tokens."""
+    cx.model_of(MoCo)
+    size, needed = cx.batch.micro_size, samples(cx.cuboid)
+    if size % needed.by:
+        from dslpar.layout.nearest import multiples  # only a mistake needs it
+
+        message = f"micro_size {size} does not divide by {needed.why}, over which its heads cut the samples"
+        hint = f"batch.micro_size={' or '.join(map(str, multiples(size, needed.by)))}"
+        yield cx.problem("batch.micro_size", message, hint)
+
+
+@rule("PRE202", "moco-in-half-precision")
+def moco_in_half_precision(cx: Context) -> Iterator[Problem]:
+    """A MoCo in bf16 or fp16, in which its momentum encoder would stand still."""
+    cx.model_of(MoCo)
+    dtype = cx.spec.precision.dtype
+    if dtype != "fp32":
+        message = f"precision {dtype!r}: steps of the momentum encoder are smaller than its weights' rounding"
+        yield cx.problem("precision.dtype", message, "'fp32'")
+
+
+RULES = (moco_over_stages, moco_accumulates, moco_samples_do_not_divide, moco_in_half_precision)

@@ -1,0 +1,36 @@
+"""The section of a config that describes a MoCo v3: its keys, their help, and LiBai's names for them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dslpar.schema.fields import key, section
+from dslpar.schema.sections import ImageModel
+from dslpar.schema.types import Fraction, PositiveFloat, PositiveInt
+
+
+@section
+class MoCo(ImageModel):
+    """Contrastive learning: of two views of an image, each is to be told by the other among those of a global batch."""
+
+    TOKENS_BESIDE_PATCHES: ClassVar[int] = 1  # the class token
+
+    num_heads: PositiveInt = key(resume="refused", synonyms="n_head num_attention_heads")
+    """Attention heads; hidden_size must be a multiple."""
+    ffn_hidden_size: PositiveInt | None = key(default=None, resume="refused", synonyms="mlp_ratio intermediate_size")
+    """Features of the MLPs' hidden layers; left out: 4 * hidden_size."""
+    projection_size: PositiveInt = key(default=256, resume="refused", synonyms="dim moco_dim")
+    """Features in which views are compared."""
+    projection_hidden_size: PositiveInt = key(default=4096, resume="refused", synonyms="mlp_dim moco_mlp_dim")
+    """Features of the hidden layers of the projection and of the prediction."""
+    temperature: PositiveFloat = key(default=0.2, resume="reported", synonyms="T moco_t")
+    """What similarities are divided by."""
+    momentum: Fraction = key(default=0.99, resume="reported", synonyms="m moco_m")
+    """Share of the momentum encoder that a step keeps, at the beginning; it rises to 1 by half a cosine."""
+    layernorm_eps: PositiveFloat = key(default=1e-6, resume="refused")
+    """Added to the variance before its root."""
+
+    @property
+    def ffn_size(self) -> int:
+        """Features of the MLPs' hidden layers."""
+        return self.ffn_hidden_size or 4 * self.hidden_size

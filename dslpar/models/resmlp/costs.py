@@ -1,0 +1,49 @@
+"""What a ResMLP sends, holds and computes: the closed forms of its layers, added up."""
+
+from __future__ import annotations
+
+from dslpar.core.mesh import Tensor
+from dslpar.forecast import memory, traffic
+from dslpar.forecast.flops import Flops
+from dslpar.forecast.memory import LayerMemory
+from dslpar.forecast.ring import LayerTraffic, Number
+from dslpar.models.resmlp.layout import pipeline_weights
+from dslpar.models.resmlp.section import ResMLP
+
+
+def layer_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
+    """Return what a rank sends for a block: two affine maps, two scales, both linear parts."""
+    hidden = model.hidden_size
+    return (
+        traffic.residual_vectors(cuboid, 6 * hidden)
+        + traffic.token_linear(cuboid, tokens, hidden, model.num_patches)
+        + traffic.mlp(cuboid, tokens, hidden, model.ffn_size)
+    )
+
+
+def model_traffic(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerTraffic:
+    """Return what a rank sends for the whole model: one micro-batch of `tokens`, all on one stage."""
+    hidden = model.hidden_size
+    return (
+        traffic.linear(cuboid, tokens, model.patch_features, hidden, role="outward", input_grad=False)
+        + layer_traffic(model, cuboid, tokens) * model.num_layers
+        + traffic.residual_vectors(cuboid, 2 * hidden)
+        + traffic.mean_of_tokens(cuboid, tokens, hidden, model.num_patches)
+    )
+
+
+def layer_memory(model: ResMLP, cuboid: Tensor, tokens: Number) -> LayerMemory:
+    """Return what a rank holds of a block."""
+    hidden = model.hidden_size
+    affine = memory.affine(cuboid, tokens, hidden)
+    scale = memory.affine(cuboid, tokens, hidden, bias=False)
+    mixing = memory.token_linear(cuboid, tokens, hidden, model.num_patches)
+    mlp = memory.mlp(cuboid, tokens, hidden, model.ffn_size)
+    return affine + mixing + scale + affine + mlp + scale
+
+
+def flops_per_token(model: ResMLP, seq_len: int) -> Flops:
+    """Return the FLOPs of a patch: an image's over its patches. There is no attention: both conventions agree."""
+    weights = pipeline_weights(model, "cost", seq_len)
+    products = 6 * (weights.first + model.num_layers * weights.layer + weights.last) // model.num_patches
+    return Flops(mfu_causal=products, mfu_6n=products)

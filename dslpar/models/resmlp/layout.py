@@ -1,0 +1,65 @@
+"""Sizes of a ResMLP: what must divide by what, and what its layers weigh in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslpar.core.mesh import Tensor
+from dslpar.layout import divisors
+from dslpar.layout.decision import Decision
+from dslpar.layout.divisors import Condition
+from dslpar.layout.stages import EvenWeights, num_matches
+from dslpar.models.resmlp.section import ResMLP
+
+
+def conditions(model: ResMLP, cuboid: Tensor, seq_len: int) -> list[Condition]:
+    """Return what must divide by what."""
+    return [
+        *divisors.residual_features(model.hidden_size, cuboid),
+        *divisors.token_mixing(model.hidden_size, cuboid),
+        *divisors.inner_features(model.ffn_size, cuboid),
+        *divisors.patches(model.longest_sample, model.patch_features, cuboid),
+    ]
+
+
+def padding(model: ResMLP, cuboid: Tensor) -> list[Condition]:
+    """Return nothing: there is no vocabulary."""
+    return []
+
+
+def pipeline_weights(model: ResMLP, method: str, seq_len: int) -> EvenWeights:
+    """Return what each block weighs, and what patches and classifier add to the first and the last stage.
+
+    By 'cost': multiplications of an image's forward. By 'parameters': elements.
+
+        >>> model = ResMLP(num_layers=2, hidden_size=4, image_size=4, patch_size=2, num_channels=1, num_classes=10)
+        >>> pipeline_weights(model, "cost", 4)
+        EvenWeights(first=64, layer=576, last=40)
+    """
+    hidden, tokens, features = model.hidden_size, model.num_patches, model.patch_features
+    if method == "cost":
+        first, last = tokens * features * hidden, hidden * model.num_classes
+        return EvenWeights(first, hidden * tokens**2 + tokens * 2 * hidden * model.ffn_size, last)
+    if method == "parameters":
+        last = 2 * hidden + (hidden + 1) * model.num_classes
+        return EvenWeights((features + 1) * hidden, block_parameters(model), last)
+    patches, block, norm, head = (num_matches(method, [name]) for name in class_names(model))
+    return EvenWeights(patches, block, norm + head)
+
+
+def class_names(model: ResMLP) -> Sequence[str]:
+    """Return the classes of the layers in order; the second is that of all blocks."""
+    return "PatchEmbedding", "ResMLPBlock", "Affine", "Classifier"
+
+
+def block_parameters(model: ResMLP) -> int:
+    """Return all elements of a block: two affine maps, two scales, the linear over patches, the MLP."""
+    hidden, tokens, ffn = model.hidden_size, model.num_patches, model.ffn_size
+    return 6 * hidden + tokens**2 + tokens + 2 * hidden * ffn + ffn + hidden
+
+
+def inferred(model: ResMLP, field: str) -> Decision | None:
+    """Return what a field is that was left out; None where no other field tells."""
+    if field == "ffn_hidden_size":
+        return Decision(4 * model.hidden_size, f"4 * hidden_size {model.hidden_size}", ("model.hidden_size",))
+    return None

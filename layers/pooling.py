@@ -1,0 +1,36 @@
+"""One vector a sample: the mean of its tokens, whole on every rank; or its first token, as rows of a batch.
+
+    logits = classifier(mean_of_tokens(groups, x))        # [batch, H], whole: what follows is equal on all ranks
+    z = projector(first_token(groups, x))                 # [batch/n, H/z], stored as [tokens, H] is
+
+Only one token a sample is sent, never all of them, as a gather before the pooling would.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers.activation_sharding import unshard
+from dslpar.layers.placement import residual_cuts
+
+
+def mean_of_tokens(groups: Groups, x: Tensor) -> Tensor:
+    """Return [batch, H], whole and equal on all ranks, of the stored residual [batch/x, sequence, H/z]."""
+    cuts = residual_cuts(groups.tensor)
+    sequence = groups.axis(*cuts.sequence)
+    pooled = collectives.reduce_from_group(x.mean(1), sequence) / sequence.size
+    return unshard(groups, pooled, (cuts.batch, cuts.features))
+
+
+def first_token(groups: Groups, x: Tensor) -> Tensor:
+    """Return the first token of each sample, [batch/n, H/z], stored as [tokens, H] is: cut by all that cuts tokens.
+
+    The batch must divide by the ranks that cut the sequence, too.
+    """
+    token, axis = x[:, 0], groups.axis(*residual_cuts(groups.tensor).sequence)
+    if axis.size == 1:
+        return token
+    of_pieces = collectives.gather_from_group(token.unsqueeze(0), axis, 0)
+    return collectives.scatter_to_group(of_pieces[0], axis, 0)

@@ -1,0 +1,65 @@
+"""A linear layer over the tokens of a sample, each feature by itself: ResMLP's cross-patch layer.
+
+Letters: S tokens of a sample, H residual features. The weight (S, S) is small beside a block's matrices of H features
+(196 x 196 for an image of 224 pixels), so every rank has it whole. Features are what is shared out: a rank mixes the
+tokens of its samples and its features. Where the residual is cut by sequence, an all-to-all brings all tokens of fewer
+features, and another one takes the result back, as Ulysses does with heads (arXiv 2309.14509).
+
+Traffic in elements a rank: 2 E (n-1)/n forward, and as many backward, of a rank's E elements of the residual, where n
+ranks cut the sequence; else nothing but the gradient of the weight and the bias.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+from torch.nn import functional
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.mesh import Tensor as Cuboid
+from dslpar.distributed import collectives
+from dslpar.distributed.groups import Groups
+from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.placement import Placement, residual_cuts
+
+
+class TokenLinear(Layer):
+    """y[t] = sum over u of W[t, u] x[u] + b[t], for tokens t and u of a sample; the same for each feature."""
+
+    def __init__(
+        self, groups: Groups, num_tokens: int, *, bias: bool = True, init: Init = GPT2, layer_idx: int | None = None
+    ) -> None:
+        super().__init__(groups, layer_idx)
+        self.weight = parameter(_whole(groups.tensor, num_tokens, num_tokens), init)
+        self.bias = parameter(_whole(groups.tensor, num_tokens), ZEROS) if bias else None
+        self.sequence = groups.axis(*residual_cuts(groups.tensor).sequence)
+
+    def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
+        """[batch/x, sequence, H/z] to the same, as the residual is stored.
+
+        Raises:
+            DslparError: there are more or fewer tokens than the weight has, or a rank's features do not divide by the
+                ranks that cut the sequence.
+        """
+        shared = self.share() if shared is None else shared
+        weight = cast("Tensor", self.stand_in(self.weight, shared))
+        _check(x, len(weight), self.sequence.size)
+        x = collectives.all_to_all_autograd(x, self.sequence, 2, 1)
+        y = functional.linear(x.transpose(1, 2), weight, self.stand_in(self.bias, shared)).transpose(1, 2)
+        return collectives.all_to_all_autograd(y, self.sequence, 1, 2)
+
+
+def _whole(tensor: Cuboid, *shape: int) -> Placement:
+    """Place what every rank has whole, and what its own samples and features meet alone."""
+    cuts = residual_cuts(tensor)
+    return Placement(tensor, shape, ((),) * len(shape), partial=(*cuts.tokens, *cuts.features))
+
+
+def _check(x: Tensor, num_tokens: int, pieces: int) -> None:
+    if x.dim() != 3 or x.shape[1] * pieces != num_tokens:
+        message = f"a residual of shape {tuple(x.shape)}, its sequence in {pieces} pieces, and {num_tokens} tokens"
+        raise_finding("TEN226", message, f"[batch, {num_tokens} tokens, features], cut as the mode does", key="model")
+    if x.shape[2] % pieces:
+        message = f"{x.shape[2]} features of a rank, which {pieces} ranks share out to mix the tokens of a sequence"
+        raise_finding("TEN226", message, f"features that divide by {pieces}", key="model.hidden_size")
