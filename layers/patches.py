@@ -53,7 +53,7 @@ class PatchEmbedding(Layer):
         self.class_token = parameter(vector, init) if class_token else None
 
     def forward(self, images: Tensor, shared: Shared | None = None) -> Tensor:
-        """Whole images [batch, channels, height, width] to the residual [batch/x, sequence, H/z], as it is stored.
+        """Whole images [batch, channels, height, width], of any floating type, to the stored residual.
 
         Raises:
             DslparError: the images have another shape; or batch, patches or pixels do not divide as the mode cuts them.
@@ -64,6 +64,7 @@ class PatchEmbedding(Layer):
                 "TEN226", message, "images of [channels, height, width], as the model's sizes say", key="data"
             )
         shared = self.share() if shared is None else shared
+        images = images.to(self.projection.weight.dtype)
         patches = functional.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
         if self.class_token is None:
             return self.projection(to_inner(self.groups, patches), shared)

@@ -30,7 +30,7 @@ def samples(cuboid: Tensor) -> Condition:
     """Return what a micro-batch's samples divide by beyond any model's: the heads cut them by all that cuts tokens."""
     cuts = residual_cuts(cuboid).tokens, inner_cuts(cuboid).tokens
     axes = max(cuts, key=lambda letters: divisors.ranks(cuboid, letters))
-    return divisors.cut("batch.micro_size", 0, cuboid, axes, "BAT213")
+    return divisors.cut("batch.micro_size", 0, cuboid, axes, "BAT221")
 
 
 def padding(model: MoCo, cuboid: Tensor) -> list[Condition]:

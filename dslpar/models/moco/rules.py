@@ -21,15 +21,13 @@ def moco_over_stages(cx: Context) -> Iterator[Problem]:
         yield cx.problem(key, message, "leave it out: tensor and data parallelism cut a MoCo")
 
 
-@rule("BAT212", "moco-accumulates")
+@rule("BAT220", "moco-accumulates")
 def moco_accumulates(cx: Context) -> Iterator[Problem]:
     """Gradient accumulation of a MoCo."""
     cx.model_of(MoCo)
     accumulation = cx.batch.accumulation
     if accumulation > 1:
-        message = (
-            f"accumulation {accumulation}: a MoCo compares all samples of a step, not of a micro-batch"
-        )
+        message = f"accumulation {accumulation}: a MoCo compares all samples of a step, not of a micro-batch"
         yield cx.problem(
             ("batch.accumulation", "batch.micro_size", "batch.global_size"),
             message,
@@ -37,7 +35,7 @@ def moco_accumulates(cx: Context) -> Iterator[Problem]:
         )
 
 
-@rule("BAT213", "moco-samples-do-not-divide")
+@rule("BAT221", "moco-samples-do-not-divide")
 def moco_samples_do_not_divide(cx: Context) -> Iterator[Problem]:
     """The samples of a micro-batch of a MoCo do not divide over the ranks that cut tokens."""
     cx.model_of(MoCo)

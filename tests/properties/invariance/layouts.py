@@ -11,6 +11,8 @@ from torch import nn
 
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
+from dslpar.models.moco.section import MoCo
+from dslpar.models.resmlp.section import ResMLP
 from dslpar.schema import sections
 
 GPT = {"num_layers": 4, "hidden_size": 48, "num_heads": 12, "vocab_size": 250, "max_seq_len": 24}
@@ -256,6 +258,21 @@ def _transformers_qwen3_moe(tied: bool) -> sections.OtherModel:
     )
 
 
+def _resmlp(tied: bool) -> ResMLP:
+    """Classes of images of 36 patches."""
+    sizes = {"image_size": 12, "patch_size": 2, "num_channels": 2, "ffn_hidden_size": 96}
+    return ResMLP(num_layers=4, hidden_size=GPT["hidden_size"], num_classes=5, **sizes)
+
+
+def _moco(tied: bool) -> MoCo:
+    """Two views of images of 9 patches, and the class token."""
+    sizes = {"image_size": 6, "patch_size": 2, "num_channels": 2, "ffn_hidden_size": 96}
+    heads = {"num_heads": GPT["num_heads"], "projection_size": 96, "projection_hidden_size": 192}
+    # With the paper's temperature and eps, small batches of small images make more of fp32's noise from step to step.
+    calm = {"temperature": 1.0, "layernorm_eps": 1e-2, "momentum": 0.9}
+    return MoCo(num_layers=2, hidden_size=GPT["hidden_size"], **sizes, **heads, **calm)
+
+
 MODELS: Mapping[str, Callable[[bool], Any]] = {
     "GPT": _gpt,
     "Llama": _llama,
@@ -271,6 +288,8 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "transformers' Bloom": _transformers_bloom,
     "transformers' Mixtral": _transformers_mixtral,
     "transformers' Qwen3-MoE": _transformers_qwen3_moe,
+    "ResMLP": _resmlp,
+    "MoCo": _moco,
 }
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
 takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
@@ -576,6 +595,33 @@ LAYOUTS: dict[str, Layout] = {
     "Llama, data 2, ring 2, ZeRO 1, 4 micro-batches": Layout(
         4, tensor("sequence", 2), zero=1, tied=False, accumulation=4, model="Llama"
     ),
+    # models of images
+    "ResMLP, one process": ONE._replace(model="ResMLP"),
+    "ResMLP, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, recompute=1, model="ResMLP"
+    ),
+    "ResMLP, data 2, 1d 2, ZeRO 3, recompute 1": Layout(4, tensor("1d", 2), zero=3, recompute=1, model="ResMLP"),
+    "ResMLP, pipe 4, data 2": Layout(8, pipe(4), model="ResMLP"),
+    "ResMLP, data 2, 2d 4, ZeRO 3": Layout(8, tensor("2d", 4), zero=3, model="ResMLP"),
+    "ResMLP, 2.5d 8 (depth 2)": Layout(8, tensor("2.5d", 8, depth=2), model="ResMLP"),
+    "ResMLP, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, model="ResMLP"),
+    "ResMLP, pipe 2, cuboid (1, 2, 2), sequence, batch": Layout(
+        8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2), residual="sequence", inner="batch"), model="ResMLP"
+    ),
+    "ResMLP, pipe 2, data 2, ring 2, ZeRO 1": Layout(8, pipe(2) | tensor("sequence", 2), zero=1, model="ResMLP"),
+    "MoCo, one process": ONE._replace(model="MoCo", accumulation=1),
+    "MoCo, data 2, ZeRO 1": Layout(2, {}, zero=1, model="MoCo", accumulation=1),
+    "MoCo, data 4, ZeRO 3": Layout(4, {}, zero=3, model="MoCo", accumulation=1),
+    "MoCo, data 2, 1d 2, ZeRO 2": Layout(4, tensor("1d", 2), zero=2, model="MoCo", accumulation=1),
+    "MoCo, data 2, 1d 2 sequence, ZeRO 3": Layout(
+        4, tensor("1d", 2, sequence=True), zero=3, model="MoCo", accumulation=1
+    ),
+    "MoCo, data 2, 2d 4, ZeRO 3": Layout(8, tensor("2d", 4), zero=3, model="MoCo", accumulation=1),
+    "MoCo, 2.5d 8 (depth 2), ZeRO 1": Layout(8, tensor("2.5d", 8, depth=2), zero=1, model="MoCo", accumulation=1),
+    "MoCo, 3d 8": Layout(8, tensor("3d", 8), model="MoCo", accumulation=1),
+    "MoCo, data 2, cuboid (1, 2, 2)": Layout(8, tensor("cuboid", 4, shape=(1, 2, 2)), model="MoCo", accumulation=1),
+    "MoCo, data 2, ring 2, ZeRO 1": Layout(4, tensor("sequence", 2), zero=1, model="MoCo", accumulation=1),
+    "MoCo, data 2, ulysses 2": Layout(4, tensor("sequence", 2, impl="ulysses"), model="MoCo", accumulation=1),
     # 3d and cuboids that keep activations otherwise
     "3d 8, sequence, heads": Layout(
         8, tensor("3d", 8, residual="sequence", inner="heads"), accumulation=4, ignoring=True
@@ -612,6 +658,8 @@ def bound_of(layout: Layout) -> Bound:
     fp32: the promise, 1e-6; what was measured, 4e-7 at worst, is the noise of summation orders, as in one process.
     AdamW divides by the root of the second moment: where a gradient is small, its noise becomes a step; 5e-5 of the
     weights in one process too, key biases left out, whose true gradient is 0; the bound leaves a factor of five.
+    MoCo: the BatchNorm of its heads subtracts again most of what a bias adds, so a bias's gradient is what is left of
+    larger numbers; 4e-6 of the weights in one process too.
     bf16 keeps 8 bits, 4e-3 of a number: weights, activations and gradients round at each layer, while the reference
     does not round at all. A loss averages that over its tokens, a norm over its elements; a weight that has just
     moved from 0 is off by a few roundings. Measured 2e-4, 2e-3 and 2e-2, in one process as in many.
@@ -621,4 +669,6 @@ def bound_of(layout: Layout) -> Bound:
     bounds = {"bf16": Bound(1e-3, 1e-2, 5e-2), "fp16": Bound(1.25e-4, 1.25e-3, 6.25e-3)}
     if layout.dtype in bounds:
         return bounds[layout.dtype]
+    if layout.model == "MoCo":
+        return Bound(1e-6, 5e-6, 1e-5)
     return Bound(1e-6, 1e-6, 1e-6) if layout.optimizer == "SGD" else Bound(1e-6, 5e-6, 3e-4)

@@ -1,0 +1,102 @@
+"""ResMLP tells digits and MoCo's loss falls, over stages, replicas and tensor ranks, from configs of a few lines."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dslpar
+from tests.distributed.models.test_sequential import written
+from tests.support import learning
+from tests.support.ranks import on_ranks
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
+
+RESMLP = """
+model = dict(type='ResMLP', num_layers=4, hidden_size=32, image_size=8, patch_size=2, num_channels=1, num_classes=10)
+optimizer = dict(type='AdamW', lr=2e-3)
+lr_scheduler = dict(type='cosine', warmup_steps=10)
+batch = dict(global_size=32, accumulation=2)
+train = dict(steps=400, clip_grad_norm=1.0)
+parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))
+"""
+MOCO = """
+model = dict(type='MoCo', num_layers=2, hidden_size=32, num_heads=4, image_size=8, patch_size=2, num_channels=1,
+             projection_size=32, projection_hidden_size=64)
+optimizer = dict(type='AdamW', lr=1e-3)
+lr_scheduler = dict(type='cosine', warmup_steps=10)
+batch = dict(global_size=64, accumulation=1)
+train = dict(steps=150, clip_grad_norm=1.0)
+parallel = dict(tensor=dict(size=2, mode='1d'))
+"""
+
+
+class TwoViews:
+    """Digits without their classes: each image twice, moved by a pixel at most, with noise."""
+
+    def __init__(self) -> None:
+        self.digits = learning.digits().train
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        image, label = self.digits[index]
+        first, second = (self._view(image, generator) for _ in range(2))
+        return (first, second), label
+
+    def _view(self, image: Tensor, generator: torch.Generator) -> Tensor:
+        down, right = torch.randint(-1, 2, (2,), generator=generator).tolist()
+        return image.roll((down, right), (1, 2)) + 0.1 * torch.randn(image.shape, generator=generator)
+
+
+def losses_of(given: Any, steps: int) -> list[float]:
+    """Of each step, as it is taken."""
+    engine, losses, batches = given.engine, [], []
+    while engine.steps_done < steps:
+        for batch in given.train_data:
+            batches.append(batch)
+            if len(batches) == engine.job.batch.accumulation:
+                losses.append(engine.train_batch(batches))
+                batches = []
+            if engine.steps_done == steps:
+                break
+    return losses
+
+
+def _accuracy(path: str, steps: int) -> float:
+    given = dslpar.initialize(path, train_data=learning.digits().train)
+    losses_of(given, steps)
+    engine, (images, classes) = given.engine, learning.digits().held_out
+    size = engine.job.batch.micro_size * engine.job.batch.accumulation
+    right = total = 0
+    for begin in range(0, len(images) - size + 1, size):
+        parts = torch.split(images[begin : begin + size], engine.job.batch.micro_size)
+        labels = torch.split(classes[begin : begin + size], engine.job.batch.micro_size)
+        found = engine.forward(zip(parts, labels, strict=True), keep_outputs=True)
+        if found.output is not None:
+            right += int((found.output.argmax(-1).cpu() == found.label.cpu()).sum())
+            total += len(found.label)
+    return right / total if total else -1.0
+
+
+def test_resmlp_tells_nine_of_ten_held_out_digits(tmp_path: Path) -> None:
+    found = on_ranks(8, _accuracy, written(tmp_path, RESMLP), 400, init="deepspeed", timeout=500)
+    assert max(found) >= 0.90
+
+
+def _first_and_last(path: str, steps: int) -> tuple[float, float]:
+    losses = losses_of(dslpar.initialize(path, train_data=TwoViews()), steps)
+    return sum(losses[:5]) / 5, sum(losses[-10:]) / 10
+
+
+def test_the_contrastive_loss_of_moco_falls(tmp_path: Path) -> None:
+    first, last = on_ranks(4, _first_and_last, written(tmp_path, MOCO), 150, init="deepspeed", timeout=500)[0]
+    assert last < 0.8 * first
+    assert last < 0.8 * 2 * 2 * 0.2 * math.log(64)  # of a guess among the keys of 64 samples
