@@ -38,9 +38,9 @@ class ImageSamples:
         self.job, self.data, self.images, self.indices, self.training = job, data, images, indices, training
         self.num_samples = len(indices)
         config = model.transformers if isinstance(model, OtherModel) else None
-        size = config.size("image") if config is not None else None
+        size = config.size("image") if config is not None else getattr(model, "image_size", None)
         self.size = data.size or size
-        self.channels = config.size("channels") if config is not None else None
+        self.channels = config.size("channels") if config is not None else getattr(model, "num_channels", None)
         patch = config.size("patch") if config is not None else None
         self.num_patches = (self.size // patch) ** 2 if "noise" in inputs and self.size and patch else 0
         self.pixels = None if images.names else open_arrays(job, data, images.path)[0]

@@ -37,7 +37,7 @@ def data_types(name: str) -> Names:
 def types_of_model(model: Model | OtherModel) -> Names | None:
     """Return the types of `data` that a config's model learns from; None: its class is not known."""
     if isinstance(model, Model):
-        return ("text",)
+        return model.DATA_TYPES
     return data_types(model.target.rpartition(".")[2]) if model.is_of_transformers else None
 
 
@@ -47,7 +47,8 @@ def mismatch(model: Model | OtherModel, data: object) -> tuple[str, str] | None:
     if types is None or type_name(data) in types:
         return None
     name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
-    inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
+    inputs = model.INPUTS if isinstance(model, Model) else DECODER_INPUTS
+    inputs = POLICIES[name].inputs if name in POLICIES else inputs
     message = f"{name} is given {', '.join(inputs)}, and data are {_DESCRIBED[type_name(data)]}"
     return message, f"data=dict(type={types[0]!r}); or {PROGRAM}" if types else PROGRAM
 

@@ -160,6 +160,11 @@ class Model:
     Every family has this field; as a plain annotation here, it keeps its place among the family's own.
     """
 
+    DATA_TYPES: ClassVar[tuple[str, ...]] = ("text",)
+    """Types of `data` that it learns from; none: a program brings the data."""
+    INPUTS: ClassVar[tuple[str, ...]] = ("input_ids",)
+    """What a micro-batch brings beside labels."""
+
     num_layers: LayerCount
     """Layers that a pipeline cuts."""
 
@@ -186,6 +191,8 @@ class TokenModel(Model):
 class ImageModel(Model):
     """Base of the families that read square images, patch by patch."""
 
+    DATA_TYPES = ("images",)
+    INPUTS = ("images",)
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 0
     """Tokens of a sample that are no patch of its image."""
 

@@ -11,6 +11,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, absolute_path, type_name
+from dslpar.schema.sections import ImageModel
 
 
 @rule("BAT112", "tokenizer-not-usable")
@@ -75,9 +76,11 @@ _SHORTEST = 8
 @rule("BAT115", "channels-do-not-fit")
 def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
     """Means or deviations of another number of channels than the model's."""
-    data = cx.spec.data
-    config = cx.other_model.transformers
-    channels = config.size("channels") if config is not None else None
+    data, model = cx.spec.data, cx.spec.model
+    channels = model.num_channels if isinstance(model, ImageModel) else None
+    if channels is None:
+        config = cx.other_model.transformers
+        channels = config.size("channels") if config is not None else None
     if not isinstance(data, ImageData) or channels is None:
         return
     for key, value in (("mean", data.mean), ("std", data.std)):

@@ -13,6 +13,8 @@ from dslpar.schema.types import Fraction, PositiveFloat, PositiveInt
 class MoCo(ImageModel):
     """Contrastive learning: of two views of an image, each is to be told by the other among those of a global batch."""
 
+    DATA_TYPES: ClassVar[tuple[str, ...]] = ()  # a program makes two views of an image
+    INPUTS: ClassVar[tuple[str, ...]] = ("view", "other_view")
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 1  # the class token
 
     num_heads: PositiveInt = key(resume="refused", synonyms="n_head num_attention_heads")
