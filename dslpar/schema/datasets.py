@@ -83,7 +83,7 @@ class ImageData:
     """
     labels: Path | None = key(default=None, resume="free")
     """Classes of the images of an .npy file: another .npy file."""
-    size: PositiveInt | None = key(default=None, resume="refused", synonyms="img_size image_size")
+    size: PositiveInt | None = key(default=None, resume="refused", synonyms="resize")
     """Height and width that images are resized to; left out: the model's image_size, or as they are."""
     mean: ChannelMeans = key(default=0.5, resume="reported")
     """What is subtracted from pixels in [0, 1]: a number, or one for each channel."""

@@ -191,8 +191,8 @@ class TokenModel(Model):
 class ImageModel(Model):
     """Base of the families that read square images, patch by patch."""
 
-    DATA_TYPES = ("images",)
-    INPUTS = ("images",)
+    DATA_TYPES: ClassVar[tuple[str, ...]] = ("images",)
+    INPUTS: ClassVar[tuple[str, ...]] = ("images",)
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 0
     """Tokens of a sample that are no patch of its image."""
 
