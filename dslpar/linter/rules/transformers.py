@@ -89,7 +89,7 @@ def empty_places_of_experts(cx: Context) -> Iterator[Problem]:
 
 @rule("TEN134", "attention-beyond-mode-sequence")
 def attention_beyond_mode_sequence(cx: Context) -> Iterator[Problem]:
-    """Mode 'sequence' with a transformers model whose attention has a window, a cap or a scaling of its own."""
+    """Mode 'sequence' with a transformers model whose attention has a window, a cap, or scores of its own."""
     if cx.cuboid.split != "sequence" or cx.cuboid.size == 1:
         return
     model = _model(cx)
@@ -103,6 +103,10 @@ def attention_beyond_mode_sequence(cx: Context) -> Iterator[Problem]:
             f"{name}=None; or choose another tensor mode" if key == "sliding_window" else "choose another tensor mode"
         )
         yield model.problem_of_key(name, given, message, hint)
+    policy = import_module("dslpar.policies.families").POLICIES.get(model.name)  # by name: it stands above
+    if policy and policy.own_attention and "policy" not in model.args:
+        message = f"{model.name}'s code makes its scores itself, of whole sequences, and mode 'sequence' cuts them"
+        yield cx.problem("model.type", message, "choose another tensor mode")
 
 
 def _beyond_plain(values: Mapping[str, Any], head_dim: int | None) -> Iterator[tuple[str, str]]:

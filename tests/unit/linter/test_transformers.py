@@ -98,6 +98,7 @@ def test_a_default_is_told_as_one() -> None:
         ("Gemma2", "", "attn_logit_softcapping sliding_window"),
         ("Gemma2", "layer_types=['full_attention'] * 26, attn_logit_softcapping=None, ", ""),
         ("Gemma3", "layer_types=['full_attention'] * 26, query_pre_attn_scalar=5, ", "query_pre_attn_scalar"),
+        ("Bloom", "", "type"),
         ("Llama", "", ""),
     ],
 )
