@@ -199,7 +199,7 @@ class _Application:
             for each, p in list(module.named_parameters(recurse=False)):
                 full = ".".join(filter(None, (name, own, each)))
                 if match(self.cut.policy.head_vectors, full):
-                    vector = modules.HeadVector(self.groups, each, len(p), full)
+                    vector = modules.HeadVector(self.groups, each, tuple(p.shape), full)
                     delattr(module, each)
                     module.add_module(f"{each}_of_heads", vector)
                     module.register_forward_pre_hook(vector.lend)
@@ -223,25 +223,18 @@ class _Application:
         """Take the inward linears out of a region: slots in their places, one linear that serves them all."""
         linears = [region.get_submodule(each) for each in names]
         lengths: list[int] = []
-        shares = []
+        shares: list[int] = []
+        biased: list[bool] = []
+        sources: dict[str, tuple[modules.Source, ...]] = {}
         for each, linear in zip(names, linears, strict=True):
             parts = self._lengths(each, features(linear)[0])
             lengths += parts
             shares.append(len(parts))
-        biases = {getattr(linear, "bias", None) is not None for linear in linears}
-        if len(biases) > 1:
-            message = f"{name}: of its linears {', '.join(names)} some have a bias, and some have none"
-            hint = "report the model: it needs a rule of its own"
-            self.findings.append(finding("TEN234", message, hint, key="model.policy"))
-        sources = {
-            own: tuple(
-                modules.Source(f"{name}.{each}.{own}", own == "weight" and isinstance(linear, Conv1D))
-                for each, linear in zip(names, linears, strict=True)
-            )
-            for own in ("weight", "bias")[: 1 + max(biases)]
-        }
+            biased += [getattr(linear, "bias", None) is not None] * len(parts)
+            for own, found in _sources(linear, f"{name}.{each}").items():
+                sources[own] = (*sources.get(own, ()), *found)
         inputs = features(linears[0])[1]
-        entrance = cls(self.groups, inputs, lengths, shares, bias=max(biases), sources=sources)
+        entrance = cls(self.groups, inputs, lengths, shares, biased=biased, sources=sources)
         ends = list(accumulate(shares))
         for each, begin, end in zip(names, [0, *ends], ends, strict=False):
             if self.cut.adapters:

@@ -101,6 +101,24 @@ SWIN = Policy(
     whole=("front", "between", "back"),
     grid=True,
 )
+_SWINV2_BLOCK = "swinv2.encoder.layers.*.blocks.*"
+SWINV2 = Policy(
+    blocks=("swinv2.encoder.layers.*.blocks",),
+    regions={
+        f"{_SWINV2_BLOCK}.attention.self": ("query", "key", "value"),
+        f"{_SWINV2_BLOCK}.intermediate": ("dense",),
+    },
+    outward=(f"{_SWINV2_BLOCK}.attention.output.dense", f"{_SWINV2_BLOCK}.output.dense"),
+    local={f"{_SWINV2_BLOCK}.attention.self": ("num_attention_heads", "all_head_size")},
+    own_attention={f"{_SWINV2_BLOCK}.attention.self": ()},
+    head_vectors=(f"{_SWINV2_BLOCK}.attention.self.logit_scale",),
+    per_head=(f"{_SWINV2_BLOCK}.attention.self.continuous_position_bias_mlp.0",),
+    head_tables=(f"{_SWINV2_BLOCK}.attention.self.continuous_position_bias_mlp.2",),
+    inputs=("pixel_values",),
+    returns={"swinv2.encoder.layers.*.blocks": ("",)},
+    whole=("front", "between", "back"),
+    grid=True,
+)
 VIT_MAE = Policy(
     blocks=("vit.layers", "decoder.decoder_layers"),
     regions={
@@ -154,6 +172,7 @@ POLICIES: Mapping[str, Policy] = {
     "ViTForImageClassification": VIT,
     "ViTMAEForPreTraining": VIT_MAE,
     "SwinForImageClassification": SWIN,
+    "Swinv2ForImageClassification": SWINV2,
     "ResNetForImageClassification": RESNET,
 }
 """By the class's name."""

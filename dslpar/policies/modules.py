@@ -6,6 +6,7 @@ Letters as in dslpar.layers: H residual features, F inner features, y and x what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ class Slot(nn.Module):
 class Entrance(Linear):
     """All inward linears of a region that read the same input, as one product: one gather, one message.
 
-    `lengths` are their features, `shares` to how many of these each slot is entitled.
+    `lengths` are their features, `shares` to how many of these each slot is entitled, `biased` which of these have a
+    bias: SwinV2's key has none.
     """
 
     def __init__(
@@ -62,15 +64,32 @@ class Entrance(Linear):
         lengths: Sequence[int],
         shares: Sequence[int],
         *,
-        bias: bool,
+        biased: Sequence[bool],
         sources: Sources,
     ) -> None:
         blocks = lengths if len(lengths) > 1 else lengths[0]
-        super().__init__(groups, hidden_size, blocks, role="inward", bias=bias)
-        self.sources = sources
+        super().__init__(groups, hidden_size, blocks, role="inward", bias=all(biased))
+        self.sources, self.biased = sources, biased
+        if any(biased) and not all(biased):
+            vector = placement.inner_vector(groups.tensor, [*compress(lengths, biased)])
+            self.bias = parameter(vector, ZEROS)
         count = placement.piece(groups.tensor, groups.coord, placement.inner_cuts(groups.tensor).features)[1]
-        rest = iter(lengths)
-        self.local = [sum(next(rest) for _ in range(share)) // count for share in shares]
+        self.parts = [length // count for length in lengths]
+        rest = iter(self.parts)
+        self.local = [sum(next(rest) for _ in range(share)) for share in shares]
+
+    def stand_in(self, p: nn.Parameter | None, shared: Shared) -> Tensor | None:
+        """Return what is computed with in place of a parameter: of the bias, with zeros for linears without one."""
+        found = super().stand_in(p, shared)
+        if found is None or p is not self.bias or all(self.biased):
+            return found
+        own = iter(torch.split(found, [*compress(self.parts, self.biased)]))
+        return torch.cat(
+            [
+                next(own) if has_bias else found.new_zeros(length)
+                for has_bias, length in zip(self.biased, self.parts, strict=True)
+            ]
+        )
 
     def fill(self, x: Tensor, slots: Sequence[Slot]) -> Tensor:
         """Compute all from the stored residual [batch/x, sequence, H/z] and fill the slots; return the first part."""
@@ -212,12 +231,14 @@ def per_head(groups: Groups, module: nn.Module, name: str) -> Uncut:
 
 
 class HeadVector(Layer):
-    """A vector with a number for each head, [heads/y], which the code around reads as its attribute `name`."""
+    """A number for each head, [heads/y, ...], which the code around reads as its attribute `name`."""
 
-    def __init__(self, groups: Groups, name: str, length: int, source: str) -> None:
+    def __init__(self, groups: Groups, name: str, shape: tuple[int, ...], source: str) -> None:
         super().__init__(groups)
         self.name = name
-        self.vector = parameter(placement.inner_vector(groups.tensor, length), ZEROS)
+        cuts = placement.inner_cuts(groups.tensor)
+        of_heads = (cuts.features, *[()] * (len(shape) - 1))
+        self.vector = parameter(Placement(groups.tensor, shape, of_heads, partial=cuts.tokens), ZEROS)
         self.sources = {"vector": (Source(source),)}
 
     def lend(self, around: nn.Module, *_: object) -> None:

@@ -51,11 +51,11 @@ class Policy:
     routers: Names = ()
     """Modules of a mixture that weigh experts, computed on every rank: routers, gates of shared experts."""
     per_head: Names = ()
-    """Modules within a region that act on each head alike, with vectors that all heads share."""
+    """Modules within a region that act on each head alike, with weights that all heads share."""
     inner_norms: Names = ()
     """Norms within a region over all of its features, not over those of a head (OLMo 2's q_norm)."""
     head_vectors: Names = ()
-    """Parameters of a region's own with a number for each head: attention sinks."""
+    """Parameters of a region's own with a number for each head, [heads] or [heads, 1, 1]: attention sinks."""
     latent: Names = ()
     """Inward linears that make a latent, which every rank has whole (latent attention's kv_a_proj_with_mqa)."""
     from_latent: Names = ()
@@ -69,7 +69,9 @@ class Policy:
     requires: Mapping[str, object] = field(default_factory=dict)
     """Setting of the config -> the value that it must have: with others, code runs of which the policy says nothing."""
     head_tables: Names = ()
-    """Modules with a table of a number for each head, (rows, heads), such as T5's relative_attention_bias."""
+    """Modules with a table of a number for each head, (rows, heads), such as T5's relative_attention_bias; or linears
+    with an output for each head (that of SwinV2's MLP of positions).
+    """
     inputs: Names = DECODER_INPUTS
     """Arguments of the model's forward that a micro-batch brings, in its order; it may leave out the last ones."""
     returns: Mapping[str, Names] = field(default_factory=dict)

@@ -53,14 +53,16 @@ class LogitBias(Layer):
 class HeadTable(Layer):
     """A module with a table (rows, heads) of what each head adds to its scores: its code runs on this rank's heads.
 
-    T5's is looked up by ids; Swin's has the index of its windows itself.
+    T5's is looked up by ids; Swin's has the index of its windows itself. SwinV2's is the linear (heads, features) that
+    ends an MLP of positions.
     """
 
     def __init__(self, groups: Groups, module: nn.Module, sources: Sources) -> None:
         super().__init__(groups)
         cuts = placement.inner_cuts(groups.tensor)
         ((self.own, table),) = module.named_parameters()
-        of_heads = Placement(groups.tensor, tuple(table.shape), ((), cuts.features), partial=cuts.tokens)
+        dims = (cuts.features, ()) if isinstance(module, nn.Linear) else ((), cuts.features)
+        of_heads = Placement(groups.tensor, tuple(table.shape), dims, partial=cuts.tokens)
         self.register_parameter(self.own, parameter(of_heads, ZEROS))
         self.sources = sources
         delattr(module, self.own)

@@ -171,6 +171,7 @@ FAMILIES: dict[str, Family] = {
     "vit": Family("ViT", _IMAGES, "ForImageClassification"),
     "vit_mae": Family("ViTMAE", _MAE, "ForPreTraining"),
     "swin": Family("Swin", _SWIN, "ForImageClassification"),
+    "swinv2": Family("Swinv2", _SWIN, "ForImageClassification", attention="eager"),
     "resnet": Family("ResNet", _RESNET, "ForImageClassification", attention="eager"),
 }
 

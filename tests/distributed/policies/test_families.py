@@ -35,7 +35,8 @@ NAMES = (
 LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid")}
 NOT_PLAIN = {"mistral", "gemma2", "gemma3", "t5", "t5, gated", "bloom"}
 """Families whose layers attend to a window, with a bias, or by code of their own."""
-IMAGES = {"vit", "vit_mae", "swin", "resnet"}
+IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
+ON_GRIDS = {"swin": "Swin", "swinv2": "Swinv2"}
 """Families of images, which have no padding."""
 
 
@@ -46,8 +47,8 @@ def refusal(family: str, layout: str) -> str | None:
     cut = {placement.piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in CUTS}
     if tensor.mode == "sequence" and family in NOT_PLAIN:
         return "TEN235 .*(a mask of its own, such as a window|position_bias|makes its scores itself)"
-    if family == "swin" and cut != {1}:
-        return "TEN235 .*SwinForImageClassification arranges tokens on a grid, and mode .* cuts sequences"
+    if family in ON_GRIDS and cut != {1}:
+        return f"TEN235 .*{ON_GRIDS[family]}ForImageClassification arranges tokens on a grid, and mode .* cuts sequences"
     if family == "resnet" and tensor.size > 1:
         return "TEN235 .*nothing of ResNetForImageClassification can be cut"
     if family in ("vit", "vit_mae") and 4 in cut:
@@ -127,6 +128,7 @@ DROPS = {
     "bert": dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.2),
     "t5": {"dropout_rate": 0.2},
     "swin": {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "drop_path_rate": 0.4},
+    "swinv2": {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2, "drop_path_rate": 0.4},
     "vit_mae": dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.2),
 }
 
