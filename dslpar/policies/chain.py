@@ -64,6 +64,7 @@ class Chain:
         entered, extra = self._run(groups, number, module, state)
         if piece.place == "back":
             return (entered, *extra.values()) if extra else entered
+        extra = {name: _differentiable(each) for name, each in extra.items()}
         return self._pack(state | extra | {RESIDUAL: entered}, self._along[number, True])
 
     def run_block(self, groups: Groups, number: int, block: int, module: nn.Module, value: Value) -> Value:
@@ -226,3 +227,9 @@ class Chain:
 
 def _sendable(value: Tensor) -> Tensor:
     return value.to(torch.uint8) if value.dtype == torch.bool else value
+
+
+def _differentiable(value: Tensor) -> Tensor:
+    """Return what a pipeline can send in training: DeepSpeed asks for a gradient of each float, also of a constant."""
+    needs_none = value.requires_grad or not value.is_floating_point() or not torch.is_grad_enabled()
+    return value if needs_none else value.detach().requires_grad_()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dslpar.core.mesh import TENSOR_AXES

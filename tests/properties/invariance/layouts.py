@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -61,7 +62,9 @@ class Layout(NamedTuple):
     @property
     def problem(self) -> Problem:
         """What the reference depends on."""
-        return Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip, self.num_layers)
+        problem = Problem(self.model, self.tied, self.ignoring, self.optimizer, self.clip, self.num_layers)
+        takes_statistics = self.model in OF_MICRO_BATCHES
+        return problem._replace(micro_size=self.job().batch.micro_size) if takes_statistics else problem
 
     def job(self) -> Job:
         """The Job of this row."""
@@ -99,6 +102,8 @@ class Problem(NamedTuple):
     optimizer: str
     clip: bool
     num_layers: int
+    micro_size: int = SAMPLES
+    """Samples that a forward sees at once: it matters where statistics are taken of them."""
 
 
 def _gpt(tied: bool) -> section.GPT:
@@ -202,6 +207,42 @@ def _transformers_vit(tied: bool) -> sections.OtherModel:
     return sections.OtherModel(target="transformers.ViTForImageClassification", args={"config": config})
 
 
+SQUARE = 16
+"""Height and width of images of the models below."""
+_IMAGES = {"image_size": SQUARE, "num_channels": 2, "num_labels": 5, "initializer_range": 0.1}
+
+
+def _transformers_swin(tied: bool, name: str = "Swin") -> sections.OtherModel:
+    """Classes of images of 8 x 8 patches: windows of 4 x 4, of which each second block shifts four, and then one.
+
+    SwinV2 divides queries by their lengths: with heads of 4 features, fp32 leaves 5e-6 of noise in plain transformers'
+    gradients, too.
+    """
+    sizes = {"patch_size": 2, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "mlp_ratio": 2.0}
+    config = _IMAGES | _NO_DROPOUT | sizes | {"drop_path_rate": 0.0}
+    return sections.OtherModel(target=f"transformers.{name}ForImageClassification", args={"config": config})
+
+
+def _transformers_mae(tied: bool) -> sections.OtherModel:
+    """Pixels of half of 16 patches, by the other half."""
+    decoder = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {"patch_size": 4, "mask_ratio": 0.5} | {f"decoder_{name}": size for name, size in decoder.items()}
+    config = _ENCODER | {"num_hidden_layers": 2} | _IMAGES | sizes
+    return sections.OtherModel(target="transformers.ViTMAEForPreTraining", args={"config": config})
+
+
+def _transformers_resnet(tied: bool) -> sections.OtherModel:
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 1], "layer_type": "basic"}
+    config = sizes | {name: _IMAGES[name] for name in ("num_channels", "num_labels")}
+    return sections.OtherModel(target="transformers.ResNetForImageClassification", args={"config": config})
+
+
+OF_MICRO_BATCHES = ("transformers' ResNet",)
+"""Models whose batch norms take statistics of a micro-batch: equal micro-batches, whoever computes them, are equal
+maths.
+"""
+
+
 def _transformers_gpt2(tied: bool) -> sections.OtherModel:
     config = {
         "n_layer": 2,
@@ -282,6 +323,10 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "transformers' BERT": _transformers_bert,
     "transformers' T5": _transformers_t5,
     "transformers' ViT": _transformers_vit,
+    "transformers' Swin": _transformers_swin,
+    "transformers' SwinV2": partial(_transformers_swin, name="Swinv2"),
+    "transformers' MAE": _transformers_mae,
+    "transformers' ResNet": _transformers_resnet,
     "transformers' Llama, LoRA": _transformers_llama_lora,
     "transformers' GPT-2": _transformers_gpt2,
     "transformers' OPT": _transformers_opt,
@@ -292,7 +337,7 @@ MODELS: Mapping[str, Callable[[bool], Any]] = {
     "MoCo": _moco,
 }
 """By name: (whether weights are tied) to a model section. Another model's row is `Layout(..., model="its name")`; it
-takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary]."""
+takes ids [batch, sequence] and gives logits [batch, sequence, vocabulary], or what `Samples.batch` has of its name."""
 
 
 LEGACY = ("data", "pipe", "tensor")
@@ -496,6 +541,41 @@ LAYOUTS: dict[str, Layout] = {
         8, tensor("2d", 4), zero=3, recompute=1, model="transformers' ViT"
     ),
     "transformers' ViT, 3d 8": Layout(8, tensor("3d", 8), model="transformers' ViT"),
+    # images on a grid, images of which a part is hidden, and batch norms
+    "transformers' Swin, one process": ONE._replace(model="transformers' Swin"),
+    "transformers' Swin, data 2, ZeRO 2, recompute 1": Layout(2, {}, zero=2, recompute=1, model="transformers' Swin"),
+    "transformers' Swin, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, recompute=1, model="transformers' Swin"
+    ),
+    "transformers' Swin, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, model="transformers' Swin"),
+    "transformers' Swin, pipe 2, 2d 4": Layout(8, pipe(2) | tensor("2d", 4), model="transformers' Swin"),
+    "transformers' Swin, 3d 8": Layout(8, tensor("3d", 8), model="transformers' Swin"),
+    "transformers' SwinV2, one process": ONE._replace(model="transformers' SwinV2"),
+    "transformers' SwinV2, data 2, ZeRO 2": Layout(2, {}, zero=2, model="transformers' SwinV2"),
+    "transformers' SwinV2, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, recompute=1, model="transformers' SwinV2"
+    ),
+    "transformers' SwinV2, data 2, 1d 2, ZeRO 3, recompute 1": Layout(
+        4, tensor("1d", 2), zero=3, recompute=1, model="transformers' SwinV2"
+    ),
+    "transformers' SwinV2, pipe 2, 2d 4": Layout(8, pipe(2) | tensor("2d", 4), model="transformers' SwinV2"),
+    "transformers' SwinV2, 3d 8": Layout(8, tensor("3d", 8), model="transformers' SwinV2"),
+    "transformers' MAE, one process": ONE._replace(model="transformers' MAE"),
+    "transformers' MAE, data 2, ZeRO 2, recompute 1": Layout(2, {}, zero=2, recompute=1, model="transformers' MAE"),
+    "transformers' MAE, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
+        4, pipe(2) | tensor("1d", 2), zero=1, recompute=1, model="transformers' MAE"
+    ),
+    "transformers' MAE, data 2, 1d 2, ZeRO 3": Layout(4, tensor("1d", 2), zero=3, model="transformers' MAE"),
+    "transformers' MAE, pipe 2, 2d 4": Layout(8, pipe(2) | tensor("2d", 4), model="transformers' MAE"),
+    "transformers' MAE, 3d 8": Layout(8, tensor("3d", 8), model="transformers' MAE"),
+    "transformers' ResNet, one process": ONE._replace(model="transformers' ResNet"),
+    "transformers' ResNet, pipe 2, ZeRO 1": Layout(2, pipe(2), zero=1, model="transformers' ResNet"),
+    "transformers' ResNet, data 2, no accumulation": Layout(2, {}, accumulation=1, model="transformers' ResNet"),
+    "transformers' ResNet, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2), zero=1, model="transformers' ResNet"),
+    "transformers' ResNet, data 4, ZeRO 2, no accumulation": Layout(
+        4, {}, zero=2, accumulation=1, model="transformers' ResNet"
+    ),
+    "transformers' ResNet, data 2, ZeRO 3": Layout(2, {}, zero=3, model="transformers' ResNet"),
     "transformers' Llama, one process": ONE._replace(model="transformers' Llama"),
     "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1": Layout(
         4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, tied=False, recompute=1, model="transformers' Llama"
@@ -656,6 +736,7 @@ def bound_of(layout: Layout) -> Bound:
     """What is claimed, and why.
 
     fp32: the promise, 1e-6; what was measured, 4e-7 at worst, is the noise of summation orders, as in one process.
+    Of SwinV2 weights to 1e-5: it divides queries and keys by their lengths, and 2.6e-6 was measured in one process.
     AdamW divides by the root of the second moment: where a gradient is small, its noise becomes a step; 5e-5 of the
     weights in one process too, key biases left out, whose true gradient is 0; the bound leaves a factor of five.
     MoCo: the BatchNorm of its heads subtracts again most of what a bias adds, so a bias's gradient is what is left of
@@ -671,4 +752,6 @@ def bound_of(layout: Layout) -> Bound:
         return bounds[layout.dtype]
     if layout.model == "MoCo":
         return Bound(1e-6, 5e-6, 1e-5)
+    if layout.model == "transformers' SwinV2":
+        return Bound(1e-6, 1e-6, 1e-5)
     return Bound(1e-6, 1e-6, 1e-6) if layout.optimizer == "SGD" else Bound(1e-6, 5e-6, 3e-4)
