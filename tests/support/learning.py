@@ -82,6 +82,19 @@ class NextByte:
         return self.tokens[index][:-1][:24], self.tokens[index][1:][:24]
 
 
+class Hidden:
+    """Digits, of whose sixteen patches a part is hidden, drawn anew for each sample, to be told by the others."""
+
+    PATCHES = 16
+
+    def __len__(self) -> int:
+        return len(digits().train)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        image, _ = digits().train[index]
+        return (image, torch.rand(self.PATCHES, generator=torch.Generator().manual_seed(index))), image
+
+
 class Digits(NamedTuple):
     """scikit-learn's 1,797 digits of 8 x 8 pixels; every fifth is held out."""
 

@@ -36,7 +36,7 @@ LAYOUTS = layouts.LAYOUTS | {"cuboid-2-1-2": mesh.Tensor(q=2, z=2, mode="cuboid"
 NOT_PLAIN = {"mistral", "gemma2", "gemma3", "t5", "t5, gated", "bloom"}
 """Families whose layers attend to a window, with a bias, or by code of their own."""
 IMAGES = {"vit", "vit_mae", "swin", "swinv2", "resnet"}
-ON_GRIDS = {"swin": "Swin", "swinv2": "Swinv2"}
+ON_GRIDS = {"swin": "SwinFor", "swinv2": "Swinv2For"}
 """Families of images, which have no padding."""
 
 
@@ -48,7 +48,7 @@ def refusal(family: str, layout: str) -> str | None:
     if tensor.mode == "sequence" and family in NOT_PLAIN:
         return "TEN235 .*(a mask of its own, such as a window|position_bias|makes its scores itself)"
     if family in ON_GRIDS and cut != {1}:
-        return f"TEN235 .*{ON_GRIDS[family]}ForImageClassification arranges tokens on a grid, and mode .* cuts sequences"
+        return f"TEN235 .*{ON_GRIDS[family]}ImageClassification arranges tokens on a grid, and mode .* cuts sequences"
     if family == "resnet" and tensor.size > 1:
         return "TEN235 .*nothing of ResNetForImageClassification can be cut"
     if family in ("vit", "vit_mae") and 4 in cut:

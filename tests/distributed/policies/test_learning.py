@@ -17,6 +17,8 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
+import transformers
+
 from tests.support import learning
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
@@ -43,6 +45,7 @@ MODELS = {
         "image_size=8, patch_size=2, num_channels=1, num_labels=10, initializer_range=0.15)",
         lambda: learning.digits().train,
     ),
+    "ViTMAE": ("type='transformers.ViTMAEForPreTraining', pretrained='folder'", learning.Hidden),
 }
 IN_3D = "parallel = dict(pipeline=2, tensor=dict(size=2, mode='1d'))\n"
 """Of eight ranks: two stages, two replicas, two tensor ranks."""
@@ -56,6 +59,23 @@ lr_scheduler = dict(type='cosine', warmup_steps=10)
 batch = dict(global_size=32, accumulation=2)
 train = dict(steps={steps}, clip_grad_norm=1.0)
 {parallel}"""
+
+
+def folder_of_mae(tmp_path: Path) -> None:
+    """Save a ViTMAE with positions: transformers begins them with zeros, and does not train them."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 128}
+    decoder = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 64}
+    of_images = {"image_size": 8, "patch_size": 2, "num_channels": 1, "mask_ratio": 0.5, "initializer_range": 0.1}
+    torch.manual_seed(0)
+    model = transformers.ViTMAEForPreTraining(
+        transformers.ViTMAEConfig(**sizes, **{f"decoder_{name}": size for name, size in decoder.items()}, **of_images)
+    )
+    embeddings = model.vit.embeddings
+    embeddings.patch_embeddings.projection._is_hf_initialized = False  # else it takes all as done
+    embeddings.initialize_weights()
+    model.decoder.initialize_weights(embeddings.patch_embeddings.num_patches)
+    assert embeddings.position_embeddings.any()
+    model.save_pretrained(tmp_path / "folder")
 
 
 def steps_of(model: str, path: str, steps: int) -> tuple[Any, Iterator[float]]:
@@ -83,6 +103,7 @@ def _curve(model: str, path: str) -> list[float]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_curve_is_that_of_one_process(tmp_path: Path, model: str) -> None:
+    folder_of_mae(tmp_path)
     (alone,) = on_ranks(1, _curve, model, written(tmp_path, config(model, 30)), init="deepspeed", timeout=600)
     in_3d = on_ranks(8, _curve, model, written(tmp_path, config(model, 30, IN_3D)), init="deepspeed", timeout=600)
     assert len(alone) == 30
@@ -100,6 +121,14 @@ def test_a_language_model_learns_by_a_nat(tmp_path: Path, model: str) -> None:
     path = written(tmp_path, config(model, 150, IN_3D))
     first, last = on_ranks(8, _first_and_last, model, path, 150, init="deepspeed", timeout=600)[0]
     assert last < first - 1
+
+
+def test_a_masked_autoencoder_halves_its_loss(tmp_path: Path) -> None:
+    """Of pixels of variance 1: what it gives at first is as far off as zeros are, or farther."""
+    folder_of_mae(tmp_path)
+    path = written(tmp_path, config("ViTMAE", 200, IN_3D))
+    first, last = on_ranks(8, _first_and_last, "ViTMAE", path, 200, init="deepspeed", timeout=600)[0]
+    assert last < first / 2
 
 
 def _accuracy(path: str, steps: int) -> float:
