@@ -71,22 +71,19 @@ def run(config: str, folder: Path, world: int, *words: str) -> list[float]:
 
 
 PIPELINE_AND_1D = "parallel={'pipeline': 2, 'tensor': {'size': 2, 'mode': '1d'}}"
-REPLICAS_AND_1D = "parallel={'tensor': {'size': 2, 'mode': '1d'}}"
-"""ViTMAE's: over stages its mask, which crosses as a float without a gradient, ends the backward."""
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", CONFIGS)
 def test_losses_are_those_of_one_process_also_after_a_resume_elsewhere(tmp_path: Path, name: str) -> None:
     config = written(tmp_path, name)
-    layout = REPLICAS_AND_1D if name == "ViTMAE" else PIPELINE_AND_1D
     alone = run(config, tmp_path / "alone", 1)
     assert len(alone) == 9
-    spread = run(config, tmp_path / "spread", 4, layout)
+    spread = run(config, tmp_path / "spread", 4, PIPELINE_AND_1D)
     assert spread == pytest.approx(alone, rel=1e-5)
     # In the middle of the second epoch, from replicas to a pipeline of tensor ranks.
     half = run(config, tmp_path / "half", 2, "train.steps=6", "train.eval_interval=6")
-    resumed = run(config, tmp_path / "half", 4, "--resume", layout)
+    resumed = run(config, tmp_path / "half", 4, "--resume", PIPELINE_AND_1D)
     assert half[:6] == pytest.approx(alone[:6], rel=1e-5)
     assert resumed == pytest.approx(alone, rel=1e-5)
 

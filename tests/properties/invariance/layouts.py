@@ -562,6 +562,9 @@ LAYOUTS: dict[str, Layout] = {
     "transformers' SwinV2, pipe 2, 1d 2, ZeRO 1, recompute 1": Layout(
         4, pipe(2) | tensor("1d", 2), zero=1, recompute=1, model="transformers' SwinV2"
     ),
+    "transformers' SwinV2, data 2, 1d 2, ZeRO 3, recompute 1": Layout(
+        4, tensor("1d", 2), zero=3, recompute=1, model="transformers' SwinV2"
+    ),
     "transformers' SwinV2, pipe 2, 2d 4": Layout(8, pipe(2) | tensor("2d", 4), model="transformers' SwinV2"),
     "transformers' SwinV2, 3d 8": Layout(8, tensor("3d", 8), model="transformers' SwinV2"),
     "transformers' MAE, one process": ONE._replace(model="transformers' MAE"),
