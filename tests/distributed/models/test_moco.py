@@ -201,6 +201,7 @@ def test_the_momentum_rises_to_one() -> None:
     assert torch.equal(weight, torch.full((48,), 2.0))
 
 
+@pytest.mark.prove
 def test_a_missing_reduction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of each replica alone: the comparison must tell."""
     monkeypatch.setattr("dslpar.layers.batch_norm._sum_over", lambda x, axis: x * axis.size)

@@ -22,11 +22,10 @@ SAMPLE = [
     *covering(SMALL),
     "transformers' Llama, pipe 2, 1d 2 sequence, ZeRO 1, recompute 1",
     "transformers' Llama, LoRA, data 2, ZeRO 2, recompute 1",
-    "MoCo, data 2, ZeRO 1",
     "transformers' ResNet, data 2, no accumulation",
 ]
-"""The last four: another's code on stages and tensor ranks, a model most of which is frozen, one of which a part
-follows the rest by itself, and statistics of a micro-batch.
+"""The last three: another's code on stages and tensor ranks, a model most of which is frozen, and statistics of a
+micro-batch.
 """
 
 
