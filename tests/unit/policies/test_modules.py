@@ -33,9 +33,21 @@ def test_a_module_reads_what_it_is_lent_during_its_call_alone() -> None:
 def test_a_regions_only_linear_is_not_split(shares: list[int], is_split: bool) -> None:
     """The backward of a split of one part would copy its gradient."""
     lengths = [8] * len(shares)
-    entrance = Entrance(Groups(Mesh()), 4, lengths, shares, bias=False, sources={})
+    entrance = Entrance(Groups(Mesh()), 4, lengths, shares, biased=[False] * len(shares), sources={})
     nn.init.ones_(entrance.weight)
     slots = [Slot() for _ in shares]
     first = entrance.fill(torch.ones(2, 3, 4), slots)
     assert [slot(first).shape for slot in slots] == [(2, 3, 8)] * len(shares)
     assert ("Split" in type(first.grad_fn).__name__) is is_split
+
+
+@torch.no_grad()
+def test_linears_of_one_product_may_have_a_bias_or_none() -> None:
+    """SwinV2's query and value have one, its key has none."""
+    entrance = Entrance(Groups(Mesh()), 4, [2, 3, 2], [1, 1, 1], biased=[True, False, True], sources={})
+    nn.init.zeros_(entrance.weight)
+    assert entrance.bias is not None
+    entrance.bias.copy_(torch.arange(1.0, 5.0))
+    slots = [Slot() for _ in range(3)]
+    first = entrance.fill(torch.ones(1, 4), slots)
+    assert [slot(first).tolist() for slot in slots] == [[[1.0, 2.0]], [[0.0] * 3], [[3.0, 4.0]]]
