@@ -147,6 +147,23 @@ def _monitor_path(section: str) -> Decide:
 
 
 _FILE_MONITORS = ("csv", "tensorboard")
+
+
+def _seq_len(subject: Subject) -> Decision | None:
+    model, length = subject.cx.spec.model, resolve.seq_len_of(subject.cx.spec)
+    if not length:
+        return None
+    if isinstance(model, sections.Model):
+        keys = model.LENGTH_KEYS
+        return Decision(length, f"the model's {' and '.join(keys)}", tuple(f"model.{key}" for key in keys))
+    config = model.transformers
+    assert config is not None, "nothing else tells a length"
+    name = config.key("positions")
+    if config.given("positions") == "file":
+        return Decision(length, f"{name} of the folder's config.json", ("model.pretrained",))
+    return Decision(length, f"the model's {name}", (f"model.config.{name}",))
+
+
 DECISIONS: Mapping[str, Decide] = {
     # By way of the context's data size, which is unknown where the world is no multiple of the other sizes.
     "parallel.data.size": lambda subject: resolve.data_size_of(
@@ -175,11 +192,7 @@ DECISIONS: Mapping[str, Decide] = {
     "batch.micro_size": _of_batch(batch.micro_size_of),
     "batch.accumulation": _of_batch(batch.accumulation_of),
     "schedule.num_microbatches": _num_microbatches,
-    "data.seq_len": lambda subject: (
-        Decision(length, "the model's max_seq_len", ("model.max_seq_len",))
-        if (length := resolve.seq_len_of(subject.cx.spec))
-        else None
-    ),
+    "data.seq_len": _seq_len,
     "train.output_dir": _of_config_name(resolve.default_output_dir),
     **{f"monitor.{section}.output_path": _monitor_path(section) for section in _FILE_MONITORS},
     **{f"monitor.{section}.job_name": _of_config_name(resolve.run_name) for section in _FILE_MONITORS},

@@ -164,6 +164,8 @@ class Model:
     """Types of `data` that it learns from; none: a program brings the data."""
     INPUTS: ClassVar[tuple[str, ...]] = ("input_ids",)
     """What a micro-batch brings beside labels."""
+    LENGTH_KEYS: ClassVar[tuple[str, ...]] = ("max_seq_len",)
+    """The keys that `longest_sample` follows from."""
 
     num_layers: LayerCount
     """Layers that a pipeline cuts."""
@@ -193,6 +195,7 @@ class ImageModel(Model):
 
     DATA_TYPES: ClassVar[tuple[str, ...]] = ("images",)
     INPUTS: ClassVar[tuple[str, ...]] = ("images",)
+    LENGTH_KEYS: ClassVar[tuple[str, ...]] = ("image_size", "patch_size")
     TOKENS_BESIDE_PATCHES: ClassVar[int] = 0
     """Tokens of a sample that are no patch of its image."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -122,7 +123,8 @@ def test_the_shipped_configs_as_a_folder(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["lint", "configs", "--world-size", "8", "--verbose"]) == 0
     captured = capsys.readouterr()
     over = [line.partition(": ")[0].removeprefix("skipped ") for line in captured.err.splitlines()]
-    parts = [str(path) for path in Path("configs/common").rglob("*.py")]
+    common = Path("configs/common").rglob("*.py")
+    parts = [str(path) for path in common if not re.search("^model = ", path.read_text(), re.MULTILINE)]
     assert sorted(over) == sorted(parts)
     whole = len(list(Path("configs").rglob("*.py"))) - len(parts)
     assert captured.out.splitlines()[-1] == f"{whole} configs linted, {len(parts)} files skipped"

@@ -518,7 +518,14 @@ model = LazyCall(LlamaForCausalLM)(cfg=dict(hidden_layers=2, hidden_size=64, num
     assert not made.needs_you
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/libai").glob("*.py")), ids=lambda path: path.stem)
+IN_LIBAI_S_WORDS = [
+    path
+    for path in sorted((ROOT / "configs/libai").glob("*.py"))
+    if "import pretrain_model as model" in path.read_text()  # the others have sections that LiBai does not know
+]
+
+
+@pytest.mark.parametrize("path", IN_LIBAI_S_WORDS, ids=lambda path: path.stem)
 def test_a_layout_of_libai_gives_the_job_that_loading_gives(path: Path) -> None:
     loaded = check.load(path)
     made = convert(read_text(path.read_text(), str(path), "libai"))

@@ -105,7 +105,8 @@ def test_a_place_is_where_the_value_stands(path: str) -> None:
         said = marked(config, value.steps[0].location)
         read = parse_value(said, 1)[0]
         if isinstance(value.value, str) and isinstance(read, str):
-            assert read == value.value or said.startswith(f"LazyCall({value.value})("), value
+            name = value.value.rpartition(".")[2]  # imported by it, or the whole of it
+            assert read == value.value or said.startswith((f"LazyCall({value.value})(", f"LazyCall({name})(")), value
             checked += 1
         elif not isinstance(read, str):
             assert read == value.value, value
@@ -428,3 +429,14 @@ def test_a_wrong_command_line(argv: list[str], said: str, capsys: pytest.Capture
         cli_main.main(["config", *argv])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_length_of_a_sample_is_what_the_folder_s_config_says(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 96}'
+    (tmp_path / "llama" / "config.json").write_text(text)
+    path = tmp_path / "cfg.py"
+    path.write_text("model = dict(type='transformers.LlamaForCausalLM', pretrained='llama')\n")
+    value = values_of(Subject(check.load(str(path)), 1))["data.seq_len"]
+    assert (value.value, value.sources) == (96, ("model.pretrained",))
+    assert value.why == "max_position_embeddings of the folder's config.json"
