@@ -23,6 +23,7 @@ from dslpar.checkpoint.resume_policy import REFUSED, resume_class
 from dslpar.core.mesh import STANDARD_ORDER
 from dslpar.language import yaml_io
 from dslpar.layout.resolve import Job, offloads
+from dslpar.policies.data_types import mismatch
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS, absolute_paths
@@ -100,6 +101,8 @@ def config_of(job: Job) -> Plain:
     config = plain_of(job.spec)
     # Relative to the author's config, which may stand elsewhere.
     config["data"] |= absolute_paths(job.spec.data, job.path)
+    if mismatch(job.spec.model, job.spec.data) is not None:  # a program brings them: of the section, it may use these
+        config["data"] = {key: value for key, value in config["data"].items() if key in ("seq_len", "eval_fraction")}
     return config
 
 

@@ -141,6 +141,7 @@ RESNET = Policy(
     regions={},
     outward=(),
     inputs=("pixel_values",),
+    batch_norms=True,
     whole=("front", "between", "back"),
 )
 

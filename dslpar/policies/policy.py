@@ -85,6 +85,8 @@ class Policy:
     """The argument of the model's forward that labels take the place of, where it gives a loss without labels (ViTMAE's
     pixel_values: a loss of pixels); else the loss is cross-entropy.
     """
+    batch_norms: bool = False
+    """Whether norms take statistics over the samples of a micro-batch (ResNet): its size is part of the maths then."""
     whole: Names = ()
     """Which of "front", "between" and "back", what stands around the lists of blocks, works on whole activations: every
     rank of the tensor group computes the same there, and holds all of its weights.

@@ -49,6 +49,8 @@ def recase_fix(config: Config, location: Location, name: object, known: Iterable
 
 def suggestion(source_key: str, known: Collection[str]) -> str:
     """Return "did you mean ...?", or the key that says what another framework's key says; empty: neither is known."""
+    if source_key == "model.lora":  # a key of models of transformers' alone
+        return "choose a class of transformers', such as type='transformers.GPT2LMHeadModel': GPT exports to it"
     close, key = did_you_mean(source_key.rpartition(".")[2], known), _key_of_synonym(source_key, known)
     if key is None or key == source_key.rpartition(".")[0] or repr(key.rpartition(".")[2]) in close:
         return close

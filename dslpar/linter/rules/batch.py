@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 
 from dslpar.layout.divisors import least_micro_size
 from dslpar.linter.context import Context
@@ -233,9 +234,36 @@ def no_momentum_to_cycle(cx: Context) -> Iterator[Problem]:
         yield cx.problem("lr_scheduler", message, "add cycle_momentum=False to lr_scheduler")
 
 
+@rule("BAT116", "statistics-of-the-layout", "warning")
+def statistics_of_the_layout(cx: Context) -> Iterator[Problem]:
+    """Batch norms take their statistics of a micro-batch, and no micro_size is written."""
+    if (
+        cx.given("batch.micro_size")
+        or "model.layers_cfg" in cx.reading.invalid
+        or not (norm := _batch_norm(cx.other_model))
+    ):
+        return
+    micro = cx.batch.micro_size
+    message = f"{norm} takes its statistics of a micro-batch, whose size, {micro} here, changes with the layout"
+    yield cx.problem("model", message, f"add micro_size={micro} to batch")
+
+
+def _batch_norm(model: sections.OtherModel) -> str:
+    """What of a model looks at the samples of a micro-batch together; empty: nothing that is known."""
+    names = [str(layer.get("type", "")) for layer in model.layers or ()]
+    if found := [name for name in names if name.removeprefix("torch.nn.").startswith("BatchNorm")]:
+        return found[0]
+    if not model.is_of_transformers:
+        return ""
+    families = import_module("dslpar.policies.families")  # by name: it stands above, and needs no torch
+    policy = families.POLICIES.get(model.target.rpartition(".")[2])
+    return "BatchNorm" if policy and policy.batch_norms else ""
+
+
 RULES = (
     batch_does_not_fit,
     micro_size_does_not_divide,
+    statistics_of_the_layout,
     sequence_too_long,
     vocabulary_too_small,
     text_not_found,

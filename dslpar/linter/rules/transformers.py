@@ -168,10 +168,10 @@ def unknown_key_of_transformers(cx: Context) -> Iterator[Problem]:
         return
     from dslpar.schema.transformers_configs import table
 
-    of_every_config = table()["common"]
+    of_every_config, version = table()["common"], table()["version"]
     for key in model.config.keys.values():
         if key not in known and key not in of_every_config:
-            message = f"{model.config.row['config']} has no {key!r}, and keeps it without effect"
+            message = f"{model.config.row['config']} of transformers {version} has no {key!r}: a run refuses it"
             yield cx.problem_of_key(f"model.config.{key}", message, did_you_mean(key, known) or "leave it out")
 
 

@@ -90,3 +90,22 @@ def test_bytes_need_their_special_tokens() -> None:
     text = of_class("T5ForConditionalGeneration", "dict(type='span', seq_len=512)").replace("300", "286")
     (found,) = [item for item in findings(text) if item.code == "BAT104"]
     assert "are 287" in found.message, "28 sentinels"
+
+
+@pytest.mark.parametrize("norm", ["BatchNorm1d", "torch.nn.BatchNorm2d"])
+def test_batch_norms_and_no_micro_size(norm: str) -> None:
+    """On the help, lint is content; on another world it says another size."""
+    model = "model = dict(type='Sequential', layers_cfg=[dict(type='Linear', in_features=4, out_features=4), {}])\n"
+    text = (
+        model.replace("{}", f"dict(type='{norm}', num_features=4)") + "batch = dict(global_size=64, accumulation=2)\n"
+    )
+    for world, size in ((1, 32), (4, 8)):
+        (found,) = [item for item in findings(text, world) if item.code == "BAT116"]
+        assert (found.help, found.severity) == (f"add micro_size={size} to batch", "warning")
+        written = text.replace("accumulation=2", f"accumulation=2, micro_size={size}")
+        assert "BAT116" not in [item.code for item in findings(written, world)]
+
+
+def test_norms_of_a_sample_do_not_see_micro_batches() -> None:
+    text = "model = dict(type='Sequential', layers_cfg=[dict(type='InstanceNorm1d', num_features=4)])\n"
+    assert "BAT116" not in [item.code for item in findings(text, 4)]

@@ -357,3 +357,8 @@ def test_rules_about_one_rank_need_no_mode() -> None:
     found = {finding.code: finding.help for finding in findings(text)}
     assert found.keys() == {"TEN205", "TEN101"}
     assert found["TEN205"] == "nearest legal: hidden_size=72 or 96"
+
+
+def test_adapters_are_of_transformers_models() -> None:
+    (found,) = [item for item in findings(MODEL.replace("dict(", "dict(lora=dict(r=4), ", 1)) if item.code == "CFG101"]
+    assert found.help.startswith("choose a class of transformers', such as type='transformers.GPT2LMHeadModel'")
