@@ -11,6 +11,7 @@ needs a graph without breaks. Neither knows what is done between modules.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,24 @@ class Outline(NamedTuple):
     """What the first piece gives besides the residual, by the policy's names; it goes along to the end."""
 
 
+class _Trial(NamedTuple):
+    """What a run of the whole forward on stand-ins showed."""
+
+    model: Any
+    order: Sequence[str | int]
+    """What was called, in order: names of stand-ins, and the number of a list of blocks for its first block."""
+    stand_ins: Sequence[LeafStandIn]
+    firsts: Sequence[Any]
+    """The first block of each list."""
+    inputs: Mapping[str, Tensor]
+    output: Mapping[str, Any]
+
+    @property
+    def entered(self) -> list[int]:
+        """Where in the order each list of blocks begins."""
+        return [self.order.index(number) for number in range(len(self.firsts))]
+
+
 class Skeleton(Parts):
     """A model's parts, and how its forward runs."""
 
@@ -66,6 +85,31 @@ class Skeleton(Parts):
 
     @on_cpu
     def _outline(self) -> Outline:
+        trial = self._trial()
+        self._check_order(trial)
+        lookups = [(self.table, "input_ids", 0)] if self.is_decoder else self._lookups(trial)
+        tables = {self.table, self.head, *(leaf for leaf, _, _ in lookups)}
+        pieces = self._pieces(trial, lookups, tables)
+        self._check_leaves(trial.model, pieces)
+        head_output, others = self._logits(trial)
+        along = [name for leaf in pieces[0].leaves for name in self.policy.returned(leaf) if name]
+        return Outline(
+            pieces,
+            carried=[_carried(block.call) for block in trial.firsts],
+            masks=[_masks(block.call, self._mask_inputs, self.is_decoder) for block in trial.firsts],
+            uncalled=self._uncalled(pieces, tables),
+            outputs=[*others, *(name for name in along if name in trial.output)],
+            head_output=head_output,
+            along=along,
+        )
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether a micro-batch brings a decoder's inputs."""
+        return self.policy.inputs == DECODER_INPUTS
+
+    def _trial(self) -> _Trial:
+        """Run the whole forward once, on stand-ins and on masks and ids that can be told apart."""
         model: Any = self.part(())
         order: list[str | int] = []
         stand_ins = [module for module in model.modules() if isinstance(module, LeafStandIn)]
@@ -79,40 +123,41 @@ class Skeleton(Parts):
             for each in module.buffers(recurse=False) if self.is_around(name) else ():
                 each.requires_grad_(each.is_floating_point())
         masks = {name: _marked_mask(number) for number, name in enumerate(self._mask_inputs)}
-        given = masks | {name: self.zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
-        is_decoder = self.policy.inputs == DECODER_INPUTS
-        x = torch.zeros(1, LENGTH, self.hidden_size(0), requires_grad=True) if is_decoder else None
-        output = self.run(model, x, LENGTH, **({} if is_decoder else given))
-        if any(order.count(number) != 1 for number in range(len(self.blocks))):
+        inputs = masks | {name: self.zeros(name, LENGTH) for name in self.policy.inputs if name not in masks}
+        x = torch.zeros(1, LENGTH, self.hidden_size(0), requires_grad=True) if self.is_decoder else None
+        output = self.run(model, x, LENGTH, **({} if self.is_decoder else inputs))
+        return _Trial(model, order, stand_ins, firsts, inputs, output)
+
+    def _check_order(self, trial: _Trial) -> None:
+        """Raise DslparError where lists of blocks do not run once each, in the policy's order."""
+        lists = range(len(self.blocks))
+        if any(trial.order.count(number) != 1 for number in lists):
             message = f"{type(self.model).__name__}: its forward does not call each of its blocks once"
             raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-        entered = [order.index(number) for number in range(len(self.blocks))]
-        if entered != sorted(entered):
+        if [each for each in trial.order if each in lists] != [*lists]:
             message = f"{type(self.model).__name__}: {', '.join(self.blocks)} do not run in this order"
             raise_finding("TEN234", message, "name the lists of blocks as they run", key="model.policy")
-        lookups = [(self.table, "input_ids", 0)] if is_decoder else self._lookups(stand_ins, given, order, entered)
-        tables = {self.table, self.head, *(leaf for leaf, _, _ in lookups)}
+
+    def _pieces(self, trial: _Trial, lookups: Sequence[tuple[str, str, int]], tables: set[str]) -> list[Piece]:
         leaves = dict(self.leaves(self.bare))
-        bounds = [*entered, len(order)]
+        bounds = [0, *trial.entered, len(trial.order)]
         pieces = []
-        for number, (begin, end) in enumerate(zip([0, *bounds[:-1]], bounds, strict=True)):
-            called = dict.fromkeys(name for name in order[begin:end] if isinstance(name, str) and name not in tables)
-            place = "front" if number == 0 else "back" if number == len(self.blocks) else "between"
-            own = [name for name in called if not is_rotary(leaves[name])]
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            called = dict.fromkeys(each for each in trial.order[begin:end] if isinstance(each, str))
+            own = [name for name in called if name not in tables and not is_rotary(leaves[name])]
             looked_up = [(leaf, of) for leaf, of, piece in lookups if piece == number]
-            end = firsts[number].input if number < len(firsts) else output
-            pieces.append(Piece(place, own, looked_up, self._around(model, end)))
-        self._check_leaves(model, pieces)
-        carried = [_carried(block.call) for block in firsts]
-        recipes = [_masks(block.call, self._mask_inputs, is_decoder) for block in firsts]
-        given_out = [name for name in output if "logits" in name]
-        head = model.get_submodule(self.head).input if self.head else None
+            place = "front" if number == 0 else "back" if number == len(self.blocks) else "between"
+            result = trial.firsts[number].input if number < len(trial.firsts) else trial.output
+            pieces.append(Piece(place, own, looked_up, self._around(trial.model, result)))
+        return pieces
+
+    def _logits(self, trial: _Trial) -> tuple[str, list[str]]:
+        """Return the name of the head's logits, and the names of others."""
+        names = [name for name in trial.output if "logits" in name]
+        head = trial.model.get_submodule(self.head).input if self.head else None
         # What a decoder does to its logits makes others of them.
-        of_head = next((name for name in given_out if output[name] is head), "logits") if self.head else ""
-        others = [name for name in given_out if name != of_head]
-        along = [name for leaf in pieces[0].leaves for name in self.policy.returned(leaf) if name]
-        others += [name for name in along if name in output]
-        return Outline(pieces, carried, recipes, self._uncalled(pieces, tables), others, of_head, along)
+        of_head = next((name for name in names if trial.output[name] is head), "logits") if self.head else ""
+        return of_head, [name for name in names if name != of_head]
 
     def _around(self, model: nn.Module, end: Any) -> list[str]:
         """Return the modules around lists of blocks of whose own parameters the end of a piece is made."""
@@ -151,22 +196,20 @@ class Skeleton(Parts):
     def _mask_inputs(self) -> Sequence[str]:
         return [name for name in self.policy.inputs if "mask" in name]
 
-    def _lookups(
-        self, stand_ins: Sequence[LeafStandIn], given: Mapping[str, Tensor], order: Sequence[Any], entered: list[int]
-    ) -> list[tuple[str, str, int]]:
+    def _lookups(self, trial: _Trial) -> list[tuple[str, str, int]]:
         """Return (leaf, input, piece) of each table of tokens that the forward looks up, in order."""
         if not self.table:
             return []
         found = []
-        for module in stand_ins:
+        for module in trial.stand_ins:
             if self.made_up(module.name) is not None and module.input is not None:
-                of = next((name for name, value in given.items() if module.input is value), None)
+                of = next((name for name, value in trial.inputs.items() if module.input is value), None)
                 if of is None:
                     message = f"{module.name} looks up something else than an input of the batch"
                     raise_finding("TEN234", message, "report the model: it needs a rule of its own", key="model.type")
-                at = order.index(module.name)
-                found.append((module.name, of, sum(at > begin for begin in entered)))
-        return sorted(found, key=lambda each: order.index(each[0]))
+                at = trial.order.index(module.name)
+                found.append((module.name, of, sum(at > begin for begin in trial.entered)))
+        return sorted(found, key=lambda each: trial.order.index(each[0]))
 
     def _uncalled(self, pieces: Sequence[Piece], tables: set[str]) -> list[str]:
         names = [*filter(None, tables), *(leaf for piece in pieces for leaf in piece.leaves)]
