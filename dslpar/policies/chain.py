@@ -11,6 +11,8 @@ transformers' modules taken as they are; Megatron-LM and torch.distributed.pipel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,7 +23,7 @@ from dslpar.layers import from_residual, to_residual
 from dslpar.policies.block_calls import BlockCalls, whole_length
 from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
-from dslpar.policies.stand_ins import ShapeStandIn
+from dslpar.policies.stand_ins import ForwardEnded, ShapeStandIn
 
 Value = Tensor | tuple[Tensor, ...]
 """What goes from layer to layer."""
@@ -95,7 +97,7 @@ class Chain:
 
     def run_logits(self, module: nn.Module, logits: Tensor) -> Tensor:
         """Do what the model does to its head's logits."""
-        block, head = self._last_block(module), self._head(module)
+        block, head = self._first_block(module, -1), self._head(module)
         head.output = logits
         y: Tensor = self.skeleton.run(module, logits, logits.shape[1]).logits
         block.clear()
@@ -118,16 +120,18 @@ class Chain:
         to_make_whole = groups if is_cut and piece.place in self.policy.whole else None
         if number:
             x = state[RESIDUAL]
-            before = part.get_submodule(f"{self.policy.blocks[number - 1]}.0")
+            before = self._first_block(module, number - 1)
             before.output = from_residual(to_make_whole, x) if to_make_whole else x
-        if self.skeleton.head and piece.place == "back":
+        if piece.place != "back":
+            self._first_block(module, number).ends_forward = True
+        elif self.skeleton.head:
             self._head(module).keeps_input = True
         beside: dict[str, Tensor] = {}
         hooks = self._pass_along(module, state, beside)
-        if self.is_decoder:
-            output = self._run_decoder(groups, number, module, state)
-        else:
-            output = self._run_on_inputs(number, module, state)
+        run = partial(self._run_decoder, groups) if self.is_decoder else self._run_on_inputs
+        output = None
+        with suppress(ForwardEnded):
+            output = run(number, module, state)
         entered, extra = self._results(number, module, output)
         if to_make_whole and piece.place != "back":
             entered = to_residual(to_make_whole, entered)
@@ -181,7 +185,7 @@ class Chain:
 
     def _results(self, number: int, module: nn.Module, output: Any) -> tuple[Any, dict[str, Tensor]]:
         if number < len(self.policy.blocks):
-            after: Any = module.get_submodule(f"{self.policy.blocks[number]}.0")
+            after = self._first_block(module, number)
             return after.input, {name: after.call[name] for name in self.outline.carried[number]}
         outputs = {name: output[name] for name in self.outline.outputs}
         if self.skeleton.head:
@@ -192,8 +196,8 @@ class Chain:
     def _head(self, module: nn.Module) -> Any:
         return module.get_submodule(self.skeleton.head)
 
-    def _last_block(self, module: nn.Module) -> Any:
-        return module.get_submodule(f"{self.policy.blocks[-1]}.0")
+    def _first_block(self, module: nn.Module, number: int) -> Any:
+        return module.get_submodule(f"{self.policy.blocks[number]}.0")
 
     # ---- what goes along ----
 

@@ -19,6 +19,10 @@ class StandIn(nn.Module):
     __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
+class ForwardEnded(Exception):  # noqa: N818  # nothing went wrong
+    """What ends a forward where nothing that comes after is wanted."""
+
+
 class BlockStandIn(StandIn):
     """In place of a block: records its call, and gives `output`, or its input where that is None.
 
@@ -40,12 +44,16 @@ class BlockStandIn(StandIn):
         self.gave: Tensor | None = None
         self.begins_graph = False
         """Whether what it gives has a graph of its own: what comes after depends on nothing before."""
+        self.ends_forward = False
+        """Whether nothing after it is wanted: then it raises ForwardEnded."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output; in a tuple, if blocks return more than it."""
         call = dict(zip(self.arguments, args, strict=False)) | kwargs
         self.input = call.pop(self.arguments[0])
         self.call = call
+        if self.ends_forward:
+            raise ForwardEnded
         y = self.input if self.output is None else self.output
         if self.shapes and self.output is None:
             y = self.shapes(*args, **kwargs)
