@@ -17,6 +17,7 @@ from dslpar.layers import placement
 from dslpar.models.layered import build_module
 from tests.support import layouts
 from tests.support.ranks import RankError, on_ranks
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -88,11 +89,10 @@ def is_quick(family: str, layout: str, padded: bool) -> bool:
     return layout == own
 
 
-CELLS = [
-    pytest.param(*cell, marks=[] if is_quick(*cell) else [pytest.mark.prove])
-    for cell in product(hf.FAMILIES, ("", *NAMES), (True, False))
-    if cell[2] or cell[0] not in IMAGES
-]
+CELLS = sampled(
+    (cell for cell in product(hf.FAMILIES, ("", *NAMES), (True, False)) if cell[2] or cell[0] not in IMAGES),
+    lambda cell: is_quick(*cell),
+)
 
 
 @pytest.mark.parametrize(("family", "layout", "padded"), CELLS)
@@ -166,11 +166,7 @@ QUICK = {("gpt2", layout) for layout in DROPPING} | {("opt", "1d-sequence-2")}
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [
-        pytest.param(family, layout, marks=[] if (family, layout) in QUICK else [pytest.mark.prove])
-        for family, layout in product(DROPS, DROPPING)
-        if not (layout and refusal(family, layout))
-    ],
+    sampled((cell for cell in product(DROPS, DROPPING) if not (cell[1] and refusal(*cell))), QUICK),
 )
 def test_copies_have_equal_gradients_with_dropout_on(family: str, layout: str) -> None:
     """To the bit: GPT-2's dropout after attention stands in a region, and acts on the residual; OPT's is a function."""

@@ -24,6 +24,7 @@ from dslpar.layers import gather, placement, placement_of
 from dslpar.models import recompute
 from dslpar.models.layered import build_module
 from tests.support.ranks import RankError, on_ranks
+from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS or find_spec("peft") is None:
@@ -115,11 +116,7 @@ def off(case: str, layout: str, padded: bool) -> dict[str, float]:
     return {name: max(each[name] for each in ranks) for name in ranks[0]}
 
 
-QUICK = {("llama", "2d-4")}
-CELLS = [
-    pytest.param(*cell, marks=[] if cell[:2] in QUICK and cell[2] else [pytest.mark.prove])
-    for cell in product(CASES, ("", *NAMES), (True, False))
-]
+CELLS = sampled(product(CASES, ("", *NAMES), (True, False)), [("llama", "2d-4", True)])
 
 
 @pytest.mark.parametrize(("case", "layout", "padded"), CELLS)
