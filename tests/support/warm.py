@@ -36,3 +36,10 @@ def import_deepspeed() -> None:
     from dslpar.distributed.deepspeed_patches import skip_shm_op
 
     skip_shm_op()
+
+
+@cache
+def import_transformers(name: str) -> None:
+    """What ranks import of a class of transformers': its own code, and what a policy needs."""
+    getattr(import_module("transformers"), name)
+    import_module("dslpar.policies.model")

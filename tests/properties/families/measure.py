@@ -22,6 +22,7 @@ from dslpar.policies.weights import parameters_with_sources
 from tests.properties.families.table import CLIP, OPTIMIZER, SAMPLES, STEPS, Problem, Row
 from tests.support import hugging_face as hf
 from tests.support.ranks import on_ranks
+from tests.support.warm import import_transformers
 
 TIMEOUT_S = 240
 SEED = 1
@@ -78,7 +79,7 @@ def _alone_or_all(values: list[Tensor]) -> Any:
 
 def run(row: Row) -> Curve:
     """Train on this row's ranks, through DeepSpeed."""
-    hf.FAMILIES[row.family].classes()  # imported here once, not in each rank
+    import_transformers(hf.FAMILIES[row.family].classes()[0].__name__)
     ranks = on_ranks(row.world, _rank, row, init="deepspeed", timeout=TIMEOUT_S)
     losses, norms, _ = ranks[0]
     weights: dict[str, Tensor] = {}

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dslpar.data.order import micro_batches
 from dslpar.layout.lr_scheduler import learning_rate
-from tests.properties.invariance.layouts import CLIP, GPT, ONE, SAMPLES, SQUARE, STEPS, Bound, Layout, Problem
+from tests.properties.invariance.layouts import CLIP, GPT, MODELS, ONE, SAMPLES, SQUARE, STEPS, Bound, Layout, Problem
 from tests.support.ranks import on_ranks
+from tests.support.warm import import_transformers
 
 TIMEOUT_S = 240
 TABLES = (
@@ -89,7 +90,7 @@ class Samples:
 def run(layout: Layout) -> Curve:
     """Trains on this layout's ranks, through DeepSpeed."""
     if layout.model.startswith("transformers'"):
-        pass  # here once, not in each rank
+        import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
     ranks = on_ranks(layout.world, _rank, layout, init="deepspeed", timeout=TIMEOUT_S)
     losses, norms, _ = ranks[0]
     weights: dict[str, Tensor] = {}
