@@ -111,3 +111,19 @@ def digits() -> Digits:
     is_held_out = torch.arange(len(classes)) % 5 == 0
     train = TensorDataset(images[~is_held_out], classes[~is_held_out])
     return Digits(train, (images[is_held_out], classes[is_held_out]))
+
+
+def accuracy(engine: Any) -> float:
+    """The share of held-out digits that a trained model tells; -1 on a rank that has no logits."""
+    images, classes = digits().held_out
+    size = engine.job.batch.micro_size * engine.job.batch.accumulation
+    right = total = 0
+    for begin in range(0, len(images) - size + 1, size):
+        parts = torch.split(images[begin : begin + size], engine.job.batch.micro_size)
+        labels = torch.split(classes[begin : begin + size], engine.job.batch.micro_size)
+        found = engine.forward(zip(parts, labels, strict=True), keep_outputs=True)
+        if found.output is not None:
+            logits = getattr(found.output, "logits", found.output)
+            right += int((logits.argmax(-1).cpu() == found.label.cpu()).sum())
+            total += len(found.label)
+    return right / total if total else -1.0

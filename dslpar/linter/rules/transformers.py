@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dslpar.core.errors import DslparError
 from dslpar.core.suggest import did_you_mean
-from dslpar.layout.divisors import Condition, divisors
+from dslpar.layout.divisors import Condition, divisors, ranks
+from dslpar.layout.sharding import inner_cuts, residual_cuts
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -143,6 +144,24 @@ def no_policy_for_class(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.type", message, hint)
 
 
+@rule("TEN135", "mode-does-not-fit-class")
+def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
+    """A tensor mode that cuts what a class of transformers keeps whole: all of ResNet, sequences of Swin."""
+    model = cx.other_model
+    if not model.is_of_transformers or cx.cuboid.size == 1 or "policy" in model.args:
+        return
+    name = model.target.rpartition(".")[2]
+    policy = import_module("dslpar.policies.families").POLICIES.get(name)  # by name: it stands above
+    if policy is None:
+        return
+    if not policy.regions:
+        message = f"nothing of {name} can be cut, and {cx.cuboid.size} tensor ranks would share it"
+        yield cx.problem(cx.tensor_key, message, f"{cx.tensor_key}=1: data and pipeline ranks can train it")
+    elif policy.grid and any(ranks(cx.cuboid, cuts(cx.cuboid).sequence) > 1 for cuts in (residual_cuts, inner_cuts)):
+        message = f"{name} arranges tokens on a grid, and this mode cuts sequences"
+        yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
+
+
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
     """A policy of an unknown name, with unknown keys, or without those that it needs."""
@@ -264,6 +283,7 @@ RULES = (
     empty_places_of_experts,
     attention_beyond_mode_sequence,
     no_policy_for_class,
+    mode_does_not_fit_class,
     policy_not_understood,
     unknown_key_of_transformers,
     config_of_another_class,

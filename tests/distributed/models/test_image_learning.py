@@ -74,17 +74,7 @@ def losses_of(given: Any, steps: int) -> list[float]:
 def _accuracy(path: str, steps: int) -> float:
     given = dslpar.initialize(path, train_data=learning.digits().train)
     losses_of(given, steps)
-    engine, (images, classes) = given.engine, learning.digits().held_out
-    size = engine.job.batch.micro_size * engine.job.batch.accumulation
-    right = total = 0
-    for begin in range(0, len(images) - size + 1, size):
-        parts = torch.split(images[begin : begin + size], engine.job.batch.micro_size)
-        labels = torch.split(classes[begin : begin + size], engine.job.batch.micro_size)
-        found = engine.forward(zip(parts, labels, strict=True), keep_outputs=True)
-        if found.output is not None:
-            right += int((found.output.argmax(-1).cpu() == found.label.cpu()).sum())
-            total += len(found.label)
-    return right / total if total else -1.0
+    return learning.accuracy(given.engine)
 
 
 def test_resmlp_tells_nine_of_ten_held_out_digits(tmp_path: Path) -> None:

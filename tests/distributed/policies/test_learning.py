@@ -135,17 +135,7 @@ def _accuracy(path: str, steps: int) -> float:
     engine, losses = steps_of("ViT", path, steps)
     for _ in losses:
         pass
-    images, classes = learning.digits().held_out
-    size = engine.job.batch.micro_size * engine.job.batch.accumulation
-    right = total = 0
-    for begin in range(0, len(images) - size + 1, size):
-        parts = torch.split(images[begin : begin + size], engine.job.batch.micro_size)
-        labels = torch.split(classes[begin : begin + size], engine.job.batch.micro_size)
-        found = engine.forward(zip(parts, labels, strict=True), keep_outputs=True)
-        if found.output is not None:
-            right += int((found.output.logits.argmax(-1).cpu() == found.label.cpu()).sum())
-            total += len(found.label)
-    return right / total if total else -1.0
+    return learning.accuracy(engine)
 
 
 def test_a_vision_transformer_tells_digits(tmp_path: Path) -> None:

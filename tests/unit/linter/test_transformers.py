@@ -228,3 +228,23 @@ def test_lint_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
     assert "dslpar" in imported
     assert imported.isdisjoint({"torch", "transformers", "numpy", "huggingface_hub", "dataclasses_json"})
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("ResNet", "size=2, mode='1d'", "nothing of ResNetForImageClassification can be cut, and 2 tensor ranks"),
+        ("ResNet", "size=4, mode='2d'", "nothing of ResNetForImageClassification can be cut, and 4 tensor ranks"),
+        ("Swin", "size=2, mode='1d', sequence=True", "SwinForImageClassification arranges tokens on a grid"),
+        ("Swin", "size=2, mode='sequence'", "SwinForImageClassification arranges tokens on a grid"),
+        ("Swin", "size=2, mode='1d'", ""),
+        ("Swin", "size=4, mode='2d'", ""),
+        ("ViT", "size=2, mode='1d', sequence=True", ""),
+    ],
+)
+def test_modes_that_a_class_of_images_refuses(name: str, tensor: str, said: str) -> None:
+    """What the run ends with TEN235 for; tests/distributed/policies/test_families.py has it of the runs."""
+    text = f"model = dict(type='transformers.{name}ForImageClassification')\nparallel = dict(tensor=dict({tensor}))\n"
+    found = [item.message for item in findings(text) if item.code == "TEN135"]
+    assert len(found) == bool(said)
+    assert all(message.startswith(said) for message in found)
