@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "check a config, print the launcher's command line, and run it",
     "import": "convert a config of another framework to dslpar, and report on every key",
     "policy": "show how a transformers model is cut; check that every mode computes the same",
+    "runs": "list the runs below a folder: state, step, loss, layout; plot their curves",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Help by name; each command is a module of dslpar.cli."""
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f"dslpar.cli.{_KEYWORDS.get(name, name)}")
     description = COMMANDS[name]
     if actions := getattr(command, "ACTIONS", None):
+        default = getattr(command, "DEFAULT", "")
+        if default and argv[:1] not in (["-h"], ["--help"]) and (not argv or argv[0] not in actions):
+            argv = [default, *argv]
         if not argv or argv[0] not in actions:
             helps = {each: action.help for each, action in actions.items()}
             return _no_command(argv, f"dslpar {name}", helps, description)

@@ -88,6 +88,8 @@ def run(launch: Launch, job: Job) -> int:
             raise
         message, status = supervised.conclude()
         sys.stderr.write(message)
+        if supervised.failed:
+            run_dir.append_error(Path(job.output_dir), message, supervised.start_s)
         return status
 
 
@@ -118,6 +120,8 @@ class _Supervised:
     ) -> None:
         self.launch, self.job, self.receiver, self.received = launch, job, receiver, received
         self.start_s = time.time()
+        self.failed = False
+        """Whether `conclude` has named the rank that failed first."""
         # Orphans among our descendants become our children: DeepSpeed's runner, for one, leaves its ranks behind.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.watch = JobWatch(folder, local=not launch.remote)
@@ -232,6 +236,7 @@ class _Supervised:
         if stopped is not None and failure is None:
             return self._describe_stop(stopped), stopped.status
         if failure is not None:
+            self.failed = True
             return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1
         if self.received:
             number = self.received[0].number

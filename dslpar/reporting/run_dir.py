@@ -8,12 +8,14 @@ that is resumed continues in its folder, after the last step of its checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import math
 import os
 import platform
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -25,7 +27,7 @@ from typing import Any, NoReturn, TextIO
 
 from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import COMMAND_LINE, Finding
-from dslpar.core.visible import visible
+from dslpar.core.visible import visible, visible_lines
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
@@ -35,7 +37,7 @@ from dslpar.schema.datasets import absolute_paths
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
-_LOCK = ".lock"
+LOCK = ".lock"
 _LOCK_TIMEOUT_S = 100.0
 """A run that is being ended may hold the lock a while; that of a host that is gone, NFS's server keeps for 90 s."""
 _LOCK_POLL_S = 0.2
@@ -55,7 +57,7 @@ def lock_run_folder(job: Job, config: Config) -> None:
     """
     try:
         Path(job.output_dir).mkdir(parents=True, exist_ok=True)
-        file = os.open(Path(job.output_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # never closed
+        file = os.open(Path(job.output_dir, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # never closed
         if not _acquire_lock(file, job.output_dir):
             return
         os.ftruncate(file, 0)
@@ -96,6 +98,32 @@ def _acquire_lock(file: int, folder: str) -> bool:
             print(visible(f"{folder} is in use, by {holder}: waiting for up to {_LOCK_TIMEOUT_S:.0f} s"), flush=True)
         reported = True
         time.sleep(_LOCK_POLL_S)
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process holds the lock of a run folder; None: its file system has no locks.
+
+    It asks and takes no lock, so a run that begins meanwhile does not wait. Not for the process that holds the lock:
+    POSIX drops it when that process closes the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        # struct flock: type, whence, start, length, process; the C compiler's alignment, which "@" is.
+        asked = struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        found: bytes = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+        return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
+    except OSError as error:
+        if error.errno in _NO_LOCKS_HERE:
+            return None
+        raise
+    finally:
+        os.close(file)
 
 
 def prepare_run_folder(job: Job, config: Config, archived: Sequence[str] = FILES_OF_A_RUN) -> None:
@@ -218,6 +246,21 @@ def write_record(file: TextIO, record: Mapping[str, int | float]) -> None:
         values["skipped"] = True
     file.write(json.dumps(values, allow_nan=False) + "\n")
     file.flush()
+
+
+def append_error(folder: Path, text: str, since_s: float) -> None:
+    """Append an error to log.txt, if a run that has ended has written to it since then; a full disk drops it.
+
+    A rank that is killed cannot say so in the log itself; the folder then tells why the run ended, and not a terminal
+    that is closed by now.
+    """
+    with contextlib.suppress(OSError):
+        log = folder / LOG
+        if log.stat().st_mtime >= since_s and not is_locked(folder):
+            time_s = time.time()
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s)) + f",{int(time_s % 1 * 1000):03d}"
+            with open(log, "a", encoding="utf-8") as file:
+                file.write(f"{stamp} dslpar ERROR {visible_lines(text.rstrip())}".replace("\n", "\n  ") + "\n")
 
 
 def is_in_place(file: TextIO) -> bool:

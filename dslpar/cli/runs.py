@@ -1,0 +1,243 @@
+"""`dslpar runs [FOLDER]`: how the runs below a folder stand. `dslpar runs plot A B`: their curves.
+
+No torch: `list` reads the ends of files, `plot` all of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dslpar.checkpoint import folder as checkpoint_folder
+from dslpar.cli import arguments
+from dslpar.cli.action import Action
+from dslpar.core.visible import visible
+from dslpar.reporting import curves, plot_svg, plot_terminal, run_dir, run_list
+from dslpar.reporting.curves import Panel
+from dslpar.reporting.run_list import Run
+
+DEFAULT = "list"
+"""The action where none is named: `dslpar runs outputs`."""
+
+
+# ---- list ----
+
+_LIST_HELP = """\
+dslpar runs                                   all runs below outputs/
+dslpar runs outputs --sort loss               the best first
+dslpar runs plot outputs/a outputs/b          their curves
+
+states: running (its process holds the folder's lock), finished, stopped (told to, and saved),
+failed, unknown (nothing in its folder says). Of each run the ends of its files are read; what
+cannot be read is said below the table, and is in `problems` with --format json.
+
+exit status: 0, 2 wrong usage"""
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _LIST_HELP
+    parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="default: %(default)s")
+    help = "ascending, runs without it last; default: name"
+    parser.add_argument("--sort", choices=("name", *_SORTS), default="name", help=help)
+    parser.add_argument("--reverse", action="store_true", help="descending")
+    parser.add_argument("--state", choices=run_list.STATES, help="only runs in this state")
+    arguments.add_format(parser)
+
+
+def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        runs = [_with_checkpoint(run) for run in run_list.find_runs(Path(args.folder))]
+    except OSError as error:
+        parser.error(f"cannot read {args.folder}: {error.strerror}")
+    runs = _sorted([run for run in runs if args.state in (None, run.state)], args.sort, args.reverse)
+    if args.format == "json":
+        arguments.print_json([_as_json(run) for run in runs])
+    elif not runs:
+        print(visible(f"no runs in {args.folder}"))
+    else:
+        _print_table(runs)
+    return 0
+
+
+def _with_checkpoint(run: Run) -> Run:
+    """Add the newest checkpoint; a run without metrics, a program's, is as far as that."""
+    try:
+        found = checkpoint_folder.list_folders(run.path / run_dir.CHECKPOINTS)
+    except OSError as error:
+        return run._replace(problems=(*run.problems, f"{run_dir.CHECKPOINTS}: {error.strerror}"))
+    if not found:
+        return run
+    try:
+        checkpoint_folder.open_checkpoint(found[-1])
+    except checkpoint_folder.ManifestError as error:
+        where = f"{run_dir.CHECKPOINTS}/{found[-1].name}/{checkpoint_folder.MANIFEST}"
+        run = run._replace(problems=(*run.problems, f"{where}: {error}"))
+    step = checkpoint_folder.step_of(found[-1]) if run.step is None else run.step
+    return run._replace(checkpoint=found[-1].name, step=step)
+
+
+_SORTS: Mapping[str, Callable[[Run], float | None]] = {
+    "state": lambda run: run_list.STATES.index(run.state),
+    "step": lambda run: run.step,
+    "loss": lambda run: run.loss,
+    "eval_loss": lambda run: run.eval_loss,
+    "tokens_per_s": lambda run: run.per_s,
+    "age": lambda run: None if run.updated_s is None else -run.updated_s,
+}
+
+
+def _sorted(runs: Sequence[Run], by: str, reverse: bool) -> list[Run]:
+    if by == "name":
+        return list(reversed(runs)) if reverse else list(runs)
+    value = _SORTS[by]
+    there = [(number, run) for run in runs if (number := value(run)) is not None]
+    there.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [run for _, run in there] + [run for run in runs if value(run) is None]
+
+
+def _as_json(run: Run) -> dict[str, object]:
+    """Return the values of --format json; programs rely on their names."""
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "state": run.state,
+        "reason": run.reason,
+        "step": run.step,
+        "steps": run.steps,
+        "loss": run.loss,
+        "eval_loss": run.eval_loss,
+        "eval_step": run.eval_step,
+        f"{run.unit}_per_s": run.per_s,
+        "layout": run.layout,
+        "world_size": run.world_size,
+        "checkpoint": run.checkpoint,
+        "updated_s": run.updated_s,
+        "problems": list(run.problems),
+    }
+
+
+_RIGHT = {"step", "loss", "held-out", "per s", "age"}
+"""Columns whose values end at the same place."""
+
+
+def _print_table(runs: Sequence[Run]) -> None:
+    now = time.time()
+    rows = [_row(run, now) for run in runs]
+    lines = [{key: key for key in rows[0]}, *rows]
+    widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
+    for line in lines:
+        cells = [text.rjust(widths[key]) if key in _RIGHT else text.ljust(widths[key]) for key, text in line.items()]
+        print("  ".join(cells).rstrip())
+    for run in runs:
+        for text in (*([run.reason] if run.state in ("failed", "stopped") else []), *run.problems):
+            print(visible(f"{run.name}: {text}"))
+
+
+def _row(run: Run, now: float) -> dict[str, str]:
+    return {
+        "run": visible(run.name),
+        "state": run.state,
+        "step": "-" if run.step is None else f"{run.step:,}" + (f"/{run.steps:,}" if run.steps else ""),
+        "loss": _decimal(run.loss, ".4f"),
+        "held-out": _decimal(run.eval_loss, ".4f"),
+        "per s": _decimal(run.per_s, ",.0f") + ("" if run.per_s is None else f" {run.unit}"),
+        "layout": visible(run.layout or "-"),
+        "checkpoint": visible(run.checkpoint or "-"),
+        "age": "-" if run.updated_s is None else _duration(now - run.updated_s),
+    }
+
+
+def _decimal(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _duration(seconds: float) -> str:
+    """Write a time in its largest unit: 3 s, 5 min, 2 h, 9 d."""
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return f"{max(seconds, 0) // size:.0f} {unit}"
+
+
+# ---- plot ----
+
+_PLOT_HELP = """\
+dslpar runs plot outputs/a outputs/b                       on the terminal
+dslpar runs plot outputs/* -o curves.svg --smooth 20       a picture
+dslpar runs plot outputs/a --metrics loss,eval_loss --x tokens --log loss
+
+Metrics are names of metrics.jsonl; a run on images shows images_per_s as tokens_per_s. A skipped
+step is a gap. PNG needs matplotlib.
+
+exit status: 0 drawn, 1 none of the runs has metrics, 2 wrong usage"""
+
+
+def _add_plot_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _PLOT_HELP
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="the output_dir of a run")
+    parser.add_argument("-o", "--output", metavar="FILE", help="an .svg or .png file; default: the terminal")
+    names = ",".join(curves.METRICS)
+    parser.add_argument("--metrics", default=names, metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("--x", choices=curves.XS, default="step", help="time: seconds in steps; default: %(default)s")
+    help = "draw the mean of so many values; default: %(default)s"
+    parser.add_argument("--smooth", type=arguments.whole_number, default=1, metavar="N", help=help)
+    help = "metrics with a logarithmic scale"
+    parser.add_argument("--log", default="", metavar="NAMES", help=help)
+    parser.add_argument("--width", type=arguments.whole_number, metavar="N", help="columns of the terminal")
+
+
+def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    output, log = args.output and Path(args.output), _names(args.log)
+    metrics = _names(args.metrics)
+    if not metrics:
+        parser.error("--metrics names none")
+    if output and output.suffix not in (".svg", ".png"):
+        parser.error(f"{output} is neither .svg nor .png")
+    if output and output.suffix == ".png" and not importlib.util.find_spec("matplotlib"):
+        parser.error("PNG needs matplotlib: pip install matplotlib, or choose a name that ends in .svg")
+    if unknown := set(log) - set(metrics):
+        parser.error(f"--log {','.join(sorted(unknown))}: not among --metrics")
+    for each in args.folders:
+        if not Path(each).is_dir():
+            parser.error(f"{each} is not a folder")
+    panels, problems = curves.read_panels([Path(each) for each in args.folders], metrics, args.x, args.smooth)
+    for problem in (*problems, *_missing(panels)):
+        sys.stderr.write(visible(problem) + "\n")
+    if not any(panel.finite() for panel in panels):
+        return 1
+    if output is None:
+        terminal = plot_terminal.terminal_of(sys.stdout, os.environ)
+        sys.stdout.write(plot_terminal.draw(panels, args.x, terminal._replace(width=args.width or terminal.width), log))
+        return 0
+    try:
+        if output.suffix == ".svg":
+            run_dir.write_atomically(output, plot_svg.draw(panels, args.x, log))
+        else:
+            from dslpar.reporting import plot_png
+
+            plot_png.write(output, panels, args.x, log)
+    except OSError as error:
+        parser.error(f"cannot write {output}: {error.strerror}")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _missing(panels: Sequence[Panel]) -> Iterator[str]:
+    """Yield what to say of metrics that no run has."""
+    for panel in panels:
+        if panel.curves and not any(curve.xs for curve in panel.curves):
+            yield f"no run has {panel.metric}"
+
+
+ACTIONS: Mapping[str, Action] = {
+    "list": Action("list the runs below a folder: state, step, loss, layout", _add_list_arguments, _list),
+    "plot": Action("draw the curves of runs, on the terminal or as a picture", _add_plot_arguments, _plot),
+}
+"""What follows `dslpar runs`."""

@@ -1,0 +1,229 @@
+"""The runs below a folder, and how each of them stands, from what it has left in its folder (run_dir.py).
+
+    for run in find_runs(Path("outputs")):
+        run.name, run.state, run.step, run.steps, run.loss, run.problems
+
+| state | is told by |
+|---|---|
+| running | its process holds the folder's lock |
+| finished | its last record is of the last step |
+| stopped | log.txt: it was told to stop, and has |
+| failed | log.txt ends in an error; or it is not finished, and nobody holds the lock |
+| unknown | there is no record to tell by |
+
+Only the ends of files are read, so that 200 runs take a blink. Nothing is written, no lock is taken. Nothing that a
+folder holds ends the list: what cannot be read is among the run's `problems`. (That a run's folder is all there is to
+know, with no server and no database, is how TensorBoard finds its runs.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from dslpar.reporting import metrics_file, run_dir
+from dslpar.reporting.metrics_file import MetricsError, Record
+from dslpar.schema import sections
+
+STATES = ("running", "finished", "stopped", "failed", "unknown")
+_NOT_ENTERED = {run_dir.CHECKPOINTS, run_dir.SOURCES, "csv", "tensorboard", "wandb", "__pycache__", "node_modules"}
+_MAX_CONFIG_BYTES = 1 << 22
+_LOG_BYTES = 1 << 16
+_RATE_STEPS = 20
+"""Steps of whose throughput the median is told."""
+_RECENT_S = 120.0
+"""Without locks, a run that has written so short a time ago counts as running."""
+_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Run(NamedTuple):
+    """How a run stands."""
+
+    path: Path
+    name: str
+    """Its folder, relative to the one that was searched."""
+    state: str
+    """One of STATES."""
+    reason: str = ""
+    """Why it failed or stopped, in one line, as far as that is known."""
+    step: int | None = None
+    """Steps done."""
+    steps: int | None = None
+    """Steps asked for."""
+    loss: float | None = None
+    """Of the last step; None: not finite, or none is done."""
+    eval_loss: float | None = None
+    """Of the last evaluation."""
+    eval_step: int | None = None
+    unit: str = "tokens"
+    """What `per_s` counts: tokens, or images."""
+    per_s: float | None = None
+    """The median of the last steps."""
+    layout: str = ""
+    world_size: int | None = None
+    checkpoint: str = ""
+    """The name of the newest checkpoint."""
+    updated_s: float | None = None
+    """When it last wrote, in seconds since the epoch."""
+    problems: tuple[str, ...] = ()
+    """What of the folder cannot be read."""
+
+
+def find_runs(root: Path) -> Iterator[Run]:
+    """Yield the runs below a folder, and the one that it is itself, by name."""
+    for path in run_folders(root):
+        yield read_run(path, os.path.relpath(path, root))
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of runs, `root` among them, in order; what a run writes by itself is not searched.
+
+    Raises:
+        OSError: `root` cannot be read.
+    """
+    os.listdir(root)  # os.walk says nothing of a folder that it cannot read
+    for folder, folders, files in os.walk(root):
+        names = {*folders, *files}
+        if run_dir.METRICS in names or (run_dir.CONFIG in names and names & {run_dir.CHECKPOINTS, run_dir.LOCK}):
+            yield Path(folder)
+        folders[:] = sorted(name for name in folders if name not in _NOT_ENTERED and not name.startswith("."))
+
+
+def read_run(path: Path, name: str = "") -> Run:
+    """Read how the run in a folder stands."""
+    return _with_state(_with_metrics(_with_config(Run(path, name or path.name, "unknown"))))
+
+
+def _with_problem(run: Run, problem: str) -> Run:
+    return run._replace(problems=(*run.problems, problem))
+
+
+# ---- config.yaml: what it was to do ----
+
+
+def _with_config(run: Run) -> Run:
+    path = run.path / run_dir.CONFIG
+    try:
+        if not path.is_file():
+            return _with_problem(run, f"{run_dir.CONFIG}: missing")
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            return _with_problem(run, f"{run_dir.CONFIG}: more than {_MAX_CONFIG_BYTES:,} bytes")
+        values = yaml.load(path.read_bytes(), Loader=_LOADER)  # both loaders are safe ones
+    except OSError as error:
+        return _with_problem(run, f"{run_dir.CONFIG}: {error.strerror}")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return _with_problem(run, f"{run_dir.CONFIG}: not YAML: {str(error).splitlines()[-1].strip()}")
+    if not isinstance(values, dict):
+        return _with_problem(run, f"{run_dir.CONFIG}: not a config")
+    steps = _at(values, "train", "steps")
+    run = run._replace(steps=steps if type(steps) is int else sections.Train().steps)
+    try:
+        return run._replace(layout=_layout(values), world_size=int(_at(values, "resolved", "world_size")))
+    except (TypeError, ValueError):
+        return _with_problem(run, f"{run_dir.CONFIG}: does not say the layout")
+
+
+def _layout(values: Mapping[str, Any]) -> str:
+    """Describe a layout as checkpoints do.
+
+    Raises:
+        TypeError: the config does not say it.
+    """
+    pipe, data, tensor = (_at(values, "resolved", "parallel", axis) for axis in ("pipeline", "data", "tensor"))
+    if not isinstance(tensor, dict) or type(pipe) is not int or type(data) is not int:
+        raise TypeError("no layout")
+    mode = f" ({tensor['mode']})" if tensor.get("mode") else ""
+    zero = values.get("zero")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else zero or 0
+    return f"pipeline {pipe} * data {data} * tensor {tensor.get('size')}{mode}, ZeRO {stage}"
+
+
+def _at(values: object, *keys: str) -> Any:
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+# ---- metrics.jsonl: how far it came ----
+
+
+def _with_metrics(run: Run) -> Run:
+    path = run.path / run_dir.METRICS
+    try:
+        tail = metrics_file.read_tail(path)
+    except MetricsError as error:
+        if not os.path.lexists(path):  # not begun, or a program that writes none
+            return run
+        return _with_problem(run, f"{run_dir.METRICS}: {error}")
+    for problem in tail.problems:
+        run = _with_problem(run, f"{run_dir.METRICS}: {problem}")
+    last, evaluated = tail.last, tail.evaluated
+    unit = "images" if "images_per_s" in last else "tokens"
+    return run._replace(
+        step=last.get("step", 0),
+        loss=metrics_file.number(last, "loss"),
+        eval_loss=metrics_file.number(evaluated, "eval_loss"),
+        eval_step=evaluated.get("step"),
+        unit=unit,
+        per_s=_median(tail.records[-_RATE_STEPS:], f"{unit}_per_s"),
+        updated_s=tail.updated_s,
+    )
+
+
+def _median(records: Sequence[Record], name: str) -> float | None:
+    values = [value for record in records if (value := metrics_file.number(record, name)) is not None]
+    return statistics.median(values) if values else None
+
+
+# ---- .lock and log.txt: whether it goes on ----
+
+_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ dslpar (INFO|ERROR) (.*)((?:\n  .*)*)$", re.MULTILINE)
+_BEGUN = re.compile(r"world of \d+ = ")
+_STOPPED = "told to stop"
+
+
+def _with_state(run: Run) -> Run:
+    held = run_dir.is_locked(run.path)
+    if held is None and run.updated_s is not None and time.time() - run.updated_s < _RECENT_S:
+        run = _with_problem(run, "its file system has no locks: it counts as running, having just written")
+        held = True
+    if held:
+        return run._replace(state="running")
+    if run.step is not None and run.steps is not None and run.step >= run.steps:
+        return run._replace(state="finished")
+    try:
+        level, reason = _last_words(run.path / run_dir.LOG)
+    except OSError as error:
+        run = _with_problem(run, f"{run_dir.LOG}: {error.strerror}")
+        level, reason = "", ""
+    if level:
+        return run._replace(state="failed" if level == "ERROR" else "stopped", reason=reason)
+    if run.step is None or run.steps is None:
+        what = "metrics" if run.step is None else "number of steps in config.yaml"
+        return run._replace(reason=f"there is no {what} to tell by")
+    return run._replace(state="failed", reason=f"it ended without a word after step {run.step}")
+
+
+def _last_words(path: Path) -> tuple[str, str]:
+    """Return the level and the text of what the log says of the run's end; both are empty, where it says nothing."""
+    if not path.is_file():
+        return "", ""
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - _LOG_BYTES, 0))
+        text = file.read(_LOG_BYTES).decode(errors="replace")
+    for found in reversed(list(_LINE.finditer(text))):
+        level, line, more = found.groups()
+        if level == "ERROR" and line.endswith(":") and more:  # of a traceback, its last line
+            line += " " + more.splitlines()[-1].strip()
+        if level == "ERROR" or line.startswith(_STOPPED):
+            return level, line
+        if _BEGUN.search(line):  # what stands above it is of an earlier leg
+            break
+    return "", ""
