@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
+from dslpar.reporting import run_list
 from dslpar.watchdog import first_failure, marks, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, free_port, write_config
 from tests.support.sampling import sampled
@@ -434,6 +435,31 @@ def test_a_second_signal_ends_what_is_deaf(tmp_path: Path) -> None:
     assert said == "dslpar launch: stopped by SIGTERM; no process is left\n"
     assert process.returncode == 128 + signal.SIGTERM
     assert processes_with(f"SUPERVISED={tmp_path}") == []
+
+
+FAILING_RANK = """\
+import json, os, pathlib, time
+marks, who = pathlib.Path(os.environ["DSLPAR_REPORTS"]), [0, 1, "node", os.getpid()]
+(marks / "0.born").write_text(json.dumps(who))
+with open(pathlib.Path({folder!r}, "log.txt"), "a") as log:
+    log.write("2026-01-02 03:04:05,678 dslpar INFO step 3/9\\n")
+report = [who, "cause", time.time(), "ValueError: bad", "Traceback\\nValueError: bad\\n", "step 4"]
+(marks / "0.error").write_text(json.dumps(report))
+raise SystemExit(1)
+"""
+
+
+def test_the_first_failure_is_in_the_log_of_the_run(tmp_path: Path) -> None:
+    """The terminal may be closed by the time that somebody looks."""
+    (tmp_path / "log.txt").write_text("")
+    process = supervised(tmp_path, FAILING_RANK.format(folder=str(tmp_path)))
+    said = process.communicate(timeout=20)[1]
+    assert said.startswith("dslpar launch: rank 0 of 1 on node, step 4, failed first:\n  Traceback\n  ValueError: bad")
+    level, reason = run_list._last_words(tmp_path / "log.txt")
+    assert (level, reason) == (
+        "ERROR",
+        "dslpar launch: rank 0 of 1 on node, step 4, failed first: ValueError: bad",
+    )
 
 
 FAKE_RANK = """\

@@ -190,6 +190,11 @@ def test_nested_runs_are_found_and_what_runs_write_is_not_searched(folder: Path)
         list(find_runs(folder / "nowhere"))
 
 
+def put_folder_in_place_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "config.yaml: missing": lambda out: (out / "config.yaml").unlink(),
     "config.yaml: not YAML": lambda out: (out / "config.yaml").write_text("a: [1\n"),
@@ -198,7 +203,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "config.yaml: more than": lambda out: os.truncate(out / "config.yaml", 1 << 30),
     "metrics.jsonl: 1 line is no record": lambda out: (out / "metrics.jsonl").write_text("\x00\xff\n"),
     "metrics.jsonl: the last line is cut off": lambda out: os.truncate(out / "metrics.jsonl", 200),
-    "metrics.jsonl: no file": lambda out: ((out / "metrics.jsonl").unlink(), (out / "metrics.jsonl").mkdir()),
+    "metrics.jsonl: no file": lambda out: put_folder_in_place_of(out / "metrics.jsonl"),
 }
 
 
