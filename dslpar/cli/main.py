@@ -18,6 +18,7 @@ from typing import NoReturn
 from dslpar.core.argument_parser import ArgumentParser
 
 COMMANDS: Mapping[str, str] = {
+    "init": "write a config to start from, by flags or by a few questions",
     "lint": "find everything that is wrong with a config, before anything starts",
     "explain": "print the page of a rule: what it does, why, an example, what to use instead",
     "show": "print sizes, rank groups, stages and DeepSpeed's config",

@@ -1,0 +1,160 @@
+"""Models to start from, by a short name, a class of transformers', or a folder that transformers saved. No torch.
+
+    model = find_model("llama"); model.section, model.data
+    find_model("Qwen3ForCausalLM"); find_model("/models/Llama-3.2-1B")
+
+Sizes are small, so that a first run takes seconds on a CPU: what changes later is numbers, not the form of the file.
+(Hugging Face's tiny-random-... models are this idea.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dslpar.core.suggest import did_you_mean
+from dslpar.policies.data_types import data_types
+from dslpar.schema.transformers_configs import CONFIG_JSON, PACKAGE, TransformersConfig, table
+
+LAYERS, HIDDEN, HEADS, SEQ_LEN, IMAGE, CLASSES = 4, 128, 8, 128, 32, 10
+VOCAB = 384
+"""Bytes, special tokens, and room to be a multiple of 128."""
+
+_GPT = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_heads": HEADS, "vocab_size": 256, "max_seq_len": SEQ_LEN}
+_LLAMA = {
+    "num_kv_heads": HEADS // 2,
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "bias": False,
+    "tie_embeddings": False,
+}
+_RESMLP = {"num_layers": LAYERS, "hidden_size": HIDDEN, "image_size": IMAGE, "patch_size": 4, "num_classes": CLASSES}
+_CLASSES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+    "vitmae": "ViTMAEForPreTraining",
+    "swin": "SwinForImageClassification",
+    "resnet": "ResNetForImageClassification",
+    "gpt2": "GPT2LMHeadModel",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
+_SIZES = {
+    "layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "hidden": HIDDEN,
+    "heads": HEADS,
+    "kv_heads": HEADS // 2,
+    "head_dim": HIDDEN // HEADS,
+    "ffn": 2 * HIDDEN,
+    "experts": 4,
+    "active_experts": 2,
+    "expert_ffn": HIDDEN,
+    "shared_ffn": HIDDEN,
+    "vocab": VOCAB,
+    "positions": SEQ_LEN,
+    "image": IMAGE,
+    "patch": 4,
+    "channels": 3,
+}
+"""By what transformers_configs calls them; a config takes those that it has."""
+_MORE: Mapping[str, Mapping[str, object]] = {
+    "SwinForImageClassification": {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4},
+    "Swinv2ForImageClassification": {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4},
+    "ResNetForImageClassification": {"embedding_size": 16, "hidden_sizes": [16, 32, 64], "depths": [1, 2, 1]},
+    "ViTMAEForPreTraining": {
+        "decoder_hidden_size": 64,
+        "decoder_num_hidden_layers": 2,
+        "decoder_num_attention_heads": 4,
+        "decoder_intermediate_size": 128,
+    },
+    "RobertaForMaskedLM": {"max_position_embeddings": SEQ_LEN + 2},  # its positions begin after its padding's id
+    "OPTForCausalLM": {"word_embed_proj_dim": HIDDEN},
+}
+_LONG = 1024
+"""Tokens of a sample, at most, for a model that takes more than a first run should."""
+NAMES = ("gpt", "llama", "resmlp", *_CLASSES)
+"""Short names."""
+
+
+class StarterError(ValueError):
+    """A choice that cannot be; the text says why, and what to choose."""
+
+
+class Model(NamedTuple):
+    """The section `model`, and what the class learns from."""
+
+    section: Mapping[str, object]
+    data: Sequence[str]
+    """Types of the section `data`; none: a program brings the data."""
+    tokenizer: str = ""
+    """A folder with a tokenizer.json, for the text."""
+    seq_len: int | None = None
+    """Tokens of a sample, where it is not the longest that the model takes."""
+
+    def with_classes(self, count: int) -> Model:
+        """Return the model for another number of classes; as it is, if it has none or its folder says how many."""
+        section: dict[str, Any] = dict(self.section)
+        if "num_classes" in section:
+            section["num_classes"] = count
+        elif "num_labels" in section.get("config", {}):
+            section["config"] = section["config"] | {"num_labels": count}
+        return self._replace(section=section)
+
+
+def find_model(name: str, beside: str = ".") -> Model:
+    """Return the model of a short name, a class, or a folder; paths in it are relative to the folder `beside`.
+
+    Raises:
+        StarterError: there is none.
+    """
+    if name in ("gpt", "llama"):
+        return Model({"type": "GPT", **_GPT, **(_LLAMA if name == "llama" else {})}, ("text",))
+    if name == "resmlp":
+        return Model({"type": "ResMLP", **_RESMLP}, ("images",))
+    if os.path.isdir(name):
+        return _of_folder(name, beside)
+    cls = _CLASSES.get(name, name.removeprefix(PACKAGE))
+    known = table()["models"]
+    if cls not in known:
+        hint = did_you_mean(cls, (*NAMES, *known)) or f"choose one of {', '.join(NAMES)}"
+        raise StarterError(f"no model {name!r}: {hint}; or a class of transformers', or a folder with a {CONFIG_JSON}")
+    small = _small_config(cls)
+    longest = TransformersConfig(cls, small, None).longest_sequence
+    return Model({"type": PACKAGE + cls, "config": small}, data_types(cls), seq_len=None if longest else SEQ_LEN)
+
+
+def _small_config(cls: str) -> dict[str, object]:
+    config, more = TransformersConfig(cls, {}, None), _MORE.get(cls, {})
+    named = {config.own_name(size): value for size, value in _SIZES.items()}
+    values = {name: more.get(name, value) for name, value in named.items() if name}
+    values |= {name: value for name, value in more.items() if name not in values}
+    if cls.endswith("ForImageClassification"):
+        values["num_labels"] = CLASSES
+    pad = config.values.get("pad_token_id")
+    if "vocab_size" in values and type(pad) is int and pad >= VOCAB:
+        values["pad_token_id"] = 0
+    return values
+
+
+def _of_folder(folder: str, beside: str) -> Model:
+    path = os.path.join(folder, CONFIG_JSON)
+    try:
+        with open(path, encoding="utf-8") as file:
+            config: Any = json.load(file)
+        (cls,) = config["architectures"]
+    except OSError as error:
+        raise StarterError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StarterError(f"{path} does not name the class that saved it, in `architectures`") from error
+    relative = folder if os.path.isabs(folder) else os.path.relpath(folder, beside)
+    tokenizer = relative if os.path.exists(os.path.join(folder, "tokenizer.json")) else ""
+    longest = TransformersConfig(str(cls), config, None).longest_sequence or _LONG
+    return Model(
+        {"type": f"{PACKAGE}{cls}", "pretrained": relative}, data_types(str(cls)), tokenizer, min(longest, _LONG)
+    )

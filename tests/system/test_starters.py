@@ -1,0 +1,39 @@
+"""What `dslpar init` writes trains: each model for two steps in one process, and over ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+from dslpar.cli.main import main
+from dslpar.cli.starter_models import NAMES, find_model
+from tests.support.forked_runs import start_job
+from tests.support.runs import metrics
+from tests.support.sampling import sampled
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+SHORT = ("train.steps=2", "train.eval_interval=2", "train.eval_steps=1", "train.save_interval=0")
+RUNS = [(model, 1) for model in NAMES] + [(model, 8) for model in ("gpt", "llama", "bert", "t5", "vit", "resmlp")]
+
+
+@pytest.mark.parametrize(("model", "gpus"), sampled(RUNS, {("gpt", 8)}, named=lambda row: f"{row[0]}-{row[1]}"))
+def test_a_starter_trains(tmp_path: Path, model: str, gpus: int) -> None:
+    wanted = find_model(model)
+    if str(wanted.section["type"]).startswith("transformers.") and not HAS_TRANSFORMERS:
+        pytest.skip(NO_TRANSFORMERS)
+    words = [str(tmp_path / "config.py"), "--model", model, "--gpus", str(gpus)]
+    if wanted.data[0] == "images":
+        draw = numpy.random.default_rng(0)
+        images = draw.integers(0, 256, (256, 32, 32, 3), dtype=numpy.uint8)
+        numpy.savez(tmp_path / "images.npz", images=images, labels=draw.integers(0, 10, 256))
+        words += ["--data-path", str(tmp_path / "images.npz")]
+    assert main(["init", *words]) == 0
+    argv = ["--config", words[0], f"train.output_dir={tmp_path / 'out'}", *SHORT]
+    said = tmp_path / "said.txt"
+    with start_job(gpus, argv, said) as job:
+        assert job.wait(200) == [0] * gpus, said.read_text()
+    lines = metrics(tmp_path / "out")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[1]["eval_loss"] > 0
