@@ -31,8 +31,9 @@ dslpar init mine.py --model vit --data-path images        a folder with a folder
 dslpar init mine.py --model /models/Llama-3.2-1B          weights to begin with
 dslpar init mine.py --from libai their_config.py          what dslpar import does
 
-The layout: 2 tensor ranks within a node where sizes divide, a stage of the pipeline a node (2 on one
-node of 8 ranks or more), all else data ranks. Sizes of models are small: a first run takes seconds.
+The layout: 2 tensor ranks within a node where sizes divide, a stage of the pipeline a node (2 on
+one node of 8 ranks or more), all else data ranks. Sizes of models are small: a first run takes
+seconds.
 
 exit status: 0 written, 1 lint has errors in what was chosen (nothing is written), 2 wrong usage"""
 _DEFAULT_FILE = "config.py"
