@@ -3,6 +3,7 @@
 # make prove   the same with every test; PART=kills: one part of them, `make parts` lists the parts
 # make lint    the checks alone
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
+# make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
 # make bench   side-by-side measurements, as ratios
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
@@ -41,7 +42,7 @@ $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove parts versions lint bench
+.PHONY: help setup demo test prove parts versions lint bench docs
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -58,7 +59,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $(BEGUN)
 	@echo "installing torch, DeepSpeed and the tools"
 	@$(PIP) torch setuptools wheel
-	@$(PIP) --no-build-isolation --config-settings editable_mode=compat --editable '.[mpi,test]'
+	@$(PIP) --no-build-isolation --config-settings editable_mode=compat --editable '.[mpi,test,docs]'
 	@$(BIN)/python -m compileall -q dslpar layers
 	@rm -f $(BEGUN)
 	@touch $(STAMP)
@@ -88,6 +89,10 @@ parts:
 
 versions: $(STAMP)
 	$(BIN)/nox --noxfile tools/noxfile.py $(if $(ROW),--session "tests($(ROW))")
+
+docs: $(STAMP)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --conf-dir docs . build/site
+	@echo "build/site/docs/index.html"
 
 bench: $(STAMP)
 	@$(BIN)/python -m compileall -q dslpar layers

@@ -119,9 +119,12 @@ class Layers(PlainModel):
 class ModelFromConfig(Layers):
     """Base of a model that makes its list of layers itself: `__init__` sets `layers_cfg`, as ColossalAI has it.
 
-    @MODELS.register_module
-    class Net(ModelFromConfig):
-        def __init__(self, width): self.layers_cfg = [dict(type='Linear', in_features=8, out_features=width), ...]
+    Registered, it is `model = dict(type='Net', width=16)` in a config.
+
+        @MODELS.register_module
+        class Net(ModelFromConfig):
+            def __init__(self, width):
+                self.layers_cfg = [dict(type='Linear', in_features=8, out_features=width), ...]
     """
 
     def __init__(self) -> None:
