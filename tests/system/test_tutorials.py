@@ -1,0 +1,197 @@
+"""The tutorials, docs/tutorials: every block of code is run, from top to bottom of its page, in a folder of its own.
+
+A block whose info string names a file, as in
+
+    ```python mine.py
+
+is written to that file. A `console` block has commands, which begin with `$`, and below each lines of what it prints;
+`...` in such a line stands for anything. `dslpar launch` and `torchrun` start their ranks here by a fork, and a program
+of a page runs as it is; after `# exit status N` the command must end so. There are no other blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+import yaml
+
+from dslpar.cli.main import main as cli
+from tests.support.forked_runs import start_program
+from tests.support.paths import ROOT
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+FOLDER = ROOT / "docs" / "tutorials"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+OF_THE_CHECKOUT = ("configs", "hostfiles", "tools", "train.py", "dslpar", "layers")
+WORDS_A_MINUTE = 200
+
+
+class Block(NamedTuple):
+    """A block of code of a page."""
+
+    language: str
+    name: str
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    found = re.finditer(r"^```(\w*) ?(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(*each.groups(), line=text[: each.start()].count("\n") + 1) for each in found]
+
+
+def commands(block: Block) -> list[tuple[str, list[str]]]:
+    """The commands of a console block, each with the lines that it is to print."""
+    parts = [part.splitlines() for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE) if part]
+    return [(command, [line for line in output if line.strip()]) for command, *output in parts]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_short_and_has_no_block_that_is_not_run(page: str) -> None:
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 10 * WORDS_A_MINUTE, "ten minutes to read"
+    assert blocks(page)
+    assert len(blocks(page)) == text.count("\n```") // 2 + text.startswith("```"), "a block is not closed"
+    for block in blocks(page):
+        assert block.language == "console" or block.name, f"{page}.md:{block.line}: neither a file nor commands"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\((\w+)\.md\)", index)) == PAGES
+
+
+KUBERNETES = json.loads((ROOT / "tests" / "support" / "kubernetes-1.37.json").read_text())["definitions"]
+
+
+def manifests() -> list[dict[str, Any]]:
+    """Those of Kubernetes."""
+    (block,) = (block for block in blocks("hosts") if block.language == "yaml")
+    return list(yaml.safe_load_all(block.text))
+
+
+def test_the_manifests_are_valid() -> None:
+    for manifest in manifests():
+        jsonschema.Draft7Validator(KUBERNETES[manifest["kind"]]).validate(manifest)
+    assert {manifest["kind"] for manifest in manifests()} == KUBERNETES.keys()
+    *_, job = manifests()
+    with pytest.raises(jsonschema.ValidationError, match="completionmode"):
+        jsonschema.Draft7Validator(KUBERNETES["Job"]).validate(
+            job | {"spec": job["spec"] | {"completionmode": "Indexed"}}
+        )
+
+
+def test_what_a_pod_runs_is_what_the_page_prints() -> None:
+    """The command of the manifest is that of the page, but for where the hosts' file is, and the pod's number."""
+    *_, hosts, job = manifests()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    of_pod = " ".join([*container["command"], *container["args"]])
+    shown = next(command for block in blocks("hosts") for command, _ in commands(block) if "hosts_of_pods" in command)
+    assert of_pod.replace("/hosts/hosts", "hosts_of_pods").replace("$(JOB_COMPLETION_INDEX)", "1") + " --print" == shown
+    (listed,) = (block.text for block in blocks("hosts") if block.name == "hosts_of_pods")
+    assert hosts["data"]["hosts"] == listed
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "transformers." in "".join(block.text for block in blocks(page)) and not HAS_TRANSFORMERS:
+        pytest.skip(NO_TRANSFORMERS)
+    for name in OF_THE_CHECKOUT:
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for block in blocks(page):
+        where = f"{page}.md:{block.line}"
+        if block.language != "console":
+            file = tmp_path / block.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text, encoding="utf-8")
+            continue
+        for line, expected in commands(block):
+            command, _, wanted = line.partition("  # exit status ")
+            status, printed = run(command.partition("  #")[0].strip(), tmp_path)
+            assert status == int(wanted or 0), f"{where}: {command}: status {status}:\n{printed}"
+            for each in expected:
+                pattern = ".*".join(map(re.escape, each.strip().split("...")))
+                assert re.search(pattern, printed), f"{where}: {command}: no line {each!r} in:\n{printed}"
+
+
+# ---- commands ----
+
+
+def run(command: str, folder: Path) -> tuple[int, str]:
+    """Run a command of a page; its status, and what it has printed."""
+    words = shlex.split(command)
+    if words[:2] == ["dslpar", "launch"] and not {"--print", "--check"} & set(words):
+        return launch(words[2:], folder)
+    if words[0] == "torchrun":
+        count, program = int(words[words.index("--nproc_per_node") + 1]), words[3]
+        return forked(count, lambda: run_file(program, words[4:]), folder)
+    if words[0] == "dslpar":
+        return in_process(words[1:])
+    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def in_process(words: list[str]) -> tuple[int, str]:
+    """A command of dslpar's, in this process."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            status = cli(words)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return status, printed.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
+
+def launch(words: list[str], folder: Path) -> tuple[int, str]:
+    """`dslpar launch CFG --world-size N ...`: the same lint first, then the same program on as many ranks."""
+    at = words.index("--world-size")
+    count, rest = int(words[at + 1]), words[:at] + words[at + 2 :]
+    config = next(word for word in rest if not word.startswith("-") and "=" not in word)
+    rest.remove(config)
+
+    def program() -> int:
+        from dslpar.training.main import main
+
+        return main(["--config", config, *rest])
+
+    return forked(count, program, folder)
+
+
+def run_file(name: str, argv: list[str]) -> int:
+    """A program of the page, as Python runs a file."""
+    sys.argv = [name, *argv]
+    runpy.run_path(name, run_name="__main__")
+    return 0
+
+
+def forked(count: int, program: Callable[[], int], folder: Path) -> tuple[int, str]:
+    """Ranks in the page's folder; the first status that is not 0."""
+
+    def there() -> int:
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))  # as `python -m` does, which `dslpar launch` starts
+        return program()
+
+    said = folder / ".said"
+    said.write_text("")
+    with start_program(count, there, said) as job:
+        statuses = job.wait(200)
+    return next((int(status) for status in statuses if status), 0), said.read_text(encoding="utf-8")
