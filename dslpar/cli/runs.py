@@ -51,7 +51,7 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
-        runs = [_with_checkpoint(run) for run in run_list.find_runs(Path(args.folder))]
+        runs = [_with_checkpoint(run) for run in run_list.find_runs(Path(args.folder), _tell_unreadable)]
     except OSError as error:
         parser.error(f"cannot read {args.folder}: {error.strerror}")
     runs = _sorted([run for run in runs if args.state in (None, run.state)], args.sort, args.reverse)
@@ -62,6 +62,10 @@ def _list(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         _print_table(runs)
     return 0
+
+
+def _tell_unreadable(error: OSError) -> None:
+    sys.stderr.write(visible(f"{error.filename}: {error.strerror}") + "\n")
 
 
 def _with_checkpoint(run: Run) -> Run:

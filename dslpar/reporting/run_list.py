@@ -22,7 +22,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,20 +76,22 @@ class Run(NamedTuple):
     """What of the folder cannot be read."""
 
 
-def find_runs(root: Path) -> Iterator[Run]:
-    """Yield the runs below a folder, and the one that it is itself, by name."""
-    for path in run_folders(root):
-        yield read_run(path, os.path.relpath(path, root))
+def find_runs(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Run]:
+    """Yield the runs below a folder, and the one that it is itself, by name.
 
-
-def run_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of runs, `root` among them, in order; what a run writes by itself is not searched.
+    on_error: is told of each folder below `root` that cannot be read.
 
     Raises:
         OSError: `root` cannot be read.
     """
-    os.listdir(root)  # os.walk says nothing of a folder that it cannot read
-    for folder, folders, files in os.walk(root):
+    for path in run_folders(root, on_error):
+        yield read_run(path, os.path.relpath(path, root))
+
+
+def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
+    """Yield the folders of runs, as `find_runs` does; what a run writes by itself is not searched."""
+    os.listdir(root)  # os.walk would say nothing
+    for folder, folders, files in os.walk(root, onerror=on_error):
         names = {*folders, *files}
         if run_dir.METRICS in names or (run_dir.CONFIG in names and names & {run_dir.CHECKPOINTS, run_dir.LOCK}):
             yield Path(folder)
@@ -119,26 +121,23 @@ def _with_config(run: Run) -> Run:
     except OSError as error:
         return _with_problem(run, f"{run_dir.CONFIG}: {error.strerror}")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return _with_problem(run, f"{run_dir.CONFIG}: not YAML: {str(error).splitlines()[-1].strip()}")
+        why = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        return _with_problem(run, f"{run_dir.CONFIG}: not YAML: {why}")
     if not isinstance(values, dict):
         return _with_problem(run, f"{run_dir.CONFIG}: not a config")
     steps = _at(values, "train", "steps")
     run = run._replace(steps=steps if type(steps) is int else sections.Train().steps)
-    try:
-        return run._replace(layout=_layout(values), world_size=int(_at(values, "resolved", "world_size")))
-    except (TypeError, ValueError):
+    world_size, layout = _at(values, "resolved", "world_size"), _layout(values)
+    if type(world_size) is not int or not layout:
         return _with_problem(run, f"{run_dir.CONFIG}: does not say the layout")
+    return run._replace(layout=layout, world_size=world_size)
 
 
 def _layout(values: Mapping[str, Any]) -> str:
-    """Describe a layout as checkpoints do.
-
-    Raises:
-        TypeError: the config does not say it.
-    """
+    """Describe a layout as checkpoints do; empty: the config does not say it."""
     pipe, data, tensor = (_at(values, "resolved", "parallel", axis) for axis in ("pipeline", "data", "tensor"))
     if not isinstance(tensor, dict) or type(pipe) is not int or type(data) is not int:
-        raise TypeError("no layout")
+        return ""
     mode = f" ({tensor['mode']})" if tensor.get("mode") else ""
     zero = values.get("zero")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else zero or 0

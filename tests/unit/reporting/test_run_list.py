@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import time
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dslpar.cli.main import main
 from dslpar.linter import check
 from dslpar.reporting import run_dir, run_list
 from dslpar.reporting.run_list import Run, find_runs, read_run
@@ -225,6 +229,43 @@ def test_damage_is_told_and_the_other_runs_are_listed(folder: Path, problem: str
 def test_no_config_ends_the_list(folder: Path, text: bytes) -> None:
     (folder / "config.yaml").write_bytes(text)
     assert only(folder).problems
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=6,
+)
+CONFIGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "train": VALUES | st.fixed_dictionaries({"steps": VALUES}),
+        "zero": VALUES | st.fixed_dictionaries({"stage": VALUES}),
+        "resolved": VALUES
+        | st.fixed_dictionaries(
+            {
+                "world_size": VALUES,
+                "parallel": st.fixed_dictionaries({"pipeline": VALUES, "data": VALUES, "tensor": VALUES}),
+            }
+        ),
+    },
+)
+RECORDS = st.lists(
+    VALUES | st.fixed_dictionaries({"step": VALUES, "loss": VALUES, "tokens_per_s": VALUES, "eval_loss": VALUES})
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CONFIGS | st.binary(), RECORDS | st.binary(), st.text() | st.binary())
+def test_whatever_a_folder_holds_it_is_listed(folder: Path, config: object, records: object, text: str | bytes) -> None:
+    (folder / "config.yaml").write_bytes(config if isinstance(config, bytes) else json.dumps(config).encode())
+    lines = records if isinstance(records, bytes) else "".join(json.dumps(each) + "\n" for each in records).encode()  # type: ignore[attr-defined]
+    (folder / "metrics.jsonl").write_bytes(lines)
+    (folder / "log.txt").write_bytes(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
+    run = only(folder)
+    assert run.state in run_list.STATES
+    assert main(["runs", str(folder), "--sort", "loss"]) == 0
+    assert main(["runs", str(folder), "--format", "json"]) == 0
 
 
 def test_two_hundred_runs_take_a_blink(folder: Path) -> None:
