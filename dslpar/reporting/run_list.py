@@ -95,7 +95,13 @@ def run_folders(root: Path, on_error: Callable[[OSError], object] | None = None)
         names = {*folders, *files}
         if run_dir.METRICS in names or (run_dir.CONFIG in names and names & {run_dir.CHECKPOINTS, run_dir.LOCK}):
             yield Path(folder)
-        folders[:] = sorted(name for name in folders if name not in _NOT_ENTERED and not name.startswith("."))
+        searched = (name for name in folders if name not in _NOT_ENTERED and not name.startswith("."))
+        folders[:] = sorted(searched, key=_natural)
+
+
+def _natural(name: str) -> list[int | str]:
+    """Return what to sort by so that run2 comes before run10: text and numbers in turn."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]{1,18})", name))]
 
 
 def read_run(path: Path, name: str = "") -> Run:

@@ -37,3 +37,18 @@ def test_a_starter_trains(tmp_path: Path, model: str, gpus: int) -> None:
     lines = metrics(tmp_path / "out")
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[1]["eval_loss"] > 0
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+def test_a_folder_of_transformers_goes_on_training(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(**find_model("LlamaForCausalLM").section["config"])  # type: ignore[arg-type]
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    config_file = str(tmp_path / "config.py")
+    assert main(["init", config_file, "--model", str(tmp_path / "llama"), "--gpus", "4"]) == 0
+    said = tmp_path / "said.txt"
+    with start_job(4, ["--config", config_file, f"train.output_dir={tmp_path / 'out'}", *SHORT], said) as job:
+        assert job.wait(200) == [0] * 4, said.read_text()
+    assert len(metrics(tmp_path / "out")) == 2

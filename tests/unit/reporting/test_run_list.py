@@ -194,6 +194,13 @@ def test_nested_runs_are_found_and_what_runs_write_is_not_searched(folder: Path)
         list(find_runs(folder / "nowhere"))
 
 
+def test_numbers_in_names_count(tmp_path: Path) -> None:
+    for name in ("run10", "run9", "run", "10", "9", "a2b10", "a2b9", "²"):
+        (tmp_path / name).mkdir()
+        records(tmp_path / name, 1)
+    assert [run.name for run in find_runs(tmp_path)] == ["9", "10", "a2b9", "a2b10", "run", "run9", "run10", "²"]
+
+
 def put_folder_in_place_of(path: Path) -> None:
     path.unlink()
     path.mkdir()
