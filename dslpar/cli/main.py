@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = COMMANDS[name]
     if actions := getattr(command, "ACTIONS", None):
         default = getattr(command, "DEFAULT", "")
-        if default and argv[:1] not in (["-h"], ["--help"]) and (not argv or argv[0] not in actions):
+        if default and (not argv or argv[0] not in actions):
             argv = [default, *argv]
         if not argv or argv[0] not in actions:
             helps = {each: action.help for each, action in actions.items()}

@@ -79,9 +79,9 @@ def make_starter(choices: Choices, path: str) -> Starter:
         if not findings:
             break
     if not tried:
-        raise StarterError(
-            f"{world_size} ranks are not a multiple of tensor {choices.tensor} * pipeline {choices.pipeline}"
-        )
+        asked = {"tensor": choices.tensor, "pipeline": choices.pipeline}
+        product = " * ".join(f"{name} {size}" for name, size in asked.items() if size is not None)
+        raise StarterError(f"{world_size} ranks are not a multiple of {product}")
     return min(tried, key=lambda starter: _weight(starter.findings))  # the first of those that have the least
 
 
