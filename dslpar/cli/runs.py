@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,17 +130,30 @@ _RIGHT = {"step", "loss", "held-out", "per s", "age"}
 """Columns whose values end at the same place."""
 
 
+_DROPPED_FIRST = ("layout", "checkpoint")
+"""Columns that a narrow terminal does without."""
+
+
 def _print_table(runs: Sequence[Run]) -> None:
     now = time.time()
     rows = [_row(run, now) for run in runs]
     lines = [{key: key for key in rows[0]}, *rows]
     widths = {key: max(len(line[key]) for line in lines) for key in rows[0]}
+    left_out = []
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        for key in _DROPPED_FIRST:
+            if sum(widths.values()) + 2 * (len(widths) - 1) > columns:
+                del widths[key]
+                left_out.append(key)
     for line in lines:
-        cells = [text.rjust(widths[key]) if key in _RIGHT else text.ljust(widths[key]) for key, text in line.items()]
+        cells = [line[key].rjust(width) if key in _RIGHT else line[key].ljust(width) for key, width in widths.items()]
         print("  ".join(cells).rstrip())
     for run in runs:
         for text in (*([run.reason] if run.state in ("failed", "stopped") else []), *run.problems):
             print(visible(f"{run.name}: {text}"))
+    if left_out:
+        print(" and ".join(left_out) + ": in a wider terminal, or with --format json")
 
 
 def _row(run: Run, now: float) -> dict[str, str]:

@@ -46,6 +46,18 @@ def test_the_table_has_a_line_a_run_and_what_is_wrong_below(outputs: Path, capsy
     assert lines[5].startswith("c: config.yaml: not YAML")
 
 
+def test_a_narrow_terminal_shows_fewer_columns_and_says_which(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, left_out in ((200, ""), (100, "layout: in a wider"), (60, "layout and checkpoint: in a wider")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = run(capsys, outputs)
+        assert ("layout" in out.splitlines()[0]) == (columns == 200)
+        assert ("checkpoint" in out.splitlines()[0]) == (columns != 60)
+        assert left_out in out.splitlines()[-1]
+
+
 def test_json_has_the_same(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found: list[dict[str, Any]] = json.loads(run(capsys, "list", outputs, "--format", "json"))
     assert [(each["name"], each["state"], each["loss"]) for each in found] == [
