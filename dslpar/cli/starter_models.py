@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dslpar.core.suggest import did_you_mean
 from dslpar.policies.data_types import data_types
+from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema.transformers_configs import CONFIG_JSON, PACKAGE, TransformersConfig, table
 
 LAYERS, HIDDEN, HEADS, SEQ_LEN, IMAGE, CLASSES = 4, 128, 8, 128, 32, 10
@@ -63,6 +64,24 @@ _SIZES = {
     "channels": 3,
 }
 """By what transformers_configs calls them; a config takes those that it has."""
+_FIELDS: Mapping[str, object] = {
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "router_jitter_noise": 0.0,  # else it is refused: what is drawn depends on the layout
+}
+"""By the config's own names; likewise."""
+_LATENT = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": HEADS,
+}
+"""Of classes with latent attention, which has keys of its own for each head."""
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _MORE: Mapping[str, Mapping[str, object]] = {
     "SwinForImageClassification": {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4},
     "Swinv2ForImageClassification": {"embed_dim": 32, "depths": [2, 2], "num_heads": [4, 8], "window_size": 4},
@@ -75,6 +94,8 @@ _MORE: Mapping[str, Mapping[str, object]] = {
     },
     "RobertaForMaskedLM": {"max_position_embeddings": SEQ_LEN + 2},  # its positions begin after its padding's id
     "OPTForCausalLM": {"word_embed_proj_dim": HIDDEN},
+    "CohereCompassForCausalLM": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "Gemma4ForCausalLM": {"hidden_size_per_layer_input": 0},  # a second table of tokens is refused
 }
 _LONG = 1024
 """Tokens of a sample, at most, for a model that takes more than a first run should."""
@@ -124,16 +145,28 @@ def find_model(name: str, beside: str = ".") -> Model:
     if cls not in known:
         hint = did_you_mean(cls, (*NAMES, *known)) or f"choose one of {', '.join(NAMES)}"
         raise StarterError(f"no model {name!r}: {hint}; or a class of transformers', or a folder with a {CONFIG_JSON}")
+    _check_trained(cls)
     small = _small_config(cls)
     longest = TransformersConfig(cls, small, None).longest_sequence
     return Model({"type": PACKAGE + cls, "config": small}, data_types(cls), seq_len=None if longest else SEQ_LEN)
 
 
+def _check_trained(cls: str) -> None:
+    """Raise StarterError for a class that a run would refuse."""
+    if cls not in POLICIES and cls not in DERIVED:
+        raise StarterError(f"{cls} is not trained unasked: no policy of it is proven (docs/transformers.md has those)")
+
+
 def _small_config(cls: str) -> dict[str, object]:
     config, more = TransformersConfig(cls, {}, None), _MORE.get(cls, {})
     named = {config.own_name(size): value for size, value in _SIZES.items()}
-    values = {name: more.get(name, value) for name, value in named.items() if name}
-    values |= {name: value for name, value in more.items() if name not in values}
+    values: dict[str, object] = {name: value for name, value in named.items() if name}
+    values |= {name: value for name, value in _FIELDS.items() if config.values.get(name, value) != value}
+    if "kv_lora_rank" in config.values:
+        values |= {name: value for name, value in _LATENT.items() if name in config.values}
+        if "head_dim" in values:  # rotary's
+            values["head_dim"] = _LATENT["qk_rope_head_dim"]
+    values |= more
     if cls.endswith("ForImageClassification"):
         values["num_labels"] = CLASSES
     pad = config.values.get("pad_token_id")
@@ -152,6 +185,7 @@ def _of_folder(folder: str, beside: str) -> Model:
         raise StarterError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StarterError(f"{path} does not name the class that saved it, in `architectures`") from error
+    _check_trained(str(cls))
     relative = folder if os.path.isabs(folder) else os.path.relpath(folder, beside)
     tokenizer = relative if os.path.exists(os.path.join(folder, "tokenizer.json")) else ""
     longest = TransformersConfig(str(cls), config, None).longest_sequence or _LONG
