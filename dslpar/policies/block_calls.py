@@ -74,6 +74,8 @@ class BlockCalls:
                     )
                     _refuse(f"{name}.{number}: {message}")
         calls = [[block.call for block in blocks] for blocks in lists]
+        if any(call.get("past_key_values") is not None for of_list in calls for call in of_list):
+            _refuse("its blocks are called with a cache, which would grow from step to step")
         for each in part.stand_ins:
             each.clear()
         return calls

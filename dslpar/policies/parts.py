@@ -29,8 +29,7 @@ class Parts:
         self.lists: dict[str, Sequence[nn.Module]] = {name: list(model.get_submodule(name)) for name in self.blocks}
         self.bare = _without(model, self.blocks)
         self.table, self.head = self._find_vocabulary()
-        accepted = inspect.signature(type(model).forward).parameters
-        self._settings: Mapping[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
+        self._settings: Mapping[str, Any] = {"use_cache": False} if _may_cache(model) else {}
 
     def _find_vocabulary(self) -> tuple[str, str]:
         """Return the names of the table of tokens and of the head; "" for what the model does not have."""
@@ -152,6 +151,16 @@ class Parts:
 def _shares(module: nn.Module, table: nn.Module) -> bool:
     """Whether a module is a table itself, or has its weight."""
     return any(p is table.weight for p in module.parameters(recurse=False))
+
+
+def _may_cache(model: Any) -> bool:
+    """Return whether a model's forward, or the one within that it hands its other arguments to, keeps keys and values.
+
+    A cache that blocks were called with once would grow from step to step.
+    """
+    own, inner = (inspect.signature(type(each).forward).parameters for each in (model, model.base_model))
+    hands_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
+    return "use_cache" in own or (hands_on and "use_cache" in inner)
 
 
 def _without(model: nn.Module, blocks: Sequence[str]) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -20,6 +21,8 @@ if not HAS_TRANSFORMERS:
 import transformers
 
 from dslpar.models.layered import build_layer, build_module
+from dslpar.policies import parts
+from dslpar.policies.derive import derive
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.model import HuggingFaceModel
 from dslpar.policies.policy import Policy
@@ -189,3 +192,13 @@ def test_a_class_that_nobody_has_proven_is_not_trained_by_its_plan_unasked(monke
     with pytest.raises(DslparError, match=r"TEN234 .*GraniteForCausalLM: .* is not proven for this class"):
         HuggingFaceModel(cls, config)
     assert "model.layers.0" in names_of(HuggingFaceModel(cls, config, policy="derived"))
+
+
+def test_no_block_is_called_with_a_cache_that_grows_from_step_to_step() -> None:
+    """GraniteMoE's forward does not name `use_cache`, and hands it on to one that does."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.GraniteMoeConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=2)
+    with torch.device("meta"):
+        model = transformers.GraniteMoeForCausalLM(config)
+    assert "use_cache" not in inspect.signature(type(model).forward).parameters
+    assert parts.Parts(model, derive(model))._settings == {"use_cache": False}
