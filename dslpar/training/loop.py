@@ -14,6 +14,7 @@ from typing import TextIO
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError, Finding
 from dslpar.data.order import Samples, micro_batches
+from dslpar.data.prefetch import Prefetcher
 from dslpar.data.source import Part, Source, make_samples
 from dslpar.distributed import collectives
 from dslpar.engine import nonfinite
@@ -55,6 +56,8 @@ class Trainer:
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
         self._device = device_name(engine)
+        size = job.batch.global_size
+        self._prefetcher = Prefetcher(self._train_batches, size, end=job.spec.train.steps * size)
 
     # ---- train, evaluate, save ----
 
@@ -76,6 +79,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             metrics = stack.enter_context(_open_to_append(self.folder / METRICS)) if self.folder else None
             bar = stack.enter_context(logging.progress_bar(train.steps, engine.steps_done, shown=bool(metrics)))
+            stack.callback(self._prefetcher.close)
             self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
@@ -102,7 +106,7 @@ class Trainer:
         self.last_checkpoint = ""
         consumed, began = engine.consumed_samples, time.perf_counter()
         try:
-            loss = engine.train_batch(self._micro_batches(self._train_samples, consumed))
+            loss = engine.train_batch(self._prefetcher.step(consumed))
         except Exception as error:
             if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no class for it
                 raise
@@ -114,6 +118,7 @@ class Trainer:
             "grad_norm": engine.grad_norm,
             "lr": engine.lr,
             **progress(job, engine.consumed_samples, step_s),
+            "data_s": self._prefetcher.wait_s,
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
@@ -203,7 +208,7 @@ class Trainer:
         """Return the finding of the step after `consumed` samples; it names the first value that is not finite."""
         step = consumed // self.job.batch.global_size + 1
         if self.engine.is_between_steps:
-            first = nonfinite.find_first_nonfinite(self.engine, self._micro_batches(self._train_samples, consumed))
+            first = nonfinite.find_first_nonfinite(self.engine, self._train_batches(consumed))
         else:  # another forward would need the step to be over, on all ranks
             first = f"not looked for, in the middle of a step; {self.engine.rank_description}"
         message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
@@ -249,6 +254,9 @@ class Trainer:
         if found := next(filter(None, collectives.gather_objects(findings, self.session.world)), None):
             raise DslparError(found)
         return samples
+
+    def _train_batches(self, consumed: int) -> Iterator[MicroBatch]:
+        return self._micro_batches(self._train_samples, consumed)
 
     def _micro_batches(self, samples: Samples | None, consumed: int) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches of the step that begins after `consumed` samples."""

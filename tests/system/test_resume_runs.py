@@ -31,7 +31,7 @@ data = dict(files=['text.txt'], eval_fraction=0.2)
 """
 TEXT = "".join(f"line {i} says {i * i}\n" for i in range(110))
 """About 24 samples to train on: an epoch is 3 steps, and step 5 is in the middle of the second."""
-TIMINGS = {"step_s", "tokens_per_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
+TIMINGS = {"step_s", "tokens_per_s", "data_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
 
 
 def command(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> list[str]:

@@ -21,7 +21,7 @@ from tests.support.forked_runs import start_job, train_alone
 from tests.support.runs import CONFIG, Finished, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
-FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "tflops_per_s"]
+FIELDS = ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "data_s", "tflops_per_s"]
 
 
 def train(folder: Path, *words: str, config: str = CONFIG, launcher: tuple[str, ...] = (PYTHON,)) -> Finished:

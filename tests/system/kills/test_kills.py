@@ -42,7 +42,7 @@ data = dict(files=['text.txt'])
 """
 TEXT = "".join(f"line {i} says {i * i}\n" for i in range(28))
 """About 29 samples: epochs end within steps."""
-TIMINGS = {"step_s", "tokens_per_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
+TIMINGS = {"step_s", "tokens_per_s", "data_s", "tflops_per_s", "mfu_causal", "mfu_6n"}
 
 Part = tuple[str, int]
 """A `.part` folder, and when its entries last changed: those that earlier kills have left stay as they are."""
