@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dslpar.linter.check import lint, load, resolve
     from dslpar.models.sequential import ModelFromConfig, Stage
     from dslpar.schema.registry import GRADIENT_HANDLER, LAYERS, MODELS
+    from dslpar.training.arguments import arguments
+    from dslpar.training.events import Event
+    from dslpar.training.fit import fit
 
 _HOMES = {
     "load": ("dslpar.linter.check", "load"),
@@ -37,6 +40,9 @@ _HOMES = {
     "start": ("dslpar.api", "start"),
     "Run": ("dslpar.api", "Run"),
     "initialize": ("dslpar.api", "initialize"),
+    "arguments": ("dslpar.training.arguments", "arguments"),
+    "fit": ("dslpar.training.fit", "fit"),
+    "Event": ("dslpar.training.events", "Event"),
     "Stage": ("dslpar.models.sequential", "Stage"),
     "ModelFromConfig": ("dslpar.models.sequential", "ModelFromConfig"),
     "build_pipeline_model": ("dslpar.engine.model", "build_pipeline_model"),
@@ -52,10 +58,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Finding", "L", "LazyCall",
-    "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "PipelineStageManager", "Run", "Stage",
-    "build_pipeline_model", "build_pipeline_model_from_cfg", "distribute_layers", "get_config", "initialize",
-    "instantiate", "lint", "load", "resolve", "start",
+    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Event", "Finding", "L",
+    "LazyCall", "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "PipelineStageManager", "Run",
+    "Stage", "arguments", "build_pipeline_model", "build_pipeline_model_from_cfg", "distribute_layers", "fit",
+    "get_config", "initialize", "instantiate", "lint", "load", "resolve", "start",
 ]  # fmt: skip
 
 

@@ -4,6 +4,8 @@
     for step in range(100):
         loss = engine.train_batch(...)
 
+    dslpar.fit(run, engine, train_data, eval_data)   # the loop of train.py, instead of one's own
+
     run = dslpar.start("configs/resnet.py")          # this rank's stage and groups, before there is a model
     model = dslpar.Stage(first_half() if run.stage == 0 else second_half())
     engine, train_data, *_ = dslpar.initialize(run, model=model, criterion=nn.CrossEntropyLoss(), train_data=images)
@@ -174,15 +176,17 @@ class Initialized(NamedTuple):
     lr_scheduler: Any
 
 
-def start(config: Config | check.Source, overrides: Sequence[str] = ()) -> Run:
+def start(config: Config | check.Source, overrides: Sequence[str] = (), trusted: Sequence[str] = ()) -> Run:
     """Lint the config for this world, set up torch.distributed, and check that all ranks run the same job.
 
     All ranks must call it together. A config without a model is one whose model the program will pass to `initialize`.
+    `trusted` are packages that the config may have called.
 
     Raises:
         DslparError: the config has errors for this world, or is not the same on all ranks.
     """
-    return _start(config, overrides, by_program=False)
+    loaded = config if isinstance(config, Config) or not trusted else check.load(config, overrides, trusted=trusted)
+    return _start(loaded, () if trusted else overrides, by_program=False)
 
 
 def initialize(

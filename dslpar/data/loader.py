@@ -3,6 +3,7 @@
     loader = Loader(PairSamples(dataset), job, data_rank, consumed_samples=lambda: engine.consumed_samples)
     for x, y in loader: ...                          # one epoch, from the run's position; then the next
     for step in range(len(loader)): ...              # its steps, each of `accumulation` micro-batches
+    for x, y in loader.step(consumed): ...           # the step that begins after so many samples
 
 A pass yields whole steps, `accumulation` micro-batches each. Where a step does not end with the epoch, it takes its
 last samples from the next one, and the next pass begins after them.
@@ -18,6 +19,13 @@ from torch.utils.data import default_collate
 from dslpar.core.catalog import raise_finding
 from dslpar.data.order import Samples, micro_batches
 from dslpar.layout.resolve import Job
+
+
+class StepData(Protocol):
+    """Data by steps: the position is a number of samples."""
+
+    def step(self, consumed: int) -> Iterator[tuple[Any, Any]]:
+        """Return this rank's micro-batches of the step after `consumed` samples; none where it reads none."""
 
 
 class Dataset(Protocol):
@@ -70,11 +78,14 @@ class Loader:
         return self.num_steps
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed
         start = self.consumed_samples()  # once: the engine steps while the pass goes on
         for step in range(self.num_steps):
-            consumed = start + step * batch.global_size
-            yield from micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
+            yield from self.step(start + step * self.job.batch.global_size)
+
+    def step(self, consumed: int) -> Iterator[tuple[Any, Any]]:
+        """Yield this rank's micro-batches of the step that begins after `consumed` samples, wherever the run is."""
+        batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed
+        return micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
 
 
 def is_dataset(data: object) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 log = logging.getLogger("dslpar")
+_ONLY_IN_FILE = "only_in_file"
 
 NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 
@@ -51,26 +52,50 @@ def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
 def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
     """Log our lines to the terminal and to log.txt, DeepSpeed's and Python's warnings to log.txt alone; on rank 0.
 
-    Without a folder, to the terminal alone.
+    Without a folder, to the terminal alone. A warning is logged once, whatever repeats it. Afterwards all is as before.
     """
     external = [logging.getLogger("DeepSpeed"), logging.getLogger("py.warnings")]
-    for logger in external:
-        logger.handlers, logger.propagate = [], False
-    logging.captureWarnings(True)
-    log.propagate = False
+    before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in (log, *external)]
     file: logging.Handler = logging.NullHandler()
     if rank == 0 and folder:
         file = _LogFile(folder / LOG, encoding="utf-8")
         file.setFormatter(_Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+        file.addFilter(_RepeatedWarnings())
     for logger in (log, *external):
+        logger.handlers, logger.propagate = [file], False
         logger.setLevel(logging.INFO)
-        logger.addHandler(file)
     if rank == 0:
         log.addHandler(_Terminal())
+    logging.captureWarnings(True)
     try:
         yield
     finally:
         file.close()
+        logging.captureWarnings(False)
+        for logger, handlers, propagate, level in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+
+
+def log_to_file(text: str) -> None:
+    """Log an error to log.txt alone: who raises it is the one to show it."""
+    log.error("%s", text, extra={_ONLY_IN_FILE: True})
+
+
+class _RepeatedWarnings(logging.Filter):
+    """Lets each warning pass once, by its text: DeepSpeed repeats some of its own at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        text = record.getMessage()
+        is_new = text not in self._logged
+        self._logged.add(text)
+        return is_new
 
 
 class _Formatter(logging.Formatter):
@@ -103,6 +128,8 @@ class _Terminal(logging.Handler):
         self.setFormatter(_Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, _ONLY_IN_FILE, False):
+            return
         from tqdm import tqdm
 
         tqdm.write(self.format(record), file=sys.stdout)

@@ -1,4 +1,7 @@
-"""The training loop: samples in; metrics, monitors and checkpoints out."""
+"""The training loop: micro-batches in; metrics, monitors, checkpoints and events out.
+
+train.py and `dslpar.fit` both run it, over data and an engine that each has made its own way.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,32 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TextIO
+from types import MappingProxyType
+from typing import Any, Literal, TextIO
 
-from dslpar.core.catalog import finding
-from dslpar.core.errors import DslparError, Finding
-from dslpar.data.order import Samples, micro_batches
+from dslpar.data.loader import StepData
 from dslpar.data.prefetch import Prefetcher
-from dslpar.data.source import Part, Source, make_samples
-from dslpar.distributed import collectives
-from dslpar.engine import nonfinite
 from dslpar.engine.engine import Engine
-from dslpar.engine.micro_batches import MicroBatch
-from dslpar.layout.deepspeed_config import ds_config
-from dslpar.layout.resolve import Job
-from dslpar.policies.data_types import inputs_of
-from dslpar.reporting import logging, monitors
+from dslpar.reporting import logging, monitors, run_dir
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, is_in_place, truncate_csv, write_record
-from dslpar.training.metrics import device_name, loss_scale, progress, throughput, unit_of
-from dslpar.training.session import SLOW_FACTOR, Session, any_rank
+from dslpar.training import failures
+from dslpar.training.events import Event, Hook, hook_name
+from dslpar.training.metrics import (
+    device_name,
+    log_memory,
+    log_step,
+    loss_scale,
+    progress,
+    sample_size,
+    seconds_left,
+    throughput,
+    unit_of,
+)
+from dslpar.training.session import NO_LIMIT, SLOW_FACTOR, Session, any_rank
+from dslpar.training.step_data import PartData
 
-_MAX_SKIPPED = 3
 _SCALE_EXHAUSTED = "loss scale already at minimum"
 """What DeepSpeed raises when a gradient overflows even then."""
 
@@ -40,11 +46,21 @@ Record = dict[str, int | float]
 class Trainer:
     """The steps of a run, from where the engine stands.
 
-    All ranks call its methods together. `folder` is the run folder on rank 0, which writes there; None on other ranks.
+    All ranks call its methods together. `eval_data`: None where the run has none, on all ranks alike. `folder` is the
+    run folder on rank 0, which writes there; None on other ranks. `hooks` are told what happens, on every rank.
     """
 
-    def __init__(self, job: Job, engine: Engine, source: Source, folder: Path | None, session: Session) -> None:
-        self.job, self.engine, self.source, self.folder, self.session = job, engine, source, folder, session
+    def __init__(
+        self,
+        engine: Engine,
+        train_data: StepData,
+        eval_data: StepData | None,
+        folder: Path | None,
+        session: Session,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.job, self.engine, self.folder, self.session, self.hooks = engine.job, engine, folder, session, hooks
+        self.train_data, self.eval_data = train_data, eval_data
         self.stopped = False
         """Whether the run was told to stop, and has."""
         self.last_checkpoint = ""
@@ -55,25 +71,33 @@ class Trainer:
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
+        self._began_s = math.nan
+        """When the second of these steps began: the first one, which may compile, tells nothing of the others."""
         self._device = device_name(engine)
-        size = job.batch.global_size
-        self._prefetcher = Prefetcher(self._train_batches, size, end=job.spec.train.steps * size)
+        size = engine.job.batch.global_size
+        # A program's own data may draw from torch's generator, and a thread of it would draw between a step's dropouts.
+        end = self.job.spec.train.steps * size if isinstance(train_data, PartData) else 0
+        self._prefetcher = Prefetcher(train_data.step, size, end=end)
 
     # ---- train, evaluate, save ----
 
-    def train(self) -> None:
+    def train(self) -> Record:
         """Take all steps that are left, or stop after the step in which a rank was told to.
 
         Evaluates before the first step and after the last too, if the config asks for evaluation.
+
+        Returns:
+            The last step's line of metrics.jsonl; empty where no step was left.
 
         Raises:
             DslparError: on every rank, if one cannot write, the run folder is gone, or the loss or the gradient is no
                 longer finite.
         """
         train, engine = self.job.spec.train, self.engine
-        loss_before = self.evaluate() if train.eval_interval is not None and engine.steps_done == 0 else None
+        loss_before = self.evaluate() if self._eval_interval is not None and engine.steps_done == 0 else None
         if loss_before is not None:
             log.info("held-out loss before: %.4f", loss_before)
+            self._notify("eval", {"step": 0, "eval_loss": loss_before})
         self._open_monitors()
         record: Record = {}
         with contextlib.ExitStack() as stack:
@@ -85,17 +109,21 @@ class Trainer:
                 record = self.train_step()
                 if metrics is not None:
                     self._write(metrics, record)
+                self._after_step(record)
                 self.stopped = self._sync_ranks()
                 # After the last step and every save_interval steps; also when told to stop; never if that is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
-                    self.save_checkpoint(metrics)
+                    self.save_checkpoint(metrics, record)
                 self._check_finite(record)
                 bar.update()
         monitors.close(engine.deepspeed.monitor)
         if self._folder_gone:
-            raise self._run_folder_gone()
+            raise failures.run_folder_gone(engine, self.last_checkpoint)
         if loss_before is not None and "eval_loss" in record:
             log.info("held-out loss before: %.4f, after: %.4f", loss_before, record["eval_loss"])
+        if record and engine.steps_done == train.steps:
+            self._notify("end", record)
+        return record
 
     def train_step(self) -> Record:
         """Take a step, and evaluate if that is due; return its line in metrics.jsonl."""
@@ -110,7 +138,7 @@ class Trainer:
         except Exception as error:
             if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no class for it
                 raise
-            raise self._not_finite(consumed, "at the smallest loss scale") from None
+            raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
         step_s = time.perf_counter() - began
         record: Record = {
             "step": engine.steps_done,
@@ -122,21 +150,32 @@ class Trainer:
             **throughput(job, self._device, job.batch.global_size * job.seq_len / step_s),
             **scale,
         }
-        eval_interval = job.spec.train.eval_interval
-        if eval_interval is not None and self._is_due(eval_interval):
+        if self._eval_interval is not None and self._is_due(self._eval_interval):
             record["eval_loss"] = self.evaluate()
         return record
 
     def evaluate(self) -> float:
-        """Return the loss over `eval_steps` global batches of held-out text, the same ones each time."""
+        """Return the loss over `eval_steps` global batches of held-out data, the same ones each time."""
+        assert self.eval_data is not None
         steps, losses = self.job.spec.train.eval_steps, []
         for step in range(steps):
             self.session.enter("evaluating", self.engine.steps_done, SLOW_FACTOR)
-            batches = self._micro_batches(self._held_out_samples, step * self.job.batch.global_size)
-            losses.append(self.engine.eval_batch(batches))
+            losses.append(self.engine.eval_batch(self.eval_data.step(step * self.job.batch.global_size)))
         return sum(losses) / steps
 
-    def save_checkpoint(self, metrics: TextIO | None) -> None:
+    def evaluate_alone(self) -> Record:
+        """Evaluate, and do nothing else: the held-out loss goes to the log and to eval.jsonl; return its line there."""
+        job, engine = self.job, self.engine
+        loss = self.evaluate()
+        unit, seen = unit_of(job), job.spec.train.eval_steps * job.batch.global_size * sample_size(job)
+        log.info("held-out loss at step %d: %.4f, over %d %s", engine.steps_done, loss, seen, unit)
+        record: Record = {"step": engine.steps_done, "eval_loss": loss, unit: seen}
+        if engine.groups.rank == 0:
+            with open(Path(job.output_dir, run_dir.EVAL), "a", encoding="utf-8") as file:
+                write_record(file, record)
+        return record
+
+    def save_checkpoint(self, metrics: TextIO | None, record: Record) -> None:
         """Save a checkpoint; the lines of its steps in metrics.jsonl are on disk before."""
         self.session.enter("saving", self.engine.steps_done, SLOW_FACTOR)
         if metrics is not None:
@@ -145,12 +184,35 @@ class Trainer:
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
-        self.last_checkpoint = str(self.session.save(self.engine))
+        saved = self.session.save(self.engine)
+        self.last_checkpoint = str(saved)
+        self._notify("save", record, saved)
+
+    @property
+    def _eval_interval(self) -> int | None:
+        return None if self.eval_data is None else self.job.spec.train.eval_interval
 
     def _is_due(self, interval: int | None) -> bool:
         """Return whether the step that is done is one of every `interval`, or the last."""
         done = self.engine.steps_done
         return done == self.job.spec.train.steps or (interval is not None and done % interval == 0)
+
+    def _after_step(self, record: Record) -> None:
+        """Tell hooks of a step, and after the first one of this start, how much memory it took."""
+        if self.engine.steps_done == self._first_step:
+            self._began_s = time.perf_counter()
+            log_memory(self.engine, "after the first step")
+        self._notify("step", record)
+        if "eval_loss" in record:
+            self._notify("eval", record)
+
+    def _notify(self, name: Literal["step", "eval", "save", "end"], record: Record, saved: Path | None = None) -> None:
+        """Tell each hook; what it raises is raised here, and reported to have come from that hook."""
+        metrics: Mapping[str, Any] = MappingProxyType(record)
+        event = Event(name=name, step=self.engine.steps_done, metrics=metrics, engine=self.engine, checkpoint=saved)
+        for hook in self.hooks:
+            self.session.enter(f"in hook {hook_name(hook)}", self.engine.steps_done, NO_LIMIT)
+            hook(event)
 
     # ---- ranks together ----
 
@@ -164,7 +226,7 @@ class Trainer:
         flags = (self.session.stop_requested, self._write_error is not None, self._folder_gone)
         stopping, write_failed, self._folder_gone = any_rank(self.engine, *flags)
         if write_failed:
-            raise self._disk_full()
+            raise failures.disk_full(self.engine, self._write_error)
         return stopping or self._folder_gone
 
     # ---- metrics ----
@@ -178,92 +240,24 @@ class Trainer:
 
     def _write(self, metrics: TextIO, record: Record) -> None:
         """Write and log a step's line; an error is kept for `_sync_ranks`: all ranks know of it before one ends."""
-        train = self.job.spec.train
         try:
             write_record(metrics, record)
             self._folder_gone = not is_in_place(metrics)
             monitors.write(self.engine.deepspeed.monitor, record)
-            if self._is_due(train.log_interval) or "eval_loss" in record:
-                held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
-                unit = unit_of(self.job)
-                log.info(
-                    "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f %s/s%s",
-                    *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),
-                    *(record[f"{unit}_per_s"], unit, held_out),
-                )
+            if self._is_due(self.job.spec.train.log_interval) or "eval_loss" in record:
+                since = time.perf_counter() - self._began_s
+                log_step(self.job, record, seconds_left(self.job, record, since, self._first_step))
         except OSError as error:
             self._write_error = error
-
-    # ---- failures ----
 
     def _check_finite(self, record: Mapping[str, float]) -> None:
         """End the run when too many steps in a row have given no finite loss and gradient."""
         finite = math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])
         self._num_skipped = 0 if finite else self._num_skipped + 1
-        if self._num_skipped > max_skipped(self.job):
+        if self._num_skipped > failures.max_skipped(self.job):
             consumed = self.engine.consumed_samples - self.job.batch.global_size
-            raise self._not_finite(consumed, f"for {self._num_skipped} steps in a row")
-
-    def _not_finite(self, consumed: int, how: str) -> DslparError:
-        """Return the finding of the step after `consumed` samples; it names the first value that is not finite."""
-        step = consumed // self.job.batch.global_size + 1
-        if self.engine.is_between_steps:
-            first = nonfinite.find_first_nonfinite(self.engine, self._train_batches(consumed))
-        else:  # another forward would need the step to be over, on all ranks
-            first = f"not looked for, in the middle of a step; {self.engine.rank_description}"
-        message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
-        hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
-        return DslparError([finding("PRE230", message, hint, self.job.path)])
-
-    def _disk_full(self) -> DslparError:
-        error = self._write_error
-        where = f": {self.engine.rank_description}: {error}" if error else f" in step {self.engine.steps_done}"
-        message = f"cannot write to {self.job.output_dir}{where}"
-        hint = "free space on that file system, or name another train.output_dir"
-        hint += "; --resume continues the last checkpoint"
-        return DslparError([finding("CKP230", message, hint, self.job.path)])
-
-    def _run_folder_gone(self) -> DslparError:
-        folder, step = self.job.output_dir, self.engine.steps_done
-        message = (
-            f"{folder} was deleted or moved while the run wrote to it, and with it metrics and earlier checkpoints"
-        )
-        saved = f"; step {step} is saved in {self.last_checkpoint}" if self.last_checkpoint else "; nothing is saved"
-        hint = "move what was there back, or --resume from that step" if self.last_checkpoint else "start again"
-        return DslparError([finding("CKP231", message + saved, hint, self.job.path)])
-
-    # ---- samples ----
-
-    @cached_property
-    def _train_samples(self) -> Samples | None:
-        return self._read(self.source.train)
-
-    @cached_property
-    def _held_out_samples(self) -> Samples | None:
-        return self._read(self.source.held_out)
-
-    def _read(self, part: Part) -> Samples | None:
-        """Return the samples, where this rank needs them. All ranks together, since what is wrong is told on all."""
-        samples: Samples | None = None
-        findings: Sequence[Finding] = ()
-        if self.engine.needs_data:
-            try:
-                samples = make_samples(self.job, part, inputs_of(self.job))
-            except DslparError as error:
-                findings = error.findings
-        if found := next(filter(None, collectives.gather_objects(findings, self.session.world)), None):
-            raise DslparError(found)
-        return samples
-
-    def _train_batches(self, consumed: int) -> Iterator[MicroBatch]:
-        return self._micro_batches(self._train_samples, consumed)
-
-    def _micro_batches(self, samples: Samples | None, consumed: int) -> Iterator[MicroBatch]:
-        """Return this rank's micro-batches of the step that begins after `consumed` samples."""
-        if samples is None:
-            return iter(())
-        data, coord = self.job.mesh.data, self.engine.groups.coord
-        return micro_batches(samples, self.job.batch, self.job.spec.train.seed, consumed, data, coord["data"])
+            how = f"for {self._num_skipped} steps in a row"
+            raise failures.not_finite(self.engine, self.train_data, consumed, how)
 
 
 @contextlib.contextmanager
@@ -275,16 +269,3 @@ def _open_to_append(path: Path) -> Iterator[TextIO]:
     finally:
         with contextlib.suppress(OSError):
             file.close()
-
-
-def max_skipped(job: Job) -> int:
-    """Return how many steps in a row may be skipped.
-
-    With fp16's dynamic loss scale that is as many as the scale takes to fall to its smallest.
-    """
-    if job.spec.train.max_skipped is not None:
-        return job.spec.train.max_skipped
-    fp16 = ds_config(job).get("fp16", {})
-    if not fp16.get("enabled") or fp16.get("loss_scale", 0):
-        return _MAX_SKIPPED
-    return max(_MAX_SKIPPED, int(fp16.get("initial_scale_power", 16)) + int(fp16.get("hysteresis", 2)) - 2)

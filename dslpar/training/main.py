@@ -22,10 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dslpar.core.argument_parser import ArgumentParser
 from dslpar.core.catalog import raise_finding
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
-from dslpar.core.project import add_trust
+from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible_lines
 from dslpar.distributed import bootstrap, rendezvous
 from dslpar.distributed.bootstrap import DistributedEnv
@@ -35,12 +33,12 @@ from dslpar.linter import check
 from dslpar.linter.report import text as report_text
 from dslpar.reporting import logging, monitors, run_dir
 from dslpar.reporting.logging import log
+from dslpar.training.arguments import make_parser
 
 if TYPE_CHECKING:
     from dslpar.checkpoint import Checkpoint
     from dslpar.data.source import Source
     from dslpar.language.load import Config
-    from dslpar.training.loop import Trainer
     from dslpar.training.session import Session
     from dslpar.watchdog.rank_monitor import RankMonitor
 
@@ -48,14 +46,6 @@ _BEFORE_START_WAIT_S = 10
 """How long a rank other than 0 that cannot run waits to be ended by the launcher, before it says why itself."""
 _AFTER_START_WAIT_S = 3
 """The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
-
-
-_FLAGS = {
-    "--resume": "continue from the newest checkpoint in train.output_dir; where there is none, start at step 0",
-    "--eval-only": "load the newest checkpoint, print the held-out loss, add it to eval.jsonl, and stop",
-    "--dry-run": "build the engine on all ranks (with --resume: load, too), print what was built, and stop; writes "
-    "nothing",
-}
 
 
 class Request(NamedTuple):
@@ -129,17 +119,16 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
         stored, folder = claim_run_folder(request, session)
     except DslparError as error:
         if dist_env.rank == 0:
-            logging.print_findings([_at_key(finding, request) for finding in error.findings], request.config.sources)
+            logging.print_findings(session.at_keys(error.findings), request.config.sources)
         return _end_after_rank_0(session, rank_monitor)
     with logging.log_to_run_folder(folder, dist_env.rank):
         try:
             status = _run(request, stored, folder, session)
         except DslparError as error:  # what only the machine could know; every rank has the same findings
-            findings = [_at_key(finding, request) for finding in error.findings]
-            log.error(report_text.text(findings, request.config.sources).rstrip())
+            log.error(report_text.text(session.at_keys(error.findings), request.config.sources).rstrip())
             return _end_after_rank_0(session, rank_monitor)
-    session.enter_ending()
-    bootstrap.teardown_distributed()
+        session.enter_ending()
+        bootstrap.teardown_distributed()
     return status
 
 
@@ -149,10 +138,11 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
     from dslpar.training.loop import Trainer
-    from dslpar.training.metrics import log_job, log_parameters
+    from dslpar.training.metrics import log_job
     from dslpar.training.session import NO_LIMIT
+    from dslpar.training.step_data import PartData
 
-    job = request.job
+    job, source = request.job, request.source
     if stored is not None and request.is_complete(stored):
         log.info("%s is of step %d, and train.steps is %d: complete", stored.path, stored.step, job.spec.train.steps)
         return 0
@@ -167,16 +157,16 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     log_job(job, engine)
     if stored is not None:
         session.load(engine, stored, folder)
-    if request.arguments.dry_run or getattr(job.spec.model, "lora", None) is not None:
-        log_parameters(engine)
     if request.arguments.dry_run:
         return 0
+    train_data, held_out = (PartData(engine, part, session.world) for part in (source.train, source.held_out))
+    eval_data = held_out if job.spec.train.eval_interval is not None else None
+    trainer = Trainer(engine, train_data, eval_data, folder, session)
     if request.arguments.eval_only:
-        _evaluate(Trainer(job, engine, request.source, None, session))
+        trainer.evaluate_alone()
         return 0
     if folder is not None:
         run_dir.truncate_metrics(folder, engine.steps_done)
-    trainer = Trainer(job, engine, request.source, folder, session)
     trainer.train()
     if not trainer.stopped or engine.steps_done == job.spec.train.steps:
         return 0
@@ -210,7 +200,7 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
 
     config: Config | None = None
     try:
-        arguments = _make_parser().parse_intermixed_args(argv)
+        arguments = make_parser("train.py", "Train what a config describes, on this rank.").parse_intermixed_args(argv)
         config = check.load(arguments.config, arguments.overrides, trusted=arguments.trust)
         checked = check.check(config, dist_env.world_size)
         if checked.has_errors or not linted:
@@ -230,17 +220,6 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         return 1, None
     except SystemExit as ended:  # argparse's, which has printed why
         return int(ended.code or 0), None
-
-
-def _make_parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="train.py", description="Train what a config describes, on this rank.")
-    parser.add_argument("--config", "--config-file", dest="config", required=True, metavar="FILE", help="the config")
-    for flag, help in _FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=help)
-    add_trust(parser)
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)  # launchers add it; see bootstrap
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the config's keys")
-    return parser
 
 
 def _requested_job(job: Job, arguments: argparse.Namespace) -> Job:
@@ -284,22 +263,3 @@ def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | N
         return stored, None
     session.prepare_folder(job, stored)
     return stored, None if session.world.index else Path(job.output_dir)
-
-
-def _at_key(finding: Finding, request: Request) -> Finding:
-    """Return a finding at its key's place in the config: those who raise it know the file at most."""
-    known = finding.key and finding.location in (Location(request.job.path), Location(WORLD))
-    return finding._replace(location=request.config.at(finding.key)) if known else finding
-
-
-def _evaluate(trainer: Trainer) -> None:
-    """Evaluate; the held-out loss goes to the log and to eval.jsonl."""
-    from dslpar.training.metrics import sample_size, unit_of
-
-    job, engine = trainer.job, trainer.engine
-    loss = trainer.evaluate()
-    unit, seen = unit_of(job), job.spec.train.eval_steps * job.batch.global_size * sample_size(job)
-    log.info("held-out loss at step %d: %.4f, over %d %s", engine.steps_done, loss, seen, unit)
-    if engine.groups.rank == 0:
-        with open(Path(job.output_dir, run_dir.EVAL), "a", encoding="utf-8") as file:
-            run_dir.write_record(file, {"step": engine.steps_done, "eval_loss": loss, unit: seen})

@@ -1,9 +1,14 @@
-"""Numbers of a run for metrics.jsonl and the log: sizes, parameters, throughput, MFU, loss scale."""
+"""Numbers of a run for metrics.jsonl and the log: sizes, parameters, memory, throughput, MFU, loss scale, time left.
+
+A line a step with the time that is left is detectron2's and LiBai's log; parameters and memory before it, torchtitan's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from deepspeed.accelerator import get_accelerator
 
@@ -30,13 +35,15 @@ def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
 
 
 def unit_of(job: Job) -> str:
-    """Return what is counted of a job's data."""
-    return "images" if isinstance(job.spec.data, ImageData) else "tokens"
+    """Return what is counted of a job's data: of a program's own, whose length the config does not say, samples."""
+    if isinstance(job.spec.data, ImageData):
+        return "images"
+    return "tokens" if job.seq_len else "samples"
 
 
 def sample_size(job: Job) -> int:
     """Return how many of these a sample is."""
-    return 1 if unit_of(job) == "images" else job.seq_len
+    return job.seq_len if unit_of(job) == "tokens" else 1
 
 
 def progress(job: Job, consumed_samples: int, step_s: float) -> dict[str, float]:
@@ -82,25 +89,75 @@ def loss_scale(job: Job, engine: Engine) -> dict[str, float]:
     return {"loss_scale": float(engine.deepspeed.optimizer.loss_scale)} if job.spec.precision.dtype == "fp16" else {}
 
 
+# ---- the log ----
+
+
 def log_job(job: Job, engine: Engine) -> None:
-    """Log what runs: its layout, batch, ZeRO stage and precision."""
+    """Log what runs: its layout, batch, ZeRO stage and precision, parameters and memory. All ranks together."""
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
     log.info(
         "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
         *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
     )
-    samples = "images" if unit_of(job) == "images" else f"samples of {job.seq_len} tokens"
+    unit = unit_of(job)
     log.info(
         "%d %s a step = micro %d * accumulation %d * data %d; ZeRO %d, %s",
-        *(batch.global_size, samples, batch.micro_size, batch.accumulation, mesh.data),
-        *(job.spec.zero.stage, job.spec.precision.dtype),
+        *(batch.global_size, f"samples of {job.seq_len} tokens" if unit == "tokens" else unit),
+        *(batch.micro_size, batch.accumulation, mesh.data, job.spec.zero.stage, job.spec.precision.dtype),
     )
-
-
-def log_parameters(engine: Engine) -> None:
-    """Log the number of parameters. All ranks together."""
     counts = num_parameters(engine)
     trained = f", and {counts.trained:,} are trained" if counts.trained < counts.total else ""
     message = "built on all ranks: %s parameters in all, of which rank 0 holds %s%s"
     log.info(message, f"{counts.total:,}", f"{counts.local:,}", trained)
+    log_memory(engine, "of the model, built")
+
+
+def log_memory(engine: Engine, when: str) -> None:
+    """Log the memory of rank 0, and the most of any rank. All ranks together."""
+    found = collectives.gather_objects(_memory_bytes(engine), engine.groups.axis("pipe", "data", "tensor"))
+    most = max(found)
+    elsewhere = f"; the most is {most / 2**30:.2f} GiB, on rank {found.index(most)}" if most > found[0] else ""
+    kind = "resident" if engine.deepspeed.device.type == "cpu" else "at most, on its device"
+    log.info("memory %s: rank 0 has %.2f GiB %s%s", when, found[0] / 2**30, kind, elsewhere)
+
+
+def _memory_bytes(engine: Engine) -> int:
+    """Return the peak of what this rank has allocated on its device; on a CPU what its process has resident."""
+    device = engine.deepspeed.device
+    if device.type == "cpu":
+        return int(psutil.Process().memory_info().rss)
+    return int(get_accelerator().max_memory_allocated(device.index))
+
+
+def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
+    """Log a step's line of metrics.jsonl, and the time that is left."""
+    train, unit = job.spec.train, unit_of(job)
+    held_out = f"  held-out {record['eval_loss']:.4f}" if "eval_loss" in record else ""
+    log.info(
+        "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f %s/s%s%s",
+        *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),
+        *(record[f"{unit}_per_s"], unit, f"  eta {duration(left_s)}" if left_s else "", held_out),
+    )
+
+
+def seconds_left(job: Job, record: Mapping[str, float], elapsed_s: float, first_step: int) -> float:
+    """Return how long the rest of the run takes, at the pace of this start's steps: all but its first one.
+
+    elapsed_s: since that one was done; evaluations, checkpoints and hooks are in it, as they will be in the rest.
+    """
+    step = int(record["step"])
+    pace_s = elapsed_s / (step - first_step) if step > first_step else record["step_s"]
+    return pace_s * (job.spec.train.steps - step)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as clocks show it.
+
+    >>> duration(59.6), duration(4000), duration(200_000)
+    ('0:01:00', '1:06:40', '2d 7:33:20')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}d " if days else "") + f"{hour}:{minute:02}:{second:02}"

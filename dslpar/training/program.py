@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,11 @@ class ProgramEngine(Engine):
     ) -> None:
         super().__init__(job, groups, ds_engine, model, all_counted)
         self.session, self.stopped = session, False
+        self.in_loop = False
+        """Whether `dslpar.fit` runs: its loop bounds the calls, and stops after a step, by itself."""
+        self.resumed_from: Checkpoint | None = None
+        """The checkpoint that the run goes on from; None: it has begun at step 0."""
         self._first_step = 1
-        self._resumed_from: Checkpoint | None = None
-        self._saved_step, self._saved = -1, Path()
 
     # ---- checkpoints ----
 
@@ -79,14 +82,11 @@ class ProgramEngine(Engine):
         """
         if not self.is_between_steps:
             raise_finding("BAT206", "save() in the middle of a step", "call it after step()", self.job.path)
-        if self._saved_step != self.steps_done:
-            self.session.lock_folder(self.job)  # which may wait for the run before this one to end
-            with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
-                if self._saved_step < 0:
-                    self.session.prepare_folder(self.job, self._resumed_from, _WRITTEN)
-                self._saved = self.session.save(self)
-            self._saved_step = self.steps_done
-        return self._saved
+        self.session.lock_folder(self.job)  # which may wait for the run before this one to end
+        with self.session.inside("saving", self.steps_done, SLOW_FACTOR):
+            if not self.session.is_prepared:
+                self.session.prepare_folder(self.job, self.resumed_from, _WRITTEN)
+            return self.session.save(self)
 
     def resume(self) -> Path | None:
         """Go on from the checkpoint that checkpoint.resume_from names: by default the newest in train.output_dir.
@@ -109,7 +109,7 @@ class ProgramEngine(Engine):
             if stored is None:
                 return None
             self.session.load(self, stored)
-        self._resumed_from, self._first_step = stored, self.steps_done + 1
+        self.resumed_from, self._first_step = stored, self.steps_done + 1
         return Path(stored.path)
 
     # ---- whole batches, and the stages of the pipeline, under ColossalAI's names ----
@@ -187,7 +187,7 @@ class ProgramEngine(Engine):
 
     def _stop_if_told(self) -> None:
         """Save, if any rank was told to stop in the step that is done."""
-        if not self.session.stops_on_signal or self.stopped:
+        if not self.session.stops_on_signal or self.stopped or self.in_loop:
             return
         (told,) = any_rank(self, self.session.stop_requested)
         if told:
@@ -216,7 +216,7 @@ class ProgramEngine(Engine):
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
     ) -> Output:
         """As Engine's."""
-        with self.session.inside("evaluating", self.steps_done, SLOW_FACTOR):
+        with nullcontext() if self.in_loop else self.session.inside("evaluating", self.steps_done, SLOW_FACTOR):
             return super().forward(micro_batches, keep_outputs, criterion)
 
     def sync_grads(self) -> None:
@@ -246,5 +246,7 @@ class ProgramEngine(Engine):
                 self._stop_if_told()
 
     def _step_phase(self) -> Any:
+        if self.in_loop:
+            return nullcontext()
         step = self.steps_done + 1
         return self.session.inside("step", step, SLOW_FACTOR if step == self._first_step else 1)

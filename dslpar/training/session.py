@@ -22,7 +22,7 @@ import torch
 
 from dslpar import checkpoint
 from dslpar.checkpoint import Checkpoint, writer
-from dslpar.core.errors import DslparError, Finding
+from dslpar.core.errors import WORLD, DslparError, Finding, Location
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
@@ -52,7 +52,10 @@ class Session:
     def __init__(self, job: Job, config: Config, world: Axis, monitor: RankMonitor | None, text: str = "") -> None:
         self.config, self.world, self.monitor, self.text = config, world, monitor, text
         self.train = job.spec.train
+        self.is_prepared = False
+        """Whether the folder is this run's: what another has left there is archived."""
         self._locked = False
+        self._saved_step, self._saved = -1, Path()
 
     # ---- where this rank is, and whether it is to stop ----
 
@@ -138,6 +141,7 @@ class Session:
         # A checkpoint of another run does not make what is in this folder ours to continue.
         archived = () if stored is not None and _is_in_its_folder(job, stored) else names
         self._on_rank_0(lambda: run_dir.prepare_run_folder(job, self.config, archived))
+        self.is_prepared = True
 
     def prune(self, job: Job, stored: Checkpoint) -> None:
         """Remove what a leg that was killed between publishing its last checkpoint and removing the oldest has left."""
@@ -170,11 +174,24 @@ class Session:
             log.info("%s", line)
 
     def save(self, engine: Engine) -> Path:
-        """Save a checkpoint of the last step; return its folder."""
-        self.enter("saving", engine.steps_done, SLOW_FACTOR)
-        saved = checkpoint.save(engine, self.text)
-        log.info("checkpoint of step %d in %s", engine.steps_done, saved)
-        return saved
+        """Save a checkpoint of the last step; return its folder. A second call after a step returns the first one's."""
+        if self._saved_step != engine.steps_done:
+            self.enter("saving", engine.steps_done, SLOW_FACTOR)
+            self._saved = checkpoint.save(engine, self.text)
+            self._saved_step = engine.steps_done
+            log.info("checkpoint of step %d in %s", engine.steps_done, self._saved)
+        return self._saved
+
+    # ---- findings ----
+
+    def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Return findings at their keys' places in the config: those who raise them know the file at most."""
+        nowhere = (Location(self.config.path), Location(WORLD))
+        known = [bool(finding.key) and finding.location in nowhere for finding in findings]
+        return [
+            finding._replace(location=self.config.at(finding.key)) if is_known else finding
+            for finding, is_known in zip(findings, known, strict=True)
+        ]
 
 
 def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:

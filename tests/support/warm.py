@@ -31,6 +31,7 @@ def import_deepspeed() -> None:
         "dslpar.engine.build",
         "dslpar.models.gpt.model",
         "dslpar.training.loop",
+        "dslpar.training.step_data",
     ):
         import_module(name)
     from dslpar.distributed.deepspeed_patches import skip_shm_op

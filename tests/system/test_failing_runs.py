@@ -19,7 +19,7 @@ import torch
 
 from dslpar.distributed import bootstrap
 from dslpar.linter import check
-from dslpar.training import loop
+from dslpar.training import failures, loop
 from dslpar.watchdog import marks, reports
 from tests.support.forked_runs import train_alone
 from tests.support.ranks import on_ranks
@@ -181,4 +181,4 @@ def test_a_full_disk_in_a_traceback() -> None:
 )
 def test_how_many_steps_may_be_skipped(tmp_path: Path, more: str, steps: int) -> None:
     """With fp16's scale, from 2**16 down, one less than it takes until DeepSpeed raises an error of its own."""
-    assert loop.max_skipped(check.resolve(str(write_config(tmp_path, CONFIG + more)), 1)) == steps
+    assert failures.max_skipped(check.resolve(str(write_config(tmp_path, CONFIG + more)), 1)) == steps

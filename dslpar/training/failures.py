@@ -1,0 +1,59 @@
+"""How a run ends that cannot go on: findings of numbers that are not finite, and of a folder that takes no more.
+
+All ranks raise the same finding at the same step: each of these is made after the ranks have agreed.
+"""
+
+from __future__ import annotations
+
+from dslpar.core.catalog import finding
+from dslpar.core.errors import DslparError
+from dslpar.data.loader import StepData
+from dslpar.engine import nonfinite
+from dslpar.engine.engine import Engine
+from dslpar.layout.deepspeed_config import ds_config
+from dslpar.layout.resolve import Job
+
+_MAX_SKIPPED = 3
+
+
+def max_skipped(job: Job) -> int:
+    """Return how many steps in a row may be skipped.
+
+    With fp16's dynamic loss scale that is as many as the scale takes to fall to its smallest.
+    """
+    if job.spec.train.max_skipped is not None:
+        return job.spec.train.max_skipped
+    fp16 = ds_config(job).get("fp16", {})
+    if not fp16.get("enabled") or fp16.get("loss_scale", 0):
+        return _MAX_SKIPPED
+    return max(_MAX_SKIPPED, int(fp16.get("initial_scale_power", 16)) + int(fp16.get("hysteresis", 2)) - 2)
+
+
+def not_finite(engine: Engine, data: StepData, consumed: int, how: str) -> DslparError:
+    """Return the finding of the step after `consumed` samples; it names the first value that is not finite."""
+    step = consumed // engine.job.batch.global_size + 1
+    if engine.is_between_steps:
+        first = nonfinite.find_first_nonfinite(engine, data.step(consumed))
+    else:  # another forward would need the step to be over, on all ranks
+        first = f"not looked for, in the middle of a step; {engine.rank_description}"
+    message = f"the loss or the gradient is not finite {how}, the last time in step {step}; first of all: {first}"
+    hint = "a smaller lr, train.clip_grad_norm=1.0, precision='bf16' or 'fp32'; --resume from before it diverged"
+    return DslparError([finding("PRE230", message, hint, engine.job.path)])
+
+
+def disk_full(engine: Engine, error: OSError | None) -> DslparError:
+    """Return the finding of a rank that cannot write; `error` is known on that rank alone."""
+    job = engine.job
+    where = f": {engine.rank_description}: {error}" if error else f" in step {engine.steps_done}"
+    message = f"cannot write to {job.output_dir}{where}"
+    hint = "free space on that file system, or name another train.output_dir; --resume continues the last checkpoint"
+    return DslparError([finding("CKP230", message, hint, job.path)])
+
+
+def run_folder_gone(engine: Engine, last_checkpoint: str) -> DslparError:
+    """Return the finding of a run folder that was deleted or moved; `last_checkpoint`: of the last step, if any."""
+    folder, step = engine.job.output_dir, engine.steps_done
+    message = f"{folder} was deleted or moved while the run wrote to it, and with it metrics and earlier checkpoints"
+    saved = f"; step {step} is saved in {last_checkpoint}" if last_checkpoint else "; nothing is saved"
+    hint = "move what was there back, or --resume from that step" if last_checkpoint else "start again"
+    return DslparError([finding("CKP231", message + saved, hint, engine.job.path)])

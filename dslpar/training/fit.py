@@ -1,0 +1,165 @@
+"""Training by a program of one's own, with all that train.py does: `dslpar.fit`.
+
+    args = dslpar.arguments()                                        # train.py's flags: --config, --resume, key=value
+    run = dslpar.start(args.config, args.overrides, args.trust)
+    engine, train_data, eval_data, _ = dslpar.initialize(run, model=model, criterion=loss_fn, train_data=pairs)
+    dslpar.fit(run, engine, train_data, eval_data, resume=args.resume)
+
+The name is Lightning's and Keras's; what one call brings is what train.py has: it is the same loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.data.loader import StepData
+from dslpar.linter.report import text as report_text
+from dslpar.reporting import logging, run_dir
+from dslpar.reporting.logging import log
+from dslpar.training.events import Hook
+from dslpar.training.loop import Record, Trainer
+from dslpar.training.metrics import log_job
+from dslpar.training.program import ProgramEngine
+from dslpar.training.session import any_rank
+from dslpar.training.step_data import IterableData, step_data
+
+if TYPE_CHECKING:
+    from dslpar.api import Run
+    from dslpar.checkpoint import Checkpoint
+
+
+def fit(
+    run: Run,
+    engine: ProgramEngine,
+    train_data: Any,
+    eval_data: Any = None,
+    *,
+    hooks: Sequence[Hook] = (),
+    resume: bool = False,
+    eval_only: bool = False,
+    dry_run: bool = False,
+) -> Record:
+    """Take the steps that are left of train.steps, as train.py does. All ranks must call it together.
+
+    It writes config.yaml, metrics.jsonl, log.txt and checkpoints to train.output_dir (at train.save_interval, and at
+    the end), evaluates at train.eval_interval, and ends the job where a step hangs or numbers are no longer finite. At
+    SIGTERM it saves, and raises SystemExit(train.requeue_status): what follows `fit` is for a run that is complete.
+
+    run, engine: of `dslpar.start` and `dslpar.initialize`.
+    train_data, eval_data: what `dslpar.initialize` has returned; a map-style data set of (input, label) pairs; or any
+        iterable of micro-batches, which begins again where it ends. A resume passes over what an iterable gave before.
+    hooks: called with an `Event` at each step, evaluation and checkpoint, and at the end, on every rank.
+    resume: go on from the newest checkpoint, on this layout or any other; where there is none, begin at step 0.
+    eval_only: load the newest checkpoint and evaluate it; its loss goes to eval.jsonl.
+    dry_run: show what was built (with `resume`: loaded, too), and write nothing.
+
+    Returns:
+        The last step's line of metrics.jsonl, or with `eval_only` that of eval.jsonl; empty where no step was left.
+
+    Raises:
+        DslparError: on every rank, with what train.py would end with.
+        SystemExit: the run was told to stop, and is to be started again with `resume`.
+    """
+    if engine.session.config is not run.config:
+        hint = "pass the run that dslpar.initialize was given"
+        raise_finding("BAT206", "fit() with the engine of another run", hint, run.job.path)
+    if not engine.is_between_steps:
+        raise_finding("BAT206", "fit() in the middle of a step", "call it after step()", run.job.path)
+    session, trains = engine.session, not (eval_only or dry_run)
+    if trains:
+        session.lock_folder(engine.job)  # before it is looked at what is there
+    stored = engine.resumed_from
+    loads = (resume or eval_only) and stored is None and engine.steps_done == 0
+    if loads:
+        stored = session.find_checkpoint(engine.job)
+        if stored is None and eval_only:
+            message = f"eval_only, and no checkpoint in {engine.job.output_dir}"
+            hint = "train first, or name the folder of a run, train.output_dir=..."
+            raise_finding("CKP206", message, hint, run.config.at("train.output_dir"), "train.output_dir")
+    folder = _claim_folder(engine, stored) if trains else None
+    with _in_loop(engine), logging.log_to_run_folder(folder, engine.groups.rank), _logged_findings(engine):
+        log_job(engine.job, engine)
+        if loads and stored is not None:
+            session.load(engine, stored, folder)
+            engine.resumed_from = stored
+        elif resume and stored is None:
+            log.info("nothing to resume in %s: starting at step %d", engine.job.output_dir, engine.steps_done)
+        if dry_run:
+            return {}
+        train, held_out = step_data(train_data, engine), _eval_data(engine, eval_data)
+        if eval_only:
+            return _evaluate(engine, train, held_out)
+        if loads and stored is not None and isinstance(train, IterableData) and engine.needs_data:
+            log.info("passing over %d steps of the data, which are not dslpar's to order", engine.steps_done)
+            train.skip(engine.steps_done)
+        return _train(Trainer(engine, train, held_out, folder, session, hooks))
+
+
+def _train(trainer: Trainer) -> Record:
+    """Train to the end, or leave where the run was told to stop."""
+    engine, steps = trainer.engine, trainer.job.spec.train.steps
+    if engine.steps_done >= steps:
+        log.info("step %d is done, and train.steps is %d: complete", engine.steps_done, steps)
+        return {}
+    if trainer.folder is not None:
+        run_dir.truncate_metrics(trainer.folder, engine.steps_done)
+    record = trainer.train()
+    if trainer.stopped and engine.steps_done < steps:
+        saved = trainer.last_checkpoint
+        log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
+        raise SystemExit(trainer.session.mark_stopped(engine.steps_done, saved))
+    return record
+
+
+def _evaluate(engine: ProgramEngine, train: StepData, held_out: StepData | None) -> Record:
+    if held_out is None:
+        hint = "give dslpar.fit(eval_data=...)"
+        raise_finding("CKP206", "eval_only, and there is nothing to evaluate on", hint, engine.job.path)
+    return Trainer(engine, train, held_out, None, engine.session).evaluate_alone()
+
+
+def _claim_folder(engine: ProgramEngine, stored: Checkpoint | None) -> Path | None:
+    """Have the run folder be this run's; return it on rank 0. A second `fit` of a program goes on in it."""
+    session, job = engine.session, engine.job
+    if not session.is_prepared:
+        if stored is not None:
+            session.prune(job, stored)
+        if stored is None or stored.step < job.spec.train.steps:  # a run that is complete stays as it is
+            session.prepare_folder(job, stored)
+    return Path(job.output_dir) if engine.groups.rank == 0 else None
+
+
+def _eval_data(engine: ProgramEngine, data: Any) -> StepData | None:
+    """Return the data to evaluate on, the same way on all ranks: a stage in the middle has none of its own."""
+    (has_data,) = any_rank(engine, data is not None)
+    if has_data != (engine.job.spec.train.eval_interval is not None):
+        missing = "train.eval_interval" if has_data else "eval_data"
+        log.warning("nothing is evaluated while it trains: there is no %s", missing)
+    return step_data(data, engine) if has_data else None
+
+
+@contextlib.contextmanager
+def _in_loop(engine: ProgramEngine) -> Iterator[None]:
+    """Leave bounds and stops to the loop, and afterwards to the engine again."""
+    engine.in_loop = True
+    try:
+        yield
+    finally:
+        engine.in_loop = False
+    engine.session.enter("in the program", engine.steps_done)
+
+
+@contextlib.contextmanager
+def _logged_findings(engine: ProgramEngine) -> Iterator[None]:
+    """Write what ends the run to log.txt, at its place in the config; the terminal gets it as the exception."""
+    try:
+        yield
+    except DslparError as error:
+        findings = engine.session.at_keys(error.findings)
+        logging.log_to_file(report_text.text(findings, engine.session.config.sources).rstrip())
+        raise DslparError(findings) from error

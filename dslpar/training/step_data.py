@@ -1,0 +1,109 @@
+"""Where a step's micro-batches come from: the config's data, a program's loader, or an iterable of its own.
+
+    data = step_data(loader, engine)                 # whatever dslpar.initialize has returned
+    engine.train_batch(data.step(engine.consumed_samples))
+
+That the position is a number of samples, and not a state of an iterator, is Megatron-LM's (`consumed_samples`): any
+layout goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError, Finding
+from dslpar.data.loader import Loader, PairSamples, StepData, is_dataset
+from dslpar.data.source import Part, make_samples
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
+from dslpar.engine.engine import Engine
+from dslpar.engine.micro_batches import MicroBatch, take_batch
+from dslpar.layout.resolve import Job
+from dslpar.policies.data_types import inputs_of
+
+
+class PartData:
+    """A part of the config's data: read when its first step is asked for, by the ranks that need it."""
+
+    def __init__(self, engine: Engine, part: Part, world: Axis) -> None:
+        self.engine, self.part, self.world = engine, part, world
+
+    def step(self, consumed: int) -> Iterator[MicroBatch]:
+        """Return this rank's micro-batches of the step that begins after `consumed` samples."""
+        return iter(()) if self._loader is None else self._loader.step(consumed)
+
+    @cached_property
+    def _loader(self) -> Loader | None:
+        """All ranks together, since what is wrong is told on all."""
+        loader: Loader | None = None
+        findings: Sequence[Finding] = ()
+        engine = self.engine
+        if engine.needs_data:
+            try:
+                samples = make_samples(engine.job, self.part, inputs_of(engine.job))
+                loader = Loader(samples, engine.job, engine.groups.coord["data"], lambda: engine.consumed_samples)
+            except DslparError as error:
+                findings = error.findings
+        if found := next(filter(None, collectives.gather_objects(findings, self.world)), None):
+            raise DslparError(found)
+        return loader
+
+
+class IterableData:
+    """A program's own iterable of micro-batches, or of whole batches, which are split; at its end it begins again.
+
+    Steps come in the iterable's own order. The last one is kept: a step that was not finite is looked at again.
+    """
+
+    def __init__(self, batches: Iterable[Any], job: Job) -> None:
+        self.batches, self.job = batches, job
+        self._iterator: Iterator[Any] = iter(())
+        self._last: tuple[int, list[MicroBatch]] = (-1, [])
+
+    def step(self, consumed: int) -> Iterator[MicroBatch]:
+        """Return the micro-batches of the next step; from the iterable's beginning where nothing is consumed yet."""
+        if consumed != self._last[0]:
+            if consumed == 0:
+                self._iterator = iter(self.batches)
+            self._last = consumed, self._take(consumed // self.job.batch.global_size)
+        return iter(self._last[1])
+
+    def skip(self, steps: int) -> None:
+        """Pass over the steps that a resumed run has taken, as a fresh run would have taken them."""
+        self._iterator = iter(self.batches)
+        for step in range(steps):
+            self._take(step)
+
+    def _take(self, steps_done: int) -> list[MicroBatch]:
+        try:
+            return take_batch(self._iterator, self.job, steps_done)
+        except StopIteration:
+            self._iterator = iter(self.batches)
+        try:
+            return take_batch(self._iterator, self.job, steps_done)
+        except StopIteration:
+            hint = "give an iterable that can be read again, such as a DataLoader; or a data set of (input, label)"
+            raise_finding("BAT208", f"the data have ended after step {steps_done}", hint, self.job.path)
+
+
+class NoData:
+    """The data of a rank that reads none."""
+
+    def step(self, consumed: int) -> Iterator[MicroBatch]:
+        """Return no micro-batches."""
+        return iter(())
+
+
+def step_data(data: Any, engine: Engine) -> StepData:
+    """Return what `dslpar.initialize` takes or returns as data, by steps; None: this rank has none.
+
+    A map-style data set is read in the order of `dslpar.data.order`.
+    """
+    if data is None:
+        return NoData()
+    if is_dataset(data):
+        data = Loader(PairSamples(data, engine.job.path), engine.job, engine.groups.coord["data"], lambda: 0)
+    return data if isinstance(data, Loader) else IterableData(data, engine.job)
