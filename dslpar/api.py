@@ -275,6 +275,7 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
         job = _load_job(loaded, world_size, rank, by_program or not loaded.has("model"))
     monitor = bootstrap.ensure_distributed(os.environ)
     groups = Groups(job.mesh)
+    logging.warn_on_rank_0(groups.rank)
     world = groups.axis("pipe", "data", "tensor")
     check_consistency(job, world)
     # One rank's own handler, of errors or of SIGTERM, decides for all: they must agree after each step.

@@ -16,6 +16,8 @@ FILE and CONFIG are looked for from here, then from the repository. Environment:
   NODE        number of hosts (1)                   NODE_RANK   number of this one, from 0 (0)
   ADDR        where host 0 is found                 PORT        where the ranks meet there (12345)
 
+NNODES, MASTER_ADDR and MASTER_PORT, torchrun's names of these, stand in for NODE, ADDR and PORT.
+
 On one host, without PORT, a free port is taken. On several, run the same line on each, with its NODE_RANK, and ADDR.
 TEXT
     echo "train.sh: $1" >&2
@@ -46,6 +48,7 @@ config=$(find_file CONFIG "$2")
 gpus=$3
 shift 3
 
+NODE=${NODE:-${NNODES:-}} ADDR=${ADDR:-${MASTER_ADDR:-}} PORT=${PORT:-${MASTER_PORT:-}}
 nodes=${NODE:-1}
 node_rank=${NODE_RANK:-0}
 check_number NODE "$nodes" 1

@@ -48,6 +48,12 @@ def muted_unless_rank_0(rank: int) -> Iterator[io.StringIO]:
         yield kept
 
 
+def warn_on_rank_0(rank: int) -> None:
+    """Have DeepSpeed warn once, and not once a rank."""
+    if rank:
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
 @contextlib.contextmanager
 def log_to_run_folder(folder: Path | None, rank: int) -> Iterator[None]:
     """Log our lines to the terminal and to log.txt, DeepSpeed's and Python's warnings to log.txt alone; on rank 0.

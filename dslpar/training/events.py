@@ -48,4 +48,4 @@ What it raises ends the run.
 
 def hook_name(hook: Hook) -> str:
     """Return the name by which a hook is reported: its own, or its class's."""
-    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
+    return str(getattr(hook, "__name__", type(hook).__name__))

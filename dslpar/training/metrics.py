@@ -137,7 +137,7 @@ def log_step(job: Job, record: Mapping[str, float], left_s: float) -> None:
     log.info(
         "step %d/%d  loss %.4f  norm %.3f  lr %.3g  %.0f %s/s%s%s",
         *(record["step"], train.steps, record["loss"], record["grad_norm"], record["lr"]),
-        *(record[f"{unit}_per_s"], unit, f"  eta {duration(left_s)}" if left_s else "", held_out),
+        *(record[f"{unit}_per_s"], unit, f"  eta {duration(left_s)}" if round(left_s) else "", held_out),
     )
 
 

@@ -30,8 +30,7 @@ def import_deepspeed() -> None:
         "dslpar.checkpoint.full_state_dict",
         "dslpar.engine.build",
         "dslpar.models.gpt.model",
-        "dslpar.training.loop",
-        "dslpar.training.step_data",
+        "dslpar.training.fit",
     ):
         import_module(name)
     from dslpar.distributed.deepspeed_patches import skip_shm_op

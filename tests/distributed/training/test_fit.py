@@ -1,0 +1,276 @@
+"""`dslpar.fit`: a program has train.py's loop, its metrics, checkpoints, resume, evaluation, signals and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import dslpar
+from dslpar.core.errors import DslparError
+from dslpar.training import metrics
+from tests.support.forked_runs import start_program
+from tests.support.ranks import on_ranks
+
+CONFIG = """\
+optimizer = dict(type='SGD', lr=0.1, momentum=0.9)
+batch = dict(global_size=16, accumulation=2)
+train = dict(steps=6, save_interval=2, eval_interval=3, eval_steps=2, log_interval=3, output_dir={folder!r})
+"""
+DATA, PIPE = "parallel = dict(data=2)\nzero = 1\n", "parallel = dict(pipeline=2)\n"
+LAYOUTS = {"one": (1, ""), "data": (2, DATA), "pipe": (2, PIPE)}
+Hooks = Sequence[Callable[[dslpar.Event], object]]
+
+
+def config(folder: Path, text: str = "") -> str:
+    path = folder / "cfg.py"
+    path.write_text(CONFIG.format(folder=str(folder / "out")) + text)
+    return str(path)
+
+
+def points(count: int, seed: int = 0) -> TensorDataset:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(x, (x[:, 0] > x[:, 1]).long())
+
+
+def program(path: str, overrides: Sequence[str] = (), hooks: Hooks = (), data: Any = None, **flags: Any) -> Any:
+    run = dslpar.start(path, overrides)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    train_data = points(40) if data is None else data
+    made = dslpar.initialize(
+        run, model=model, criterion=nn.CrossEntropyLoss(), train_data=train_data, eval_data=points(32, 1)
+    )
+    return dslpar.fit(run, made.engine, made.train_data, made.eval_data, hooks=hooks, **flags)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out/metrics.jsonl").read_text().splitlines()]
+
+
+def numbers(records: Iterable[dict[str, Any]]) -> list[float]:
+    return [record[name] for record in records for name in ("loss", "grad_norm", "eval_loss") if name in record]
+
+
+# ---- metrics, checkpoints, resume ----
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("pipe", "data"),
+        pytest.param("one", "pipe", marks=pytest.mark.prove),
+        pytest.param("data", "one", marks=pytest.mark.prove),
+    ],
+)
+def test_a_run_that_resumes_on_another_layout_is_the_run_that_did_not_stop(
+    tmp_path: Path, first: str, then: str
+) -> None:
+    """To 1e-5: fp32, where only sums are in another order."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    on_ranks(1, program, config(whole), init="deepspeed")
+    ranks, text = LAYOUTS[first]
+    on_ranks(ranks, program, config(cut, text), ["train.steps=3"], init="deepspeed")
+    ranks, text = LAYOUTS[then]
+    flags = {"resume": True}
+    on_ranks(ranks, _flagged, config(cut, text), flags, init="deepspeed")
+    assert [record["step"] for record in lines(cut)] == [1, 2, 3, 4, 5, 6]
+    assert numbers(lines(cut)) == pytest.approx(numbers(lines(whole)), rel=1e-5)
+    assert [record["step"] for record in lines(whole) if "eval_loss" in record] == [3, 6]
+    assert sorted(path.name for path in (whole / "out/checkpoints").iterdir()) == [f"step_00000{n}" for n in (2, 4, 6)]
+    assert lines(whole)[-1]["samples"] == 96
+    assert (whole / "out/config.yaml").is_file()
+
+
+def _flagged(path: str, flags: dict[str, Any], overrides: Sequence[str] = ()) -> Any:
+    return program(path, overrides, **flags)
+
+
+@pytest.mark.prove
+def test_the_log_says_parameters_memory_and_evaluations(tmp_path: Path) -> None:
+    on_ranks(1, program, config(tmp_path), init="deepspeed")
+    log = (tmp_path / "out/log.txt").read_text()
+    assert "built on all ranks: 58 parameters in all, of which rank 0 holds 58" in log
+    assert "memory of the model, built: rank 0 has 0." in log
+    assert "memory after the first step: rank 0 has 0." in log
+    assert "held-out loss before: " in log
+    assert "step 3/6  loss " in log
+
+
+@pytest.mark.prove
+def test_a_complete_run_is_evaluated_alone_and_not_trained_again(tmp_path: Path) -> None:
+    on_ranks(1, program, config(tmp_path), init="deepspeed")
+    before = (tmp_path / "out/metrics.jsonl").read_text()
+    nothing = ["train.save_interval=0"]  # as dslpar.arguments adds it
+    (record,) = on_ranks(1, _flagged, config(tmp_path), {"eval_only": True}, nothing, init="deepspeed")
+    assert record == {"step": 6, "eval_loss": lines(tmp_path)[-1]["eval_loss"], "samples": 32}
+    assert json.loads((tmp_path / "out/eval.jsonl").read_text()) == record
+    assert on_ranks(1, _flagged, config(tmp_path), {"resume": True}, init="deepspeed") == [{}]
+    assert (tmp_path / "out/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.prove
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    nothing = ["train.save_interval=0"]
+    assert on_ranks(1, _flagged, config(tmp_path), {"dry_run": True}, nothing, init="deepspeed") == [{}]
+    assert not (tmp_path / "out").exists()
+
+
+# ---- an iterable of the program's own ----
+
+
+def _batches() -> list[tuple[Tensor, Tensor]]:
+    data = points(48)
+    return [(data.tensors[0][i : i + 8], data.tensors[1][i : i + 8]) for i in range(0, 48, 8)]
+
+
+class Iterated:
+    """Micro-batches that can only be iterated over."""
+
+    def __iter__(self) -> Any:
+        return iter(_batches())
+
+
+def test_an_iterable_begins_again_and_a_resume_passes_over_what_was_read(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    on_ranks(1, _flagged, config(whole), {"data": Iterated()}, init="deepspeed")
+    on_ranks(1, _flagged, config(cut), {"data": Iterated()}, ["train.steps=4"], init="deepspeed")
+    on_ranks(1, _flagged, config(cut), {"data": Iterated(), "resume": True}, init="deepspeed")
+    assert numbers(lines(cut))[:1] == numbers(lines(whole))[:1]
+    assert [record["loss"] for record in lines(cut)] == [record["loss"] for record in lines(whole)]
+
+
+def _ends(path: str) -> str:
+    with pytest.raises(DslparError) as caught:
+        program(path, data=iter(_batches()))
+    return str(caught.value)
+
+
+@pytest.mark.prove
+def test_an_iterator_that_ends_is_said(tmp_path: Path) -> None:
+    (said,) = on_ranks(1, _ends, config(tmp_path), init="deepspeed")
+    assert "BAT208 data-ended: the data have ended after step 3" in said
+    assert "that can be read again" in said
+    assert "BAT208" in (tmp_path / "out/log.txt").read_text()
+
+
+# ---- hooks ----
+
+
+def _told(path: str) -> list[Any]:
+    told: list[Any] = []
+
+    def hook(event: dslpar.Event) -> None:
+        told.append((event.name, event.step, "eval_loss" in event.metrics, event.checkpoint and event.checkpoint.name))
+        assert event.engine.steps_done == event.step
+
+    program(path, hooks=[hook])
+    return told
+
+
+def test_hooks_are_told_of_steps_evaluations_checkpoints_and_the_end_on_every_rank(tmp_path: Path) -> None:
+    first, second = on_ranks(2, _told, config(tmp_path, PIPE), init="deepspeed")
+    assert first == second
+    assert first[:3] == [("eval", 0, True, None), ("step", 1, False, None), ("step", 2, False, None)]
+    assert first[3:6] == [("save", 2, False, "step_000002"), ("step", 3, True, None), ("eval", 3, True, None)]
+    assert first[-4:] == [
+        *(("step", 6, True, None), ("eval", 6, True, None)),
+        *(("save", 6, True, "step_000006"), ("end", 6, True, None)),
+    ]
+
+
+@pytest.mark.prove
+def test_what_a_hook_raises_ends_the_job_with_its_traceback_and_place(tmp_path: Path) -> None:
+    path = config(tmp_path, DATA)
+
+    def fails(event: dslpar.Event) -> None:
+        if event.name == "step" and event.step == 2 and event.engine.groups.rank == 1:
+            raise ValueError("no more room for plots")
+
+    with start_program(2, lambda: program(path, hooks=[fails]) and 0, tmp_path / "said.txt") as job:
+        statuses = job.wait(60)
+    said = (tmp_path / "said.txt").read_text()
+    assert 0 not in statuses
+    assert "ValueError: no more room for plots" in said
+    assert "rank 1 of 2 on " in said
+    assert "in hook fails after step 2" in said
+    assert [record["step"] for record in lines(tmp_path)] == [1, 2], "what was done is on disk"
+
+
+def test_sigterm_saves_and_ends_with_75_and_resume_goes_on(tmp_path: Path) -> None:
+    path = config(tmp_path, DATA)
+
+    def told_to_stop(event: dslpar.Event) -> None:
+        if event.name == "step" and event.step == 3 and event.engine.groups.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stops() -> None:
+        program(path, hooks=[told_to_stop])
+        print("not reached", flush=True)
+
+    with start_program(2, stops, tmp_path / "said.txt") as job:
+        statuses = job.wait(60)
+    said = (tmp_path / "said.txt").read_text()
+    assert statuses == [75, 75], said
+    assert "not reached" not in said
+    assert "Traceback" not in said
+    step = lines(tmp_path)[-1]["step"]
+    assert f"told to stop: step {step} is saved in {tmp_path / 'out/checkpoints'}/step_00000{step}" in said
+    on_ranks(2, _flagged, path, {"resume": True}, init="deepspeed")
+    assert [record["step"] for record in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+# ---- wrong calls ----
+
+
+def _wrong(path: str) -> str:
+    run, other = dslpar.start(path), dslpar.start(path)
+    engine = dslpar.initialize(run, model=nn.Linear(4, 2), criterion=nn.CrossEntropyLoss()).engine
+    with pytest.raises(DslparError) as caught:
+        dslpar.fit(other, engine, points(40))
+    return str(caught.value)
+
+
+def test_the_engine_of_another_run_is_refused(tmp_path: Path) -> None:
+    (said,) = on_ranks(1, _wrong, config(tmp_path), init="deepspeed")
+    assert "fit() with the engine of another run" in said
+
+
+# ---- the command line, and the time that is left ----
+
+
+def test_arguments_of_a_program_stand_among_train_py_s() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--images", default="here")
+    args = dslpar.arguments(parser, ["train.steps=3", "--images", "there", "--resume", "a.b=1"], config="cfg.py")
+    assert (args.config, args.images, args.resume, args.eval_only) == ("cfg.py", "there", True, False)
+    assert args.overrides == ["train.steps=3", "a.b=1"]
+    assert dslpar.arguments(argv=["--config", "c.py", "--eval-only"]).overrides == ["train.save_interval=0"]
+
+
+def test_a_config_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dslpar.arguments(argv=[])
+    assert "--config" in capsys.readouterr().err
+
+
+def test_the_time_that_is_left_is_that_of_the_steps_after_the_first(tmp_path: Path) -> None:
+    job = dslpar.resolve(config(tmp_path, "model = dict(type='my.Model')\n"), 1)
+    assert metrics.seconds_left(job, {"step": 1, "step_s": 60.0}, 0.0, first_step=1) == 300.0
+    assert metrics.seconds_left(job, {"step": 3, "step_s": 9.0}, 4.0, first_step=1) == 6.0
+    assert metrics.seconds_left(job, {"step": 6, "step_s": 9.0}, 9.0, first_step=1) == 0.0
+    assert [metrics.duration(seconds) for seconds in (0.4, 59.6, 4000, 200_000)] == [
+        *("0:00:00", "0:01:00", "1:06:40", "2d 7:33:20")
+    ]
