@@ -1,6 +1,6 @@
 """ColossalAI's training loop as its users write it, over its import names.
 
-deepspeed --num_gpus 2 examples/colossalai_trainer.py --config examples/config.py
+deepspeed --num_gpus 2 examples/colossalai_trainer.py --config examples/configs/points.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fine-tuning of a Hugging Face model, all of it or by LoRA.
 
-python examples/fine_tune.py --config examples/fine_tuning.py --make     # a tiny model with random weights
-deepspeed --num_gpus 2 examples/fine_tune.py --config examples/fine_tuning.py
-deepspeed --num_gpus 2 examples/fine_tune.py --config examples/fine_tuning.py --lora
+python examples/fine_tune.py --config examples/configs/fine_tuning.py --make     # a tiny model with random weights
+deepspeed --num_gpus 2 examples/fine_tune.py --config examples/configs/fine_tuning.py
+deepspeed --num_gpus 2 examples/fine_tune.py --config examples/configs/fine_tuning.py --lora
 """
 
 from __future__ import annotations

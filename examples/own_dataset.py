@@ -1,7 +1,7 @@
 """A data set and a model of one's own, trained with all that train.py does.
 
-deepspeed --num_gpus 2 examples/own_dataset.py --config examples/config.py
-deepspeed --num_gpus 2 examples/own_dataset.py --config examples/config.py --resume train.steps=80
+deepspeed --num_gpus 2 examples/own_dataset.py --config examples/configs/points.py
+deepspeed --num_gpus 2 examples/own_dataset.py --config examples/configs/points.py --resume train.steps=80
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model of one's own over dslpar.layers: the same weights and losses in every tensor mode, the config's text as data.
 
-deepspeed --num_gpus 4 examples/own_model.py --config examples/text.py
-deepspeed --num_gpus 8 examples/own_model.py --config examples/text.py parallel.tensor.size=8 parallel.tensor.mode=3d
+deepspeed --num_gpus 4 examples/own_model.py --config examples/configs/text.py
+deepspeed --num_gpus 8 examples/own_model.py --config examples/configs/text.py parallel.tensor.size=8 parallel.tensor.mode=3d
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A torch model of one's own, split over pipeline stages by hand: each rank builds its stage alone.
 
-deepspeed --num_gpus 2 examples/own_stages.py --config examples/config.py parallel.pipeline=2
+deepspeed --num_gpus 2 examples/own_stages.py --config examples/configs/points.py parallel.pipeline=2
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tests.support import warm
 from tests.support.forked_runs import start_program
 from tests.support.paths import ROOT
 
-CONFIG, TEXT, TUNING = (f"examples/{name}.py" for name in ("config", "text", "fine_tuning"))
+CONFIG, TEXT, TUNING = (f"examples/configs/{name}.py" for name in ("points", "text", "fine_tuning"))
 
 
 def run(tmp_path: Path, ranks: int, name: str, *argv: str) -> str:

@@ -1,5 +1,5 @@
 # A folder of transformers' to begin from, which examples/fine_tune.py --make writes; any other goes here as well.
-# deepspeed --num_gpus 2 examples/fine_tune.py --config examples/fine_tuning.py
+# deepspeed --num_gpus 2 examples/fine_tune.py --config examples/configs/fine_tuning.py
 parallel = dict(tensor=dict(size=2, mode="1d"))
 model = dict(type="transformers.LlamaForCausalLM", pretrained="../outputs/tiny_llama")
 data = dict(type="text", seq_len=32)
