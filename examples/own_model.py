@@ -1,7 +1,8 @@
 """A model of one's own over dslpar.layers: the same weights and losses in every tensor mode, the config's text as data.
 
 deepspeed --num_gpus 4 examples/own_model.py --config examples/configs/text.py
-deepspeed --num_gpus 8 examples/own_model.py --config examples/configs/text.py parallel.tensor.size=8 parallel.tensor.mode=3d
+
+On 8 ranks in three dimensions: --num_gpus 8, and at the end parallel.tensor.size=8 parallel.tensor.mode=3d
 """
 
 from __future__ import annotations
