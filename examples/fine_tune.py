@@ -16,8 +16,10 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 def make(folder: str) -> None:
     """Write a Llama of random weights, as `save_pretrained` writes any model; its tokens are bytes."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=64, **sizes)).save_pretrained(folder)
 

@@ -74,12 +74,12 @@ def test_fine_tune(tmp_path: Path, more: list[str]) -> None:
     folder = tmp_path / "tiny"
     run(tmp_path, 1, "fine_tune", "--config", TUNING, "--make", "--folder", str(folder))
     assert (folder / "config.json").is_file()
-    words = ["--config", TUNING, f"model.pretrained={folder}", "train.steps=6", "train.eval_interval=None", *more]
+    words = ["--config", TUNING, f"model.pretrained={folder}", "train.steps=20", "optimizer.lr=1e-2", *more]
     said = run(tmp_path, 2, "fine_tune", *words)
-    trained = re.search(r"(\d+) tensors of rank 0 were trained, in 6 steps", said)
+    trained = re.search(r"(\d+) tensors of rank 0 were trained, in 20 steps", said)
     assert trained is not None
     assert (trained[1] == "8") == bool(more), "two adapters of two matrices in each of two layers; or all weights"
-    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0] - (0.02 if more else 0.5)
 
 
 @pytest.mark.prove
