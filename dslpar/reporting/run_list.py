@@ -63,7 +63,7 @@ class Run(NamedTuple):
     """Of the last evaluation."""
     eval_step: int | None = None
     unit: str = "tokens"
-    """What `per_s` counts: tokens, or images."""
+    """What `per_s` counts: tokens, images, or samples of a program's own."""
     per_s: float | None = None
     """The median of the last steps."""
     layout: str = ""
@@ -170,7 +170,7 @@ def _with_metrics(run: Run) -> Run:
     for problem in tail.problems:
         run = _with_problem(run, f"{run_dir.METRICS}: {problem}")
     last, evaluated = tail.last, tail.evaluated
-    unit = "images" if "images_per_s" in last else "tokens"
+    unit = next((unit for unit in ("images", "samples") if f"{unit}_per_s" in last), "tokens")
     return run._replace(
         step=last.get("step", 0),
         loss=metrics_file.number(last, "loss"),

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import dslpar
 from dslpar.core.errors import DslparError
+from dslpar.reporting import run_list
 from dslpar.training import metrics
 from tests.support.forked_runs import start_program
 from tests.support.ranks import on_ranks
@@ -88,6 +89,9 @@ def test_a_run_that_resumes_on_another_layout_is_the_run_that_did_not_stop(
     assert [record["step"] for record in lines(whole) if "eval_loss" in record] == [3, 6]
     assert sorted(path.name for path in (whole / "out/checkpoints").iterdir()) == [f"step_00000{n}" for n in (2, 4, 6)]
     assert lines(whole)[-1]["samples"] == 96
+    listed = run_list.read_run(whole / "out")
+    assert (listed.step, listed.unit) == (6, "samples")
+    assert listed.per_s
     assert (whole / "out/config.yaml").is_file()
 
 
