@@ -13,7 +13,7 @@ lies where: so any layout reads it. `folder` knows names and files, and `writer`
 `tensor_file` and `tensor_reader` know what is in them; `shards` finds it in DeepSpeed's engine, `save_load` saves and
 loads it, `select` chooses one; `manifest`, `compare` and `resume_policy` say what a resume may change. A digest says
 that nothing has changed, not that it makes sense: `contents` reads all of a checkpoint as a load does, before one and
-for `dslpar checkpoint verify`, by `manifest_format`, `state_files` and the typed values of `json_values`.
+for `dslpar checkpoint verify`, by `manifest_format`, `state_files` and the typed values of `dslpar.core.json_values`.
 `full_state_dict` is apart from these: full tensors, out of one layout and into another.
 
     full = checkpoint.full_state(engine.module, engine.groups)

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from dslpar.checkpoint import json_values, manifest_format
+from dslpar.checkpoint import manifest_format
 from dslpar.checkpoint.manifest_format import FORMAT as FORMAT
+from dslpar.core import json_values
 from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from dslpar.checkpoint.folder import TENSORS, unreadable
-from dslpar.checkpoint.json_values import MAX_COUNT, count, items, mapping, number, parse, plain, text
 from dslpar.checkpoint.slices import Box, Piece, Segment, Shape, covers, num_elements
+from dslpar.core.json_values import MAX_COUNT, count, items, mapping, number, parse, plain, text
 
 Value = TypeVar("Value")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dslpar.checkpoint.json_values import count, items, mapping, plain, text
+from dslpar.core.json_values import count, items, mapping, plain, text
 from dslpar.core.mesh import ORDERS, TENSOR_AXES
 
 FORMAT = 2

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dslpar.checkpoint import folder
 from dslpar.checkpoint.folder import Checkpoint
-from dslpar.checkpoint.json_values import count, items, mapping, number, text
 from dslpar.checkpoint.manifest import OFFLINE
+from dslpar.core.json_values import count, items, mapping, number, text
 from dslpar.schema.sections import LR_SCHEDULERS
 
 COUNTS = ("global_steps", "global_samples", "skipped_steps")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dslpar.checkpoint import writer
 from dslpar.checkpoint.folder import FileDigest, unreadable
-from dslpar.checkpoint.json_values import count, items, mapping, parse, text
+from dslpar.core.json_values import count, items, mapping, parse, text
 
 DTYPES = {
     "F64": torch.float64,

@@ -8,7 +8,6 @@ torch's distributed checkpoints do to their metadata; here it is done to the who
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import logging
@@ -25,6 +24,7 @@ import xxhash
 from dslpar.checkpoint import folder
 from dslpar.checkpoint.folder import MANIFEST, PART, RANKS, TENSORS, FileDigest
 from dslpar.core.catalog import finding, raise_finding
+from dslpar.core.disk import fsync as fsync
 from dslpar.core.errors import DslparError
 
 log = logging.getLogger("dslpar")
@@ -147,22 +147,6 @@ def _unused_name(path: Path, suffix: str) -> Path:
     numbers = itertools.chain([""], map(".{}".format, itertools.count(1)))
     names = (path.with_name(f"{path.name}{number}{suffix}") for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
-
-
-def fsync(*paths: Path) -> None:
-    """Bring what was written to these files and folders to the disk.
-
-    A file system that cannot sync a folder (EINVAL) has nothing to bring there.
-    """
-    for path in paths:
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not path.is_dir():
-                raise
-        finally:
-            os.close(opened)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "import": "convert a config of another framework to dslpar, and report on every key",
     "policy": "show how a transformers model is cut; check that every mode computes the same",
     "runs": "list the runs below a folder: state, step, loss, layout; plot their curves",
+    "data": "turn text into token files, train a tokenizer, show and verify token files",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Help by name; each command is a module of dslpar.cli."""

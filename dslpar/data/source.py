@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslpar.core.catalog import raise_finding
 from dslpar.data.corpus import FileSlice, check_number, load_corpus
 from dslpar.layout.resolve import Job
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, type_name
+from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TokensData, type_name
 from dslpar.schema.sections import OtherModel
 from dslpar.schema.vocabularies import span_lengths
 
 if TYPE_CHECKING:
     from dslpar.data.image_files import Images
     from dslpar.data.order import Samples
+    from dslpar.data.token_source import TokenRange
 
 
 class Part(NamedTuple):
@@ -30,6 +31,7 @@ class Part(NamedTuple):
     training: bool
     files: Sequence[FileSlice] = ()
     images: Images | None = None
+    tokens: TokenRange | None = None
 
 
 class Source(NamedTuple):
@@ -54,6 +56,14 @@ def find_source(job: Job) -> Source:
 
         images = find_images(job)
         return Source(Part(True, images=images), Part(False, images=images), images.identity, images.identity)
+    if isinstance(job.spec.data, TokensData):
+        from dslpar.data.token_source import find_tokens
+
+        tokens = find_tokens(job)
+        return Source(
+            *(Part(True, tokens=tokens.train), Part(False, tokens=tokens.held_out)),
+            *(tokens.train.identity, f"{tokens.train.identity} {tokens.held_out.identity}"),
+        )
     found = load_corpus(job)
     extra = _extra_identity(job)
     train, whole = text_identity(found.train, extra), text_identity((*found.train, *found.held_out), extra)
@@ -90,6 +100,10 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
 
         indices = part.images.train if part.training else part.images.held_out
         return ImageSamples(job, part.images, indices, part.training, inputs)
+    if part.tokens is not None:
+        from dslpar.data.token_samples import TokenSamples
+
+        return TokenSamples(job, part.tokens)
     from dslpar.data import masked, spans, text, tokens
 
     found = tokens.vocabulary(job)

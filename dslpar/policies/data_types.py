@@ -1,7 +1,7 @@
 """Which data of a config a class of transformers' learns from. No torch.
 
 >>> data_types("BertForPreTraining"), data_types("LlamaForCausalLM"), data_types("BertForTokenClassification")
-(('mlm',), ('text',), ())
+(('mlm',), ('text', 'tokens'), ())
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def data_types(name: str) -> Names:
     """Return the types of `data` that a class learns from; none: a program brings the data."""
     inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
     if inputs == DECODER_INPUTS:
-        return ("text",)
+        return ("text", "tokens")
     if inputs[0] == "pixel_values":
         return ("images",)
     if "decoder_input_ids" in inputs:
@@ -55,6 +55,7 @@ def mismatch(model: Model | OtherModel, data: object) -> tuple[str, str] | None:
 
 _DESCRIBED = {
     "text": "text of which each next token is predicted",
+    "tokens": "tokens of which each next one is predicted",
     "mlm": "text of which masked tokens are told",
     "span": "text of which spans are told",
     "images": "images",

@@ -95,10 +95,35 @@ class ImageData:
     """Share of the images that is held out for evaluation."""
 
 
-Data: TypeAlias = TextData | MaskedTextData | SpanTextData | ImageData
-DATASETS: Mapping[str, type] = {"text": TextData, "mlm": MaskedTextData, "span": SpanTextData, "images": ImageData}
+@section
+class TokensData:
+    """Token files, of which each next token is predicted: `dslpar data tokenize` writes them; Megatron-LM's, too."""
+
+    files: ClassVar[None] = None
+    tokenizer: ClassVar[None] = None
+
+    path: Path = key(resume="free")
+    """A folder that `dslpar data tokenize` wrote, or Megatron-LM's .bin and .idx (their path without a suffix, or with
+    .idx); relative to the config.
+    """
+    seq_len: PositiveInt | None = key(default=None, resume="free")
+    """Tokens of a sample; left out: the model's max_seq_len."""
+    eval_fraction: Fraction = key(default=0.05, resume="free")
+    """Share of the documents that is held out for evaluation: the last ones. Not used with eval_path."""
+    eval_path: Path | None = key(default=None, resume="free")
+    """Token files that are held out; left out: the last documents of `path`."""
+
+
+Data: TypeAlias = TextData | MaskedTextData | SpanTextData | ImageData | TokensData
+DATASETS: Mapping[str, type] = {
+    "text": TextData,
+    "tokens": TokensData,
+    "mlm": MaskedTextData,
+    "span": SpanTextData,
+    "images": ImageData,
+}
 """By the `type` of a config."""
-_PATHS = ("files", "tokenizer", "path", "labels")
+_PATHS = ("files", "tokenizer", "path", "labels", "eval_path")
 
 
 def type_name(data: object) -> str:

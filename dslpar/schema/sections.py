@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TextData
+from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TextData, TokensData
 from dslpar.schema.fields import key, section
 from dslpar.schema.types import (
     AxisOrder,
@@ -160,7 +160,7 @@ class Model:
     Every family has this field; as a plain annotation here, it keeps its place among the family's own.
     """
 
-    DATA_TYPES: ClassVar[tuple[str, ...]] = ("text",)
+    DATA_TYPES: ClassVar[tuple[str, ...]] = ("text", "tokens")
     """Types of `data` that it learns from; none: a program brings the data."""
     INPUTS: ClassVar[tuple[str, ...]] = ("input_ids",)
     """What a micro-batch brings beside labels."""
@@ -579,7 +579,9 @@ class Spec:
     """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
     """How ranks are divided among data, pipeline and tensor parallelism."""
-    data: TextData | MaskedTextData | SpanTextData | ImageData = key(default_factory=TextData, resume="free")
+    data: TextData | MaskedTextData | SpanTextData | ImageData | TokensData = key(
+        default_factory=TextData, resume="free"
+    )
     """What it is trained on, by its type: text, masked text, text with spans left out, or images."""
     optimizer: AdamW | Adam | SGD | OtherOptimizer = key(
         default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"

@@ -14,8 +14,9 @@ import math
 from collections.abc import Mapping
 
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.schema.datasets import Data, MaskedTextData, SpanTextData, TextData, absolute_path
+from dslpar.schema.datasets import Data, MaskedTextData, SpanTextData, TextData, TokensData, absolute_path
 from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.token_folders import read_token_folder
 from dslpar.schema.tokenizers import SPELLINGS, TokenizerFile, read_tokenizer
 
 BYTES = 256
@@ -58,6 +59,8 @@ class SpanLengths(NamedTuple):
 
 def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_len: int = 0) -> Vocabulary:
     """Return the ids of a text; `seq_len` tells how many sentinels are needed. Of other data: no ids."""
+    if isinstance(data, TokensData):
+        return _vocabulary_of_tokens(absolute_path(config_path, data.path))
     if not isinstance(data, TextData):
         return Vocabulary(0, {})
     config = model.transformers if isinstance(model, OtherModel) else None
@@ -81,6 +84,12 @@ def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_l
     if len(found.sentinels) < spans:
         missing.append(f"<extra_id_{spans - 1}>")
     return Vocabulary(found.size, special, found.sentinels, tokenizer=found, missing=missing[0] if missing else "")
+
+
+def _vocabulary_of_tokens(path: str) -> Vocabulary:
+    """Return the ids of token files. The tokenizer beside them is not read: to check sizes, no one needs it."""
+    found = read_token_folder(path)
+    return Vocabulary(found.vocab_size or 0, {} if found.eos is None else {"eos": found.eos})
 
 
 def span_lengths(data: SpanTextData, seq_len: int) -> SpanLengths:

@@ -94,6 +94,7 @@ def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
             return  # BAT111 and BAT112 report it
         needed = found.size
         whose = "bytes and special tokens are" if found.tokenizer is None else "the tokenizer has"
+        whose = "the token files have" if type_name(cx.spec.data) == "tokens" else whose
     if vocabulary < needed:
         name = key.rpartition(".")[2]
         message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
@@ -111,7 +112,7 @@ def text_not_found(cx: Context) -> Iterator[Problem]:
         if message := _missing(cx, name):
             hint = "choose text files, or folders of them, by their paths from the config's folder"
             yield Problem(cx.at_item("data.files", number), message, hint, cx.source_key("data.files"))
-    for key in ("tokenizer", "path", "labels"):
+    for key in ("tokenizer", "path", "labels", "eval_path"):
         path = getattr(cx.spec.data, key, None)
         if path is not None and (message := _missing(cx, path)):
             yield cx.problem(f"data.{key}", message, "choose a path from the config's folder")

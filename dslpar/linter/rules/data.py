@@ -10,7 +10,7 @@ from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, absolute_path, type_name
+from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TokensData, absolute_path, type_name
 from dslpar.schema.sections import ImageModel
 
 
@@ -89,4 +89,42 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
             yield cx.problem(f"data.{key}", message, f"{key}={value[0]}")
 
 
-RULES = (tokenizer_not_usable, data_of_another_model, sample_too_short, channels_do_not_fit)
+@rule("BAT117", "token-files-not-usable")
+def token_files_not_usable(cx: Context) -> Iterator[Problem]:
+    """Token files cannot be read, were made by different tokenizers, or hold less than a step takes."""
+    data = cx.spec.data
+    if not isinstance(data, TokensData):
+        return
+    from dslpar.schema.token_folders import held_out_start, read_token_folder  # most configs have none
+
+    names = {"path": data.path} | ({} if data.eval_path is None else {"eval_path": data.eval_path})
+    found = {key: read_token_folder(absolute_path(cx.config.path, name)) for key, name in names.items()}
+    for key, folder in found.items():
+        if folder.problem and not folder.missing:  # BAT111 reports that: they may be on the job's hosts
+            message = f"cannot use {folder.path!r}: {folder.problem}"
+            yield cx.problem(
+                f"data.{key}", message, "leave data out; or choose a folder that `dslpar data verify` calls intact"
+            )
+    if len({each.tokenizer_digest for each in found.values() if not each.problem and not each.is_megatron}) > 1:
+        message = "path and eval_path were made by different tokenizers"
+        yield cx.problem("data.eval_path", message, "leave eval_path out; or choose one of the same tokenizer")
+    if data.eval_path is not None and cx.given("data.eval_fraction"):
+        message = "with eval_path, no share of path is held out"
+        yield cx.problem("data.eval_fraction", message, "keep one of eval_fraction and eval_path")
+    folder, length = found["path"], seq_len_of(cx.spec)
+    if folder.problem or not length:
+        return
+    try:
+        tokens = held_out_start(folder, 0 if data.eval_path is not None else data.eval_fraction)
+    except (ValueError, OSError) as error:
+        yield cx.problem(
+            "data.path", f"cannot use {folder.path!r}: {error}", "leave data out; or choose token files that are intact"
+        )
+        return
+    samples = max(tokens - 1, 0) // length
+    if samples < cx.batch.global_size:
+        message = f"a step takes {cx.batch.global_size} samples, and {tokens:,} tokens to train on are {samples}"
+        yield cx.problem("data.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
+
+
+RULES = (tokenizer_not_usable, data_of_another_model, sample_too_short, channels_do_not_fit, token_files_not_usable)

@@ -1,0 +1,49 @@
+"""Token files as samples: windows of seq_len + 1 tokens, as text has them (`dslpar.data.text`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dslpar.data.text import TextSamples
+from dslpar.data.token_files import open_tokens
+from dslpar.data.token_source import TokenRange, refuse
+from dslpar.layout.resolve import Job
+from dslpar.schema.sections import OtherModel, TokenModel
+
+
+class TokenSamples(TextSamples):
+    """Samples of a range of token files, mapped into memory.
+
+    Raises:
+        DslparError: the files are not as they were written.
+    """
+
+    def __init__(self, job: Job, part: TokenRange) -> None:
+        try:
+            ids = open_tokens(part.folder)[part.start : part.stop]
+        except (ValueError, OSError) as error:
+            refuse(job, part.folder.path, str(error), "data.path" if part.training else "data")
+        super().__init__(ids, job.seq_len)
+        self.job, self.part, self.vocab_size = job, part, _vocab_size(job) or part.folder.vocab_size
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError: an id is not of the vocabulary."""
+        ids, labels = super().batch(samples)
+        # Looked up, such an id would be zeros on every tensor rank, or another rank's row: nobody would notice.
+        low, high = (int(bound(torch.stack([ids, labels]))) for bound in (torch.min, torch.max))
+        if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
+            wrong = low if low < 0 else high
+            problem = f"a token is {wrong}, and the vocabulary has {self.vocab_size}"
+            refuse(self.job, self.part.folder.path, problem, "data.path")
+        return ids, labels
+
+
+def _vocab_size(job: Job) -> int | None:
+    model = job.spec.model
+    if isinstance(model, TokenModel):
+        return model.vocab_size
+    config = model.transformers if isinstance(model, OtherModel) else None
+    return config.size("vocab") if config is not None else None

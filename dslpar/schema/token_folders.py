@@ -1,0 +1,262 @@
+"""Token files as they lie on disk, read without numpy: what there is, whether it fits, where a document begins.
+
+    corpus/tokens.json       format, counts, vocabulary, digests of the files beside it, sources
+    corpus/tokens.npy        ids of all documents, one after the other: uint16 or uint32 [num_tokens]
+    corpus/documents.npy     where each document begins, and the end of the last: int64 [num_documents + 1]
+    corpus/tokenizer/        a copy of the tokenizer.json that made them; bytes have none
+
+Megatron-LM's indexed data sets (`.bin` and `.idx`, version 1) are read too. Their stream of tokens with an index of
+documents is the idea taken from there; the files are numpy's own, so that anything reads them.
+
+    found = read_token_folder("corpus")
+    found.problem, found.num_tokens, held_out_start(found, 0.05)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dslpar.core.json_values import count, items, mapping, parse, text
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.schema.tokenizers import TOKENIZER_JSON
+
+FORMAT = 1
+META, TOKENS, DOCUMENTS, TOKENIZER = "tokens.json", "tokens.npy", "documents.npy", "tokenizer"
+HEADER_BYTES = 128
+"""Of an .npy file of ours: always as long."""
+TOKEN_BYTES: Mapping[str, int] = {"uint16": 2, "uint32": 4}
+_DESCRIPTIONS: Mapping[str, str] = {"uint16": "<u2", "uint32": "<u4", "int64": "<i8"}
+_HEX = re.compile(r"[0-9a-f]+")
+_MAX_META_BYTES = 256 << 20
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_INDEX_DTYPES: Mapping[int, tuple[str, int]] = {
+    1: ("uint8", 1),
+    2: ("int8", 1),
+    3: ("int16", 2),
+    4: ("int32", 4),
+    5: ("int64", 8),
+    8: ("uint16", 2),
+}
+"""Megatron-LM's codes of types that are whole numbers: numpy's name, and bytes."""
+
+
+class TokenFolder(NamedTuple):
+    """Token files, as far as their heads tell."""
+
+    path: str
+    num_tokens: int = 0
+    num_documents: int = 0
+    dtype: str = ""
+    """numpy's name of the ids' type."""
+    vocab_size: int | None = None
+    """Ids that a model must have; None: not said."""
+    eos: int | None = None
+    """The id that stands after each document; None: none does."""
+    tokenizer_digest: str = ""
+    """SHA-256 of the tokenizer.json that made them; empty: bytes, or not said."""
+    tokens_path: str = ""
+    index_path: str = ""
+    """documents.npy, or Megatron-LM's .idx."""
+    files: Mapping[str, Any] = {}
+    """What tokens.json has of `tokens` and `documents`: bytes and digests; of Megatron-LM's nothing."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    num_sequences: int = 0
+    """Of Megatron-LM's; ours: 0."""
+    plan: str = ""
+    """Digest of what was tokenized, and how."""
+    problem: str = ""
+    """Why they cannot be used; empty: they can."""
+    missing: bool = False
+    """Whether there is nothing at that path."""
+
+    @property
+    def is_megatron(self) -> bool:
+        """Whether they are an indexed data set of Megatron-LM's."""
+        return self.index_path.endswith(".idx")
+
+    @property
+    def tokenizer_path(self) -> str:
+        """The tokenizer.json beside them; empty: there is none."""
+        return os.path.join(self.path, TOKENIZER, TOKENIZER_JSON) if self.tokenizer_digest else ""
+
+    @property
+    def tokens_offset(self) -> int:
+        """Bytes before the first id."""
+        return 0 if self.is_megatron else HEADER_BYTES
+
+
+def read_token_folder(path: str) -> TokenFolder:
+    """Read the heads of token files, and compare the lengths of the files; what is wrong is in the result.
+
+    `path`: a folder, or of Megatron-LM's files their path with or without a suffix.
+    """
+    prefix = path.removesuffix(".idx").removesuffix(".bin")
+    try:
+        if os.path.isdir(path):
+            return _read_folder(path)
+        if os.path.exists(f"{prefix}.idx"):
+            return _read_megatron(prefix)
+    except OSError as error:
+        return TokenFolder(path, problem=f"{os.path.basename(str(error.filename))}: {error.strerror}")
+    except ValueError as error:
+        return TokenFolder(path, problem=str(error))
+    if os.path.exists(path):
+        return TokenFolder(path, problem="it is neither a folder of token files nor an .idx file")
+    return TokenFolder(path, problem="there is no such folder", missing=True)
+
+
+def held_out_start(found: TokenFolder, fraction: float) -> int:
+    """Return the first token that is held out: of the last documents, at least one, and never all.
+
+    Of a single document its end is held out. Raises: ValueError: the index is corrupted.
+    """
+    if not fraction:
+        return found.num_tokens
+    if found.num_documents < 2:
+        return found.num_tokens - round(found.num_tokens * fraction)
+    held_out = min(max(round(found.num_documents * fraction), 1), found.num_documents - 1)
+    start = _document_start(found, found.num_documents - held_out)
+    if not 0 <= start <= found.num_tokens:
+        raise ValueError(f"{os.path.basename(found.index_path)}: a document begins at {start}")
+    return start
+
+
+def npy_header(dtype: str, length: int) -> bytes:
+    """Return the head of an .npy file (version 1.0) of so many numbers: HEADER_BYTES."""
+    described = f"{{'descr': '{_DESCRIPTIONS[dtype]}', 'fortran_order': False, 'shape': ({length},), }}"
+    return (
+        b"\x93NUMPY\x01\x00"
+        + struct.pack("<H", HEADER_BYTES - 10)
+        + described.ljust(HEADER_BYTES - 11).encode()
+        + b"\n"
+    )
+
+
+def serialize(values: Mapping[str, Any]) -> bytes:
+    """Return tokens.json of these values, with their digest."""
+    return json.dumps({**values, "digest": _digest(values)}, indent=1).encode() + b"\n"
+
+
+# ---- ours ----
+
+
+def _read_folder(path: str) -> TokenFolder:
+    with open(os.path.join(path, META), "rb") as file:
+        data = file.read(_MAX_META_BYTES + 1)
+    if len(data) > _MAX_META_BYTES:
+        raise ValueError(f"{META}: more than {_MAX_META_BYTES:,} bytes")
+    try:
+        found = _checked(path, mapping(parse(data), "it", "format"))
+    except ValueError as error:
+        raise ValueError(f"{META}: {error}") from None
+    for name, dtype, length in ((TOKENS, found.dtype, found.num_tokens), (DOCUMENTS, "int64", found.num_documents + 1)):
+        file_path, expected = os.path.join(path, name), found.files[name]["bytes"]
+        if (size := os.path.getsize(file_path)) != expected:
+            raise ValueError(f"{name}: {size:,} bytes of {expected:,}")
+        with open(file_path, "rb") as file:
+            if file.read(HEADER_BYTES) != npy_header(dtype, length):
+                raise ValueError(f"{name}: its head is not that of {length:,} numbers of {dtype}")
+    return found
+
+
+def _checked(path: str, values: Mapping[str, Any]) -> TokenFolder:
+    """Return what tokens.json says. Raises: ValueError: it is not as it was written, or of another format."""
+    if count(values["format"], "format", least=1) != FORMAT:
+        raise ValueError(f"format {values['format']}, and this dslpar reads format {FORMAT}")
+    rest = {key: value for key, value in values.items() if key != "digest"}
+    if values.get("digest") != _digest(rest):
+        raise ValueError("altered")
+    # Who writes nonsense can sign it too.
+    mapping(values, "it", "dtype", "num_tokens", "num_documents", "vocab_size", "eos", "tokenizer", "files", "sources")
+    dtype = text(values["dtype"], "dtype", among=tuple(TOKEN_BYTES))
+    num_tokens, num_documents = (count(values[key], key) for key in ("num_tokens", "num_documents"))
+    vocab_size = count(values["vocab_size"], "vocab_size", least=1, most=1 << 8 * TOKEN_BYTES[dtype])
+    if values["eos"] is not None:
+        count(values["eos"], "eos", most=vocab_size - 1)
+    files = mapping(values["files"], "files", TOKENS, DOCUMENTS)
+    sizes = {TOKENS: num_tokens * TOKEN_BYTES[dtype], DOCUMENTS: (num_documents + 1) * 8}
+    for name, size in sizes.items():
+        file = mapping(files[name], name, "bytes", "sha256", "xxh3_128")
+        if count(file["bytes"], f"{name}.bytes") != size + HEADER_BYTES:
+            raise ValueError(f"{name}.bytes is {file['bytes']:,}, and its numbers take {size + HEADER_BYTES:,}")
+        for digest, length in (("sha256", 64), ("xxh3_128", 32)):
+            if len(text(file[digest], f"{name}.{digest}")) != length or not _HEX.fullmatch(file[digest]):
+                raise ValueError(f"{name}.{digest} is no digest")
+    tokenizer = values["tokenizer"]
+    digest = "" if tokenizer is None else text(mapping(tokenizer, "tokenizer", "sha256")["sha256"], "tokenizer.sha256")
+    return TokenFolder(
+        *(path, num_tokens, num_documents, dtype, vocab_size, values["eos"], digest),
+        *(os.path.join(path, TOKENS), os.path.join(path, DOCUMENTS), files, items(values["sources"], "sources")),
+        plan=text(values.get("plan", ""), "plan"),
+    )
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+# ---- Megatron-LM's ----
+
+
+def _read_megatron(prefix: str) -> TokenFolder:
+    """Read an .idx: a head, then of each sequence its length (int32) and first byte (int64), then documents (int64)."""
+    index_path, tokens_path = f"{prefix}.idx", f"{prefix}.bin"
+    name, size, tokens_bytes = os.path.basename(index_path), os.path.getsize(index_path), os.path.getsize(tokens_path)
+    with open(index_path, "rb") as file:
+        head = file.read(_INDEX_HEADER.size)
+    if len(head) < _INDEX_HEADER.size or not head.startswith(_INDEX_MAGIC):
+        raise ValueError(f"{name}: it is no index of Megatron-LM's (MMIDIDX)")
+    _, version, code, num_sequences, num_indices = _INDEX_HEADER.unpack(head)
+    if version != 1:
+        raise ValueError(f"{name}: version {version}, and version 1 is read")
+    if code not in _INDEX_DTYPES:
+        raise ValueError(f"{name}: tokens of type {code}, which are no whole numbers")
+    dtype, item = _INDEX_DTYPES[code]
+    expected = _INDEX_HEADER.size + 12 * num_sequences + 8 * num_indices
+    if size not in (expected, expected + num_sequences) or num_indices < 1:  # of several modalities: a byte each more
+        raise ValueError(f"{name}: {size:,} bytes, and its sequences and documents take {expected:,}")
+    if tokens_bytes % item:
+        raise ValueError(f"{os.path.basename(tokens_path)}: {tokens_bytes:,} bytes are no whole number of {dtype}")
+    found = TokenFolder(
+        *(prefix, tokens_bytes // item, num_indices - 1, dtype, None, None, "", tokens_path, index_path),
+        num_sequences=num_sequences,
+    )
+    if (end := _document_start(found, found.num_documents)) != found.num_tokens:
+        message = f"{os.path.basename(tokens_path)}: {found.num_tokens:,} tokens, and the index is of {end:,}"
+        raise ValueError(message)
+    return found
+
+
+def _document_start(found: TokenFolder, document: int) -> int:
+    """Return the first token of a document; of the one after the last, the number of tokens. Raises: ValueError."""
+    if not found.is_megatron:
+        return _number_at(found.index_path, HEADER_BYTES + 8 * document, "<q")
+    lengths = _INDEX_HEADER.size
+    pointers = lengths + 4 * found.num_sequences
+    sequence = _number_at(found.index_path, pointers + 8 * (found.num_sequences + document), "<q")
+    if not 0 <= sequence <= found.num_sequences:
+        raise ValueError(f"{os.path.basename(found.index_path)}: a document begins with sequence {sequence}")
+    item = next(size for name, size in _INDEX_DTYPES.values() if name == found.dtype)
+    if sequence < found.num_sequences:
+        return _number_at(found.index_path, pointers + 8 * sequence, "<q") // item
+    if not sequence:
+        return 0
+    last = _number_at(found.index_path, pointers + 8 * (sequence - 1), "<q") // item
+    return last + _number_at(found.index_path, lengths + 4 * (sequence - 1), "<i")
+
+
+def _number_at(path: str, offset: int, form: str) -> int:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(struct.calcsize(form))
+    if len(data) < struct.calcsize(form):
+        raise ValueError(f"{os.path.basename(path)}: it ends too early")
+    (number,) = struct.unpack(form, data)
+    return int(number)
