@@ -17,8 +17,8 @@ from typing import IO, NamedTuple
 from dslpar.core.catalog import raise_finding
 from dslpar.data.corpus import walk
 
-SHARD_BYTES = 8 << 20
-"""Text of a shard, about: a second or two of work, which is what a kill loses."""
+SHARD_BYTES = 1 << 20
+"""Text of a shard, about: less than a second of work, which is what a kill loses."""
 _MAX_DOCUMENT_BYTES = 1 << 30
 _HINT = "name text files, .jsonl files, or folders of them"
 
