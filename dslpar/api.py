@@ -31,6 +31,7 @@ from dslpar.data.loader import Loader, PairSamples, is_dataset
 from dslpar.data.order import Samples
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed.consistency import check_consistency, check_equal
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
@@ -49,7 +50,6 @@ from dslpar.policies.data_types import check_data, inputs_of
 from dslpar.reporting import logging
 from dslpar.schema import sections as schema_sections
 from dslpar.schema.registry import registered, registered_classes
-from dslpar.training.consistency import check_consistency, check_equal
 from dslpar.training.program import ProgramEngine
 from dslpar.training.session import NO_LIMIT, Session
 from dslpar.watchdog.rank_monitor import RankMonitor

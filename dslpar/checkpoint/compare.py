@@ -62,6 +62,22 @@ def check(checkpoint: Checkpoint, job: Job, data: str) -> None:
         raise_finding("CKP202", message, _hint(refused), job.path, refused[0].key, lines[:_MAX_LISTED] + more)
 
 
+def check_model(checkpoint: Checkpoint, job: Job) -> None:
+    """Refuse a job whose model is not the one that was trained, whatever else differs.
+
+    Raises:
+        DslparError: with every key that differs.
+    """
+    if found := [each for each in _changed_keys(checkpoint, job, REFUSED) if each.section == "model"]:
+        lines = [
+            f"{each.key}: saved {_format_value(each.saved)}, requested {_format_value(each.requested)}"
+            for each in found
+        ]
+        hint = ", ".join(map(_suggestion, found[:_MAX_LISTED]))
+        message = f"{checkpoint.path} is of another model:"
+        raise_finding("CKP208", message, hint, job.path, found[0].key, lines[:_MAX_LISTED])
+
+
 def changes(checkpoint: Checkpoint, job: Job) -> list[str]:
     """List what a resume that `check` has passed does differently from the run that saved; a layout is one line."""
     layouts = manifest.describe_layout(checkpoint.manifest["layout"]), manifest.describe_layout(manifest.layout_of(job))

@@ -41,12 +41,12 @@ def restore(engine: Engine, state: Mapping[str, Any]) -> None:
     _set_random_states(state["random"], engine.deepspeed.device)
 
 
-def restore_buffers(engine: Engine, checkpoint: Checkpoint) -> list[str]:
+def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Checkpoint) -> list[str]:
     """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
-    missing = set(persistent_buffers(engine.module))
+    missing = set(persistent_buffers(module))
     # One file for each saved stage: which of them has a layer depends on the cut then.
-    for rank in source_ranks(checkpoint.manifest["layout"], engine.groups.coord) if missing else ():
-        missing -= _set_buffers(engine.module, read_rank_state(checkpoint, rank).get("buffers", {}))
+    for rank in source_ranks(checkpoint.manifest["layout"], coord) if missing else ():
+        missing -= _set_buffers(module, read_rank_state(checkpoint, rank).get("buffers", {}))
         if not missing:
             break
     return sorted(missing)

@@ -319,5 +319,5 @@ def _restore_train_state(
     # Last: what was drawn while the engine was built and filled must not count.
     if own_state:
         rank_state.restore(engine, own_state)
-    elif missing := rank_state.restore_buffers(engine, checkpoint):
+    elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):
         log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,5 +32,9 @@ class Action(NamedTuple):
 
 def import_with_torch(name: str) -> Any:
     """Import what needs torch; what DeepSpeed prints when it is imported is not part of the command's output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        return importlib.import_module(name)
+    logging.disable(logging.WARNING)  # of which accelerator DeepSpeed has found
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -29,6 +29,8 @@ COMMANDS: Mapping[str, str] = {
     "policy": "show how a transformers model is cut; check that every mode computes the same",
     "runs": "list the runs below a folder: state, step, loss, layout; plot their curves",
     "data": "turn text into token files, train a tokenizer, show and verify token files",
+    "generate": "continue prompts with a trained model, on any layout",
+    "eval": "measure a trained model on held-out data: loss, perplexity, accuracy",
     "checkpoint": "list, show, verify, reshard and export checkpoints, without the ranks that wrote them",
 }
 """Help by name; each command is a module of dslpar.cli."""

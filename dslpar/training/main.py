@@ -17,16 +17,15 @@ import argparse
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
-from dslpar.core.visible import visible_lines
-from dslpar.distributed import bootstrap, rendezvous
+from dslpar.distributed import bootstrap
 from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
     from dslpar.language.load import Config
     from dslpar.training.session import Session
     from dslpar.watchdog.rank_monitor import RankMonitor
-
-_BEFORE_START_WAIT_S = 10
-"""How long a rank other than 0 that cannot run waits to be ended by the launcher, before it says why itself."""
-_AFTER_START_WAIT_S = 3
-"""The same once all ranks have started, so that rank 0 is not late: on another host nobody may end this one."""
 
 
 class Request(NamedTuple):
@@ -84,21 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if request is not None:
         return run_rank(request, dist_env, rank_monitor)
     if status:
-        _end_before_start(dist_env, rank_monitor, muted.getvalue())
+        end_before_start(dist_env, os.environ, rank_monitor, muted.getvalue())
     return status
-
-
-def _end_before_start(dist_env: DistributedEnv, rank_monitor: RankMonitor, findings: str) -> None:
-    """Say why this rank cannot run, if rank 0 does not say the same, and end the ranks that wait for it elsewhere."""
-    began = time.monotonic()
-    met = rendezvous.announce_failure(dist_env, os.environ, rank_monitor)
-    if dist_env.rank:
-        if not met:  # rank 0 most often says the same, and the launcher ends this one
-            time.sleep(max(0, began + _BEFORE_START_WAIT_S - time.monotonic()))
-        sys.stderr.write(visible_lines(f"{rank_monitor.location} cannot run:\n{findings}"))
-    if met:
-        rank_monitor.mark_failed("cannot run", findings or "what it has said above\n")
-        time.sleep(_AFTER_START_WAIT_S)  # until the guard has passed it on, and ends this rank as well
 
 
 def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
@@ -120,13 +101,15 @@ def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonit
     except DslparError as error:
         if dist_env.rank == 0:
             logging.print_findings(session.at_keys(error.findings), request.config.sources)
-        return _end_after_rank_0(session, rank_monitor)
+        session.enter_ending()
+        return end_after_rank_0(dist_env, rank_monitor)
     with logging.log_to_run_folder(folder, dist_env.rank):
         try:
             status = _run(request, stored, folder, session)
         except DslparError as error:  # what only the machine could know; every rank has the same findings
             log.error(report_text.text(session.at_keys(error.findings), request.config.sources).rstrip())
-            return _end_after_rank_0(session, rank_monitor)
+            session.enter_ending()
+            return end_after_rank_0(dist_env, rank_monitor)
         session.enter_ending()
         bootstrap.teardown_distributed()
     return status
@@ -173,18 +156,6 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     saved = trainer.last_checkpoint
     log.info("told to stop: %s", f"step {engine.steps_done} is saved in {saved}" if saved else "not saved")
     return session.mark_stopped(engine.steps_done, saved)
-
-
-def _end_after_rank_0(session: Session, rank_monitor: RankMonitor) -> int:
-    """Return the exit status of an error that every rank has, and rank 0 reports.
-
-    When the first rank ends, a launcher ends the others: rank 0 must come first, or its report may be lost.
-    """
-    session.enter_ending()
-    bootstrap.teardown_distributed(together=False)
-    if session.world.index:
-        rank_monitor.wait_for_rank_0(_AFTER_START_WAIT_S)
-    return 1
 
 
 # ---- before torch is imported ----
@@ -241,7 +212,7 @@ def claim_run_folder(request: Request, session: Session) -> tuple[Checkpoint | N
     Returns:
         The checkpoint, if one is to be loaded; and the folder to write to, on rank 0 of a run that trains.
     """
-    from dslpar.training.consistency import check_consistency
+    from dslpar.distributed.consistency import check_consistency
 
     job, source = request.job, request.source
     flags = {name: value for name, value in vars(request.arguments).items() if isinstance(value, bool)}

@@ -1,0 +1,82 @@
+"""`dslpar generate RUN --prompt TEXT`: text of a trained model, by itself or under a launcher."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from dslpar.cli import arguments, trained_run
+from dslpar.cli.action import import_with_torch
+
+EPILOG = """\
+dslpar generate outputs/gpt --prompt 'def main(' --max-tokens 50
+dslpar generate outputs/gpt --prompts prompts.txt --temperature 0.8 --top-p 0.95 --format json
+torchrun --nproc-per-node 8 -m dslpar generate outputs/gpt --prompts prompts.txt
+
+One process holds the whole model, whatever the layout of the run was. Under a launcher the layout
+is the run's, as key=value changes it, or that of --config. Without --temperature each token is the
+most probable one. Draws depend on --seed and on the position alone: they are the same on every
+layout. json: a list of {text, tokens}, the new ones.
+
+exit status: 0 done, 1 it cannot run, 2 wrong usage"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = EPILOG
+    trained_run.add_run(parser)
+    parser.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="begin with this; may be repeated"
+    )
+    help = 'a file with a prompt a line; of a .jsonl file, each line\'s "prompt"'
+    parser.add_argument("--prompts", metavar="FILE", help=help)
+    help = "a tokenizer.json, or a folder with one; default: the run's, or that of its token files, or bytes"
+    parser.add_argument("--tokenizer", metavar="PATH", help=help)
+    help = "the most new tokens; default: 100, or as many as the model has positions for"
+    parser.add_argument("--max-tokens", type=arguments.whole_number, metavar="N", help=help)
+    help = "draw tokens, by their logits divided by T; default: take the most probable one"
+    parser.add_argument("--temperature", type=_positive, default=0.0, metavar="T", help=help)
+    help = "draw among the K most probable tokens"
+    parser.add_argument("--top-k", type=arguments.whole_number, metavar="K", help=help)
+    help = "draw among the most probable tokens that together have the probability P"
+    parser.add_argument("--top-p", type=_share, metavar="P", help=help)
+    parser.add_argument("--seed", type=int, metavar="S", help="of the draws; default: 0")
+    help = "end before this text; may be repeated"
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help)
+    arguments.add_format(parser)
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Generate; return the exit status."""
+    overrides = trained_run.take_run(args, parser)
+    if not args.prompt and not args.prompts:
+        parser.error("no prompt: --prompt TEXT, or --prompts FILE")
+    without_effect = [name for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None]
+    if without_effect and not args.temperature:
+        parser.error(f"--{without_effect[0].replace('_', '-')} has no effect without --temperature")
+    if not all(args.stop):
+        parser.error("--stop '' would end every text before it begins")
+    args.seed = args.seed or 0
+    status: int = import_with_torch("dslpar.inference.commands").run_generate(args, overrides)
+    return status
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not value > 0 or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, and at most 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

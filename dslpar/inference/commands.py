@@ -1,0 +1,124 @@
+"""What `dslpar generate` and `dslpar eval` do on each rank; rank 0 prints."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from dslpar.core.visible import json_text, visible, visible_lines
+from dslpar.data.source import Source, find_source
+from dslpar.distributed.groups import Groups
+from dslpar.inference.evaluation import Result, all_parts, evaluate, held_out_parts
+from dslpar.inference.generation import DEFAULT_BATCH, Ids, Options, check_generates, generate
+from dslpar.inference.model import InferenceModel
+from dslpar.inference.prompts import Codec, codec_of, read_prompts
+from dslpar.inference.ranks import run_on_ranks
+from dslpar.inference.sampling import Sampling
+from dslpar.inference.trained import Trained, open_run
+from dslpar.policies.data_types import check_data
+from dslpar.reporting import logging
+from dslpar.schema.datasets import ImageData
+
+
+def run_generate(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Generate text as the arguments of `dslpar generate` say; return the exit status."""
+
+    def open_trained(world_size: int) -> Trained:
+        found = _open(args, overrides, world_size)
+        check_generates(found.job)
+        return found
+
+    return run_on_ranks(open_trained, partial(_generate, args), _request(args))
+
+
+def _request(args: argparse.Namespace) -> str:
+    return repr(sorted((name, value) for name, value in vars(args).items() if name != "local_rank"))
+
+
+def run_eval(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Measure a model as the arguments of `dslpar eval` say; return the exit status."""
+    sources: list[Source] = []
+
+    def open_trained(world_size: int) -> Trained:
+        # Data of another type have other keys than those of the run.
+        anew = ["data=None"] if any(each.startswith("data.type=") for each in args.data) else []
+        # Nothing needs to be held out of data that are all measured.
+        all_data = [*anew, *args.data, "train.eval_interval=None"] if args.data else []
+        found = _open(args, [*all_data, *overrides], world_size)
+        check_data(found.job)
+        sources.append(find_source(found.job))
+        return found
+
+    return run_on_ranks(open_trained, partial(_eval, args, sources), _request(args))
+
+
+def _eval(
+    args: argparse.Namespace, sources: Sequence[Source], trained: Trained, groups: Groups, device: torch.device
+) -> None:
+    (source,) = sources
+    with logging.prints_to_log(None):
+        model = InferenceModel(trained, groups, device)
+        parts = all_parts(source) if args.data else held_out_parts(source)
+        result = evaluate(model, parts, args.metrics, args.samples)
+    if groups.rank == 0:
+        _print_result(args.format, trained, result)
+
+
+def _print_result(format: str, trained: Trained, result: Result) -> None:
+    unit = "images" if isinstance(trained.job.spec.data, ImageData) else "tokens"
+    about = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "samples": result.samples}
+    about |= {unit: result.labels} if result.labels else {}
+    if format == "json":
+        classes = {"classes": result.classes} if result.classes else {}
+        finite = {name: value if math.isfinite(value) else None for name, value in result.values.items()}
+        sys.stdout.write(json_text({**finite, **about, **classes}))
+        return
+    of = f", {result.labels:,} {unit}" if unit == "tokens" and result.labels else ""
+    lines = [f"{trained.checkpoint.path}: {result.samples:,} samples{of}"]
+    lines += [f"{name:12} {value:.4f}" for name, value in result.values.items()]
+    sys.stdout.write("".join(visible(line) + "\n" for line in lines))
+
+
+def _open(args: argparse.Namespace, overrides: Sequence[str], world_size: int) -> Trained:
+    options = {"name": args.checkpoint, "config": args.config, "trusted": args.trust}
+    return open_run(args.path, world_size, overrides, **options)
+
+
+def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device: torch.device) -> None:
+    codec = codec_of(trained.job, args.tokenizer)
+    prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
+    options = Options(
+        max_tokens=args.max_tokens,
+        sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
+        end=codec.end,
+        is_stopped=lambda new: _stop_at(codec.decode(new), args.stop) is not None,
+        batch=trained.job.spec.batch.micro_size or DEFAULT_BATCH,
+    )
+    with logging.prints_to_log(None):
+        model = InferenceModel(trained, groups, device)
+        made = generate(model, [codec.encode(prompt) for prompt in prompts], options)
+    if groups.rank == 0:
+        _print(args.format, prompts, made, codec, args.stop)
+
+
+def _print(format: str, prompts: Sequence[str], made: Sequence[Ids], codec: Codec, stop: Sequence[str]) -> None:
+    texts = [_until_stop(codec.decode(new), stop) for new in made]
+    if format == "json":
+        sys.stdout.write(json_text([{"text": text, "tokens": new} for text, new in zip(texts, made, strict=True)]))
+        return
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        sys.stdout.write("\n" * (number > 0) + visible_lines(prompt + text) + "\n")
+
+
+def _stop_at(text: str, stop: Sequence[str]) -> int | None:
+    """Return where the first of these begins in a text; None: nowhere."""
+    return min((at for each in stop if (at := text.find(each)) >= 0), default=None)
+
+
+def _until_stop(text: str, stop: Sequence[str]) -> str:
+    return text[: _stop_at(text, stop)]

@@ -1,0 +1,136 @@
+"""Measure a trained model: each sample of held-out data once, or of data that the command line names.
+
+    result = evaluate(model, parts, ("perplexity", "accuracy@1"), limit=None)
+
+Samples come in the order in which training evaluates, and the loss is that of its evaluation: the first ones of them
+give the `eval_loss` of metrics.jsonl. How they are dealt to micro-batches and replicas changes no sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dslpar.core.errors import DslparError, Finding
+from dslpar.data.order import Samples, sample_index
+from dslpar.data.source import Part, Source, make_samples
+from dslpar.distributed import collectives
+from dslpar.inference import metrics
+from dslpar.inference.metrics import Tally
+from dslpar.inference.model import InferenceModel
+from dslpar.layers.loss import IGNORE_INDEX
+from dslpar.policies.data_types import inputs_of
+from dslpar.reporting import logging
+
+_LEAST_BATCH = 8
+
+
+class Result(NamedTuple):
+    """What was measured."""
+
+    values: dict[str, float]
+    """By metric, in the order in which they were requested."""
+    samples: int
+    """Samples that it was measured on."""
+    labels: int
+    """Their labels that count; 0 where the model predicts neither tokens nor classes."""
+    classes: list[dict[str, float]]
+    """Of each class: precision, recall, f1, samples; empty where nothing is classified."""
+
+
+def held_out_parts(source: Source) -> list[Part]:
+    """Return what a run holds out."""
+    return [source.held_out]
+
+
+def all_parts(source: Source) -> list[Part]:
+    """Return all of some data, whatever share of them a run would hold out."""
+    train, held_out = source.train, source.held_out
+    if held_out.images is not None:
+        images = held_out.images
+        every = sorted((*images.train, *images.held_out))
+        return [held_out._replace(images=images._replace(held_out=every))]
+    if train.tokens is not None:
+        whole = train.tokens._replace(stop=train.tokens.folder.num_tokens, training=False)
+        return [held_out._replace(tokens=whole)]
+    return [held_out._replace(files=(*train.files, *held_out.files))]
+
+
+def evaluate(
+    model: InferenceModel, parts: Sequence[Part], requested: Sequence[str], limit: int | None = None
+) -> Result:
+    """Measure the model on every sample of the parts, or on the first `limit` of each; on all ranks, together.
+
+    Raises:
+        DslparError: on every rank: an unknown metric, or data that cannot be read.
+    """
+    groups = model.groups
+    kind = metrics.kind_of(model.job, model.family, groups)
+    names = metrics.parse_metrics(requested, kind)
+    tally, num_samples = Tally(kind, metrics.accuracy_ks(names)), 0
+    for part in parts:
+        samples = _read(model, part)
+        size = collectives.broadcast_object(samples.num_samples if samples else 0, groups.axis("pipe"))
+        count = size if limit is None else min(limit, size)
+        num_samples += _add_part(model, tally, samples, size, count)
+    of_replicas = collectives.gather_objects(tally, groups.axis("data"))
+    pipe = groups.axis("pipe")
+    total = collectives.broadcast_object(metrics.sum_tallies(of_replicas), pipe, source=pipe.size - 1)
+    found = total.results()
+    return Result({name: found[name] for name in names}, num_samples, total.count, total.classes())
+
+
+def _read(model: InferenceModel, part: Part) -> Samples | None:
+    """Return the samples, on the first and the last stage; what is wrong with them is told on all ranks."""
+    samples: Samples | None = None
+    findings: Sequence[Finding] = ()
+    if model.is_first_stage or model.is_last_stage:
+        try:
+            samples = make_samples(model.job, part, inputs_of(model.job))
+        except DslparError as error:
+            findings = error.findings
+    world = model.groups.axis("pipe", "data", "tensor")
+    if found := next(filter(None, collectives.gather_objects(findings, world)), None):
+        raise DslparError(found)
+    return samples
+
+
+def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, size: int, count: int) -> int:
+    """Add the first `count` of `size` samples to the tally; return of how many it is."""
+    micro = model.job.spec.batch.micro_size or -(-_LEAST_BATCH // model.batch_multiple) * model.batch_multiple
+    if tally.kind == metrics.OTHER:
+        count -= count % micro  # a loss that nobody can tell padding
+    data = model.groups.axis("data")
+    begins = range(data.index * micro, count, data.size * micro)
+    bar = logging.progress_bar(len(begins), 0, shown=model.groups.rank == 0)
+    for begin in begins:
+        numbers = range(begin, begin + micro)
+        inputs, labels = _batch(model, samples, numbers, size, count) if samples else (None, None)
+        output = model(inputs)
+        if model.is_last_stage:
+            tally.add(model.family, model.groups, output, _to_device(labels, model.device))
+        bar.update()
+    bar.close()
+    return count
+
+
+def _batch(model: InferenceModel, samples: Samples, numbers: range, size: int, count: int) -> tuple[Any, Any]:
+    """Return inputs and labels of a micro-batch; samples from `count` on stand in for others, and do not count."""
+    real = [number if number < count else count - 1 for number in numbers]
+    indices = [sample_index(number, size, model.job.spec.train.seed) for number in real]
+    inputs, labels = samples.batch(indices, real)
+    padding = torch.tensor([number >= count for number in numbers])
+    return inputs, _ignored(labels, padding) if padding.any() else labels
+
+
+def _ignored(labels: Any, padding: Tensor) -> Any:
+    if isinstance(labels, tuple):
+        return tuple(_ignored(each, padding) for each in labels)
+    return labels.masked_fill(padding.view(-1, *[1] * (labels.dim() - 1)), IGNORE_INDEX)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    return tuple(_to_device(each, device) for each in value) if isinstance(value, tuple) else value.to(device)

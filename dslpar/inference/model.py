@@ -1,0 +1,136 @@
+"""A trained model on this rank: its stage's layers, with a checkpoint's weights, forward alone.
+
+    model = InferenceModel(trained, groups, device)
+    stored = model(ids)                                # on the last stage, as ranks store it; None on the others
+    logits = model.logits_at(stored, positions)        # whole, of one position a sample
+
+No DeepSpeed: there is no optimizer, and no schedule. A stage runs when the one before it has sent what it made, as
+in a pipeline with one micro-batch. (That layers are those of training, and only the loop around them another, is how
+Megatron-LM serves; vLLM has its own.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslpar.distributed import collectives, point_to_point
+from dslpar.distributed.groups import Groups
+from dslpar.engine import partition
+from dslpar.engine.model import model_from_job
+from dslpar.engine.pipeline_module import stage_parts
+from dslpar.inference.trained import Trained
+from dslpar.inference.weights import load_weights
+from dslpar.layers.activation_sharding import unshard
+from dslpar.layers.placement import inner_cuts, piece, residual_cuts, take
+from dslpar.layout.divisors import least_micro_size
+from dslpar.layout.resolve import Job
+from dslpar.models.layered import LayeredModule, LayerSpec
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class InferenceModel:
+    """This rank's stage of a trained model. All ranks of a replica must call it together."""
+
+    def __init__(self, trained: Trained, groups: Groups, device: torch.device) -> None:
+        """Build the stage and load its weights; all ranks together.
+
+        Raises:
+            DslparError: the model cannot be built on this layout, or the checkpoint does not hold it.
+        """
+        self.job, self.groups, self.device = trained.job, groups, device
+        self.dtype = _DTYPES[trained.job.spec.precision.dtype]
+        self.family = model_from_job(trained.job)
+        job, layers = partition.partition_layers(trained.job, self.family, groups)
+        self.module = LayeredModule(_stage_layers(job, layers, groups))
+        load_weights(self.module, groups, trained.checkpoint)
+        if self.dtype != torch.float32:
+            self.module.to(self.dtype)
+        self.module.to(device).eval()
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank reads inputs."""
+        return self.groups.coord["pipe"] == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the model's output."""
+        return self.groups.coord["pipe"] == self.groups.mesh.pipe - 1
+
+    @property
+    def batch_multiple(self) -> int:
+        """What the samples of a forward divide by."""
+        return least_micro_size(self.groups.tensor)
+
+    @property
+    def length_multiple(self) -> int:
+        """What the tokens of a sequence divide by."""
+        tensor, coord = self.groups.tensor, self.groups.coord
+        return math.lcm(*(piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in (residual_cuts, inner_cuts)))
+
+    @torch.no_grad()
+    def __call__(self, inputs: Any) -> Any:
+        """Return the output of the last stage, as its ranks store it; None on the stages before.
+
+        `inputs`: a tensor or a tuple of them, whole on every rank of the first stage; not read on others.
+        """
+        pipe = self.groups.axis("pipe")
+        value = (
+            self._placed(inputs) if self.is_first_stage else point_to_point.receive(pipe, pipe.index - 1, self.device)
+        )
+        if not self.is_first_stage:
+            value = value[0] if len(value) == 1 else tuple(value)
+        output = self.module(value)
+        if self.is_last_stage:
+            return output
+        point_to_point.send(output if isinstance(output, tuple) else (output,), pipe, pipe.index + 1)
+        return None
+
+    def _placed(self, value: Any) -> Any:
+        """Move inputs to the device, floats in the model's dtype."""
+        if isinstance(value, tuple):
+            return tuple(map(self._placed, value))
+        return value.to(self.device, self.dtype if value.is_floating_point() else None)
+
+    def logits_at(self, stored: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        """Return the logits [batch, vocab_size] of one position [batch] of each sample, equal on all tensor ranks.
+
+        `stored` are logits [batch/x, sequence/x, V/n] as ranks have them: rows are gathered, never whole sequences.
+        """
+        tensor, coord, cuts = self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor)
+        own = take(positions.to(stored.device), 0, tensor, coord, cuts.batch)
+        length = stored.shape[1]
+        own = own - piece(tensor, coord, cuts.sequence)[0] * length
+        here = (own >= 0) & (own < length)
+        rows = stored[torch.arange(len(own), device=stored.device), own.clamp(0, length - 1)]
+        # A position lies on one of the ranks that have a piece of its sequence.
+        rows = rows.masked_fill(~here[:, None], 0)
+        rows = collectives.all_reduce(rows, self.groups.axis(*cuts.sequence))
+        return unshard(self.groups, rows, (cuts.batch, cuts.features))[:, :vocab_size]
+
+    def from_last_stage(self, value: Tensor) -> Tensor:
+        """Return the last stage's tensor on all stages; shapes must agree."""
+        pipe = self.groups.axis("pipe")
+        return collectives.broadcast(value, pipe, source=pipe.size - 1)
+
+
+def _stage_layers(job: Job, layers: Sequence[LayerSpec], groups: Groups) -> list[LayerSpec]:
+    """Return the layers of this rank's stage; a tied layer whose owner is on another one owns its weight here."""
+    stage, own = groups.coord["pipe"], list(layers)
+    if groups.mesh.pipe > 1:
+        assert job.stages.counts is not None, "partition_layers has set them"
+        begin, end = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)[stage : stage + 2]
+        own = own[begin:end]
+    seen: set[str] = set()
+    for number, layer in enumerate(own):
+        if layer.owner not in seen and layer.tied:
+            own[number] = replace(layer, name=layer.owner, tied=None)
+        seen.add(layer.owner)
+    return own

@@ -1,0 +1,115 @@
+"""Prompts as ids, and ids as text: by the run's tokenizer, or byte by byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dslpar.core.catalog import raise_finding
+from dslpar.data.tokens import vocabulary
+from dslpar.layout.resolve import Job
+from dslpar.schema.datasets import SpanTextData, TokensData, absolute_path
+from dslpar.schema.token_folders import TOKENIZER, read_token_folder
+from dslpar.schema.tokenizers import read_tokenizer
+from dslpar.schema.vocabularies import BYTES
+
+
+class Codec(NamedTuple):
+    """Text to ids, and back."""
+
+    tokenizer: Any
+    """Of Hugging Face's tokenizers; None: a token is a byte."""
+    first_byte: int = 0
+    end: int | None = None
+    """The id that ends a text, where there is one."""
+    ends_prompt: bool = False
+    """Whether a prompt ends with it, as T5's encoder is given them."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt."""
+        if self.tokenizer is None:
+            ids = [self.first_byte + byte for byte in text.encode()]
+        else:
+            ids = list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return [*ids, self.end] if self.ends_prompt and self.end is not None else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, without special tokens; bytes that are no UTF-8 are replaced."""
+        if self.tokenizer is not None:
+            text: str = self.tokenizer.decode(list(ids))
+            return text
+        found = (id - self.first_byte for id in ids)
+        return bytes(byte for byte in found if 0 <= byte < BYTES).decode("utf-8", "replace")
+
+
+def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
+    """Return how a run reads and writes text; `tokenizer`: a file or folder that is to be used instead.
+
+    Raises:
+        DslparError: the tokenizer cannot be used, or nobody knows which one made the run's token files.
+    """
+    data = job.spec.data
+    if tokenizer is None and isinstance(data, TokensData):
+        tokenizer = _of_token_files(job, absolute_path(job.path, data.path))
+    found = vocabulary(job)
+    tells_spans = isinstance(data, SpanTextData)
+    end = found.special.get("eos")
+    if tokenizer is not None:
+        file = read_tokenizer(tokenizer)
+        if file.problem:
+            hint = "name a tokenizer.json that Hugging Face's tokenizers wrote, or a folder with one"
+            raise_finding("BAT212", f"{file.path!r}: {file.problem}", hint, job.path)
+        end = file.special("eos") if end is None else end
+    elif found.tokenizer is None:
+        return Codec(None, found.first_byte, end, tells_spans)
+    else:
+        file = found.tokenizer
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(file.path)
+    made.no_truncation()
+    made.no_padding()
+    return Codec(made, end=end, ends_prompt=tells_spans)
+
+
+def _of_token_files(job: Job, path: str) -> str | None:
+    """Return the tokenizer that token files stand beside; None: their tokens are bytes."""
+    folder = read_token_folder(path)
+    beside = Path(path, TOKENIZER)
+    if beside.exists():
+        return str(beside)
+    if folder.tokenizer_digest or folder.is_megatron or folder.problem:
+        message = f"nothing says which tokenizer made the token files {path!r}"
+        raise_finding("BAT212", message, "name it: --tokenizer FOLDER", job.path, "data.path")
+    return None
+
+
+def read_prompts(path: str) -> list[str]:
+    """Read prompts from a file: one a line, or of a .jsonl file each line's "prompt".
+
+    Raises:
+        DslparError: the file cannot be read, holds no prompt, or a line of JSON has none; with its line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
+    if not path.endswith(".jsonl"):
+        found = [line for line in lines if line.strip()]
+    else:
+        found = [_of_json(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise_finding("BAT217", f"{path!r} holds no prompts", "write a prompt a line", path)
+    return found
+
+
+def _of_json(path: str, number: int, line: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise_finding("BAT217", f'line {number} of {path!r} has no "prompt"', '{"prompt": "..."}', path)
+    return prompt

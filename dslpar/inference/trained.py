@@ -1,0 +1,123 @@
+"""A run that is to be used: its checkpoint, and the job of these ranks; found and linted before torch is imported.
+
+    trained = open_run("outputs/gpt", world_size=2, overrides=["parallel.tensor.size=2"])
+    trained.checkpoint, trained.job
+
+The config is the checkpoint's own. One process by itself takes the whole model, whatever the layout was; several ranks
+take the run's layout, as overrides change it, or that of another config. What says how to train is left out: it could
+be wrong on these ranks, and has no effect. (litgpt and nanoGPT read the config beside the weights, too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from dslpar.checkpoint import compare, folder
+from dslpar.checkpoint.folder import FORMAT, Checkpoint
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.language import yaml_io
+from dslpar.language.load import Config
+from dslpar.layout.resolve import Job
+from dslpar.linter import check
+from dslpar.reporting.run_dir import CHECKPOINTS
+
+_OF_TRAINING = (
+    *("optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule"),
+    *("deepspeed", "batch"),
+)
+"""Sections that say how to train."""
+_ZERO = 1
+"""What lint takes with half precision, and with pipelines, too; nothing is sharded here."""
+
+
+class Trained(NamedTuple):
+    """A checkpoint, and where its model is to run."""
+
+    checkpoint: Checkpoint
+    config: Config
+    """The checkpoint's, with overrides."""
+    job: Job
+
+
+def open_run(
+    path: str,
+    world_size: int,
+    overrides: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    config: str | None = None,
+    trusted: Sequence[str] = (),
+) -> Trained:
+    """Open the newest checkpoint of a run, or that of this `name`, or the checkpoint that `path` itself is.
+
+    `config`: a file whose layout holds, for the same model; None: the run's own.
+
+    Raises:
+        DslparError: there is no such checkpoint, its manifest cannot be read, lint finds errors, or the model of
+            `config` is not the one that was trained.
+    """
+    stored = find_checkpoint(Path(path), name)
+    if config is None:
+        text = yaml_io.dump_plain(_without_training(stored.manifest["config"], alone=world_size == 1))
+        loaded = check.load_text(text, str(Path(stored.path, folder.MANIFEST)), overrides)
+        loaded = loaded._replace(trusted=tuple(trusted))
+    else:
+        left_out = [f"{section}=None" for section in _OF_TRAINING]
+        loaded = check.load(config, [*left_out, f"zero={_ZERO}", *overrides], trusted=trusted)
+    checked = check.check(loaded, world_size)
+    if checked.has_errors:  # what lint only warns of is about training
+        raise DslparError([found for found in checked.findings if found.severity == "error"])
+    compare.check_model(stored, checked.job)
+    return Trained(stored, loaded, checked.job)
+
+
+def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
+    """Return a checkpoint's config without what says how to train; `alone`: one process holds the whole model."""
+    left_out = {*_OF_TRAINING, *(["parallel"] if alone else [])}
+    found: dict[str, Any] = {name: value for name, value in config.items() if name not in left_out}
+    train = {name: value for name, value in found.get("train", {}).items() if not (alone and name == "dist")}
+    return found | {"zero": _ZERO, "train": train | {"eval_interval": 1}}
+
+
+def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
+    """Return a run's newest checkpoint, the one of this name, or the checkpoint that `path` is; its manifest is read.
+
+    Raises:
+        DslparError: there is none, its manifest is corrupted, or it is of another format.
+    """
+    if not path.is_dir():
+        hint = "name the output_dir of a run, or a checkpoint"
+        raise_finding("CKP209", f"{str(path)!r} is no folder", hint, str(path))
+    if folder.is_checkpoint(path):
+        if name is not None:
+            message = f"{str(path)!r} is a checkpoint itself, and has none of the name {name!r}"
+            raise_finding("CKP209", message, "leave --checkpoint out, or name the run's folder", str(path))
+        return _opened(path)
+    there = folder.list_folders(path / CHECKPOINTS) or folder.list_folders(path)
+    found = there[-1:] if name is None else [each for each in there if each.name == name]
+    if not found:
+        _refuse_name(path, name, there)
+    return _opened(found[0])
+
+
+def _refuse_name(path: Path, name: str | None, there: Sequence[Path]) -> NoReturn:
+    what = "checkpoint" if name is None else f"checkpoint {name!r}"
+    names = ", ".join(each.name for each in there[-12:])
+    hint = f"name one that is there: {names}" if names else "name the output_dir of a run that has saved one"
+    raise_finding("CKP209", f"there is no {what} in {str(path)!r}", hint, str(path))
+
+
+def _opened(path: Path) -> Checkpoint:
+    try:
+        stored = folder.open_checkpoint(path)
+    except folder.ManifestError as error:
+        hint = "restore it, or name another checkpoint of the run: --checkpoint NAME"
+        raise_finding("CKP215", f"{path.name} is corrupted: {folder.MANIFEST}: {error}", hint, str(path))
+    if stored.manifest["format"] != FORMAT:
+        message = f"{path} has format {stored.manifest['format']}, and this dslpar reads format {FORMAT}"
+        code = "CKP220" if stored.manifest["format"] < FORMAT else "CKP204"
+        raise_finding(code, message, "use the dslpar that wrote it", str(path))
+    return stored

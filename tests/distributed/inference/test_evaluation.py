@@ -1,0 +1,80 @@
+"""Loss, perplexity and accuracy: those of training's own evaluation, and the same in every layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+from tests.support.trained_runs import LAYOUTS, train
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs, and what one process measures of them, by the model's name; trained when first asked for."""
+    known: dict[str, tuple[Path, dict[str, float]]] = {}
+
+    def get(name: str) -> tuple[Path, dict[str, float]]:
+        if name not in known:
+            run = train(tmp_path_factory.mktemp(name), name)
+            known[name] = run, on_ranks(1, measure, str(run), [], 1)[0]
+        return known[name]
+
+    return get
+
+
+def measure(run: str, overrides: Sequence[str], world: int, limit: int | None = None) -> dict[str, float]:
+    import torch
+
+    from dslpar.data.source import find_source
+    from dslpar.distributed.groups import Groups
+    from dslpar.inference.evaluation import evaluate, held_out_parts
+    from dslpar.inference.model import InferenceModel
+    from dslpar.inference.trained import open_run
+
+    trained = open_run(run, world, overrides)
+    model = InferenceModel(trained, Groups(trained.job.mesh), torch.device("cpu"))
+    result = evaluate(model, held_out_parts(find_source(trained.job)), [], limit)
+    return result.values | {"samples": result.samples, "labels": result.labels}
+
+
+OF_PIECES = {layout for layout in LAYOUTS if "ring" in layout or "ulysses" in layout}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    sampled(
+        [
+            (name, layout)
+            for name in ("gpt", "llama", "t5", "bert", "vit")
+            for layout in LAYOUTS
+            if not (layout in OF_PIECES and name in ("t5", "vit")) and not (layout == "1d-8" and name != "gpt")
+        ],
+        lambda row: row in {("gpt", "2d-4"), ("gpt", "pipe-2-1d-2"), ("gpt", "data-3")},
+    ),
+)
+def test_every_layout_measures_the_same(runs: Any, name: str, layout: str) -> None:
+    run, expected = runs(name)
+    world, *overrides = LAYOUTS[layout]
+    for found in on_ranks(world, measure, str(run), overrides, world, timeout=120):
+        # Sums in float32 differ in their last bits; whole numbers, and shares of them, do not.
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sampled(["gpt", "llama", "t5", "bert", "vit"], {"gpt"}))
+def test_the_first_samples_give_the_loss_that_training_saw(runs: Any, name: str) -> None:
+    run, _ = runs(name)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (found,) = on_ranks(1, measure, str(run), [], 1, 8)  # two batches of four
+    assert found["samples"] == 8
+    # Of masked tokens, training's mean is of batches of different numbers of labels.
+    assert found["loss"] == pytest.approx(records[-1]["eval_loss"], rel=1e-6 if name != "bert" else 0.05)

@@ -1,0 +1,57 @@
+"""Draws of tokens: by brute force what may be drawn, and that frequencies are the probabilities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dslpar.inference.sampling import Sampling
+
+LOGITS = st.lists(st.floats(-8, 8), min_size=1, max_size=12)
+
+
+def drawn_of(sampling: Sampling, logits: list[float], draws: int = 200) -> list[int]:
+    rows = torch.tensor([logits]).expand(draws, -1)
+    found: list[int] = sampling.choose(rows, torch.arange(draws)).tolist()
+    return found
+
+
+@given(logits=LOGITS, top_k=st.integers(1, 12), top_p=st.floats(0.01, 1))
+@settings(max_examples=25, deadline=None)
+def test_only_the_most_probable_tokens_are_drawn(logits: list[float], top_k: int, top_p: float) -> None:
+    values = torch.tensor(logits).double()
+    order = sorted(range(len(logits)), key=lambda number: -float(values[number]))
+    least = float(values[order[min(top_k, len(order)) - 1]])
+    among = [number for number in order if float(values[number]) >= least]
+    weights = [float(torch.exp(values[number] - values[order[0]])) for number in among]
+    allowed, before = [], 0.0
+    for number, weight in zip(among, weights, strict=True):
+        if not allowed or before < top_p + 1e-9:
+            allowed.append(number)
+        before += weight / sum(weights)
+    equal_to_last = [number for number in among if values[number] == values[allowed[-1]]]
+    assert {*drawn_of(Sampling(1.0, top_k, top_p, seed=3), logits, 50)} <= {*allowed, *equal_to_last}
+
+
+def test_frequencies_are_probabilities() -> None:
+    logits = [0.0, 1.0, 2.0, -1.0]
+    drawn = torch.tensor(drawn_of(Sampling(0.7, seed=1), logits, 20000))
+    frequencies = torch.bincount(drawn, minlength=4) / len(drawn)
+    # The deviation of a frequency of 20,000 draws is at most 0.0036; five of these.
+    assert (frequencies - torch.softmax(torch.tensor(logits) / 0.7, -1)).abs().max() < 0.018
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    sampling, logits = Sampling(1.0, seed=7), torch.randn(3, 50)
+    together = sampling.choose(logits, torch.tensor([4, 0, 9]))
+    alone = [sampling.choose(row[None], torch.tensor([at])).item() for row, at in zip(logits, (4, 0, 9), strict=True)]
+    assert together.tolist() == alone
+    others = [sampling._replace(seed=seed).choose(logits, torch.tensor([4, 0, 9])).tolist() for seed in range(8)]
+    assert len({*map(tuple, others)}) > 1
+
+
+@pytest.mark.parametrize("logits", [[1.0, 3.0, 3.0], [5.0]])
+def test_without_a_temperature_the_first_of_the_largest_is_taken(logits: list[float]) -> None:
+    assert {*drawn_of(Sampling(), logits, 3)} == {logits.index(max(logits))}
