@@ -21,6 +21,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
 from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.heads import local_heads, local_samples
+from dslpar.layers.kv_cache import cache_in_use, first_position
 from dslpar.layers.linear import Linear
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
@@ -70,7 +71,8 @@ class Attention(Layer):
         """[batch/x, sequence, H/z] to the same, as the residual is stored (sequence/x where x splits the sequence).
 
         `mask`: bool [batch, sequence] of the whole micro-batch, equal on all ranks of a tensor group; True is a token,
-        False is padding, which no query attends to. A query whose keys are all padding gives zeros.
+        False is padding, which no query attends to. Or int32: each token's document, which it does not attend beyond,
+        from 1; 0 is padding. A query whose keys are all padding gives zeros.
         """
         if x.dim() != 3:
             message = f"an activation of shape {tuple(x.shape)}"
@@ -88,13 +90,18 @@ class Attention(Layer):
         """
         heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
         if self.rotary is not None:
-            heads = self.rotary(heads, first=self.axis.index * qkv.shape[1], num_heads=sum(self.heads[:2]))
+            first = first_position() + self.axis.index * qkv.shape[1]
+            heads = self.rotary(heads, first=first, num_heads=sum(self.heads[:2]))
         return torch.split(heads, self.heads, dim=2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[batch, heads, sequence, D] of this rank to the same; `mask` [batch, whole sequence] of its samples."""
+        cache = cache_in_use()
         if self.axis.size == 1:
+            if cache is not None:
+                k, v = cache.extended(self, k, v)
             return self._attend_whole_sequences(q, k, v, mask)
+        assert cache is None, "pieces of sequences are attended to without a cache"
         if self.groups.tensor.impl == "ulysses":
             return ulysses(q, k, v, self.axis, partial(self._attend_whole_sequences, mask=mask))
         p = self.dropout if self.training else 0.0
@@ -113,16 +120,27 @@ def attend(
 ) -> Tensor:
     """Run torch's fused attention over whole sequences: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D].
 
-    `mask` is [B, S], of keys. A query without any key is given all of them and its result set to zero: what torch makes
-    of such a row depends on its version and kernel, and where that is NaN, the backward has it too.
+    With fewer queries than keys these are of the last tokens. `mask` is [B, S], of keys, or of documents, as
+    `Attention` has it. A query without any key is given all of them and
+    its result set to zero: what torch makes of such a row depends on its version and kernel, and where that is NaN, the
+    backward has it too.
     """
+    num_before = k.shape[2] - q.shape[2]
     if mask is None:
-        return _fused(q, k, v, None, causal, dropout)
-    allowed = mask[:, None, None, :]
+        seen = causal_mask(q, k) if causal and num_before and q.shape[2] > 1 else None
+        return _fused(q, k, v, seen, causal and not num_before, dropout)
+    allowed = mask.bool()[:, None, None, :]
+    if mask.dtype != torch.bool:
+        allowed = allowed & (mask[:, None, :, None] == mask[:, None, None, :])
     if causal:
-        allowed = allowed & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        allowed = allowed & causal_mask(q, k)
     no_keys = ~allowed.any(-1, keepdim=True)
     return _fused(q, k, v, allowed | no_keys, False, dropout).masked_fill(no_keys, 0)
+
+
+def causal_mask(q: Tensor, k: Tensor) -> Tensor:
+    """Return which keys [queries, keys] stand at a query or before it, queries being the last tokens."""
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, dropout: float) -> Tensor:

@@ -19,6 +19,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.kv_cache import first_position
 from dslpar.layers.linear import MatmulSharding, matmul_sharding, sharded_matmul
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, PlacedModule, Shared, parameter
 from dslpar.layers.placement import Cuts
@@ -124,17 +125,18 @@ class PositionEmbedding(Layer):
         table = cast("Tensor", self.stand_in(self.weight, self.share() if shared is None else shared))
         tensor, coord = self.groups.tensor, self.groups.coord
         index, count = placement.piece(tensor, coord, placement.residual_cuts(tensor).sequence)
-        _check_positions(x, count, table.shape[0])
+        first = first_position()
+        _check_positions(x, count, first, table.shape[0])
         length = x.shape[1]
-        return x + table.narrow(0, index * length, length)
+        return x + table.narrow(0, first + index * length, length)
 
 
-def _check_positions(x: Tensor, pieces: int, num_positions: int) -> None:
+def _check_positions(x: Tensor, pieces: int, first: int, num_positions: int) -> None:
     """Raise DslparError: the residual has no sequence dim, or the sequence is longer than the table."""
     if x.dim() != 3:
         message = f"positions of a residual of shape {tuple(x.shape)}"
         raise_finding("TEN226", message, "[batch, sequence, features]", key="model")
-    length = x.shape[1] * pieces
+    length = first + x.shape[1] * pieces
     if length > num_positions:
         message = f"a sequence of {length} tokens, and the table has {num_positions} positions"
         raise_finding("TEN226", message, f"num_positions={length}, or shorter sequences", key="model")

@@ -48,16 +48,17 @@ def _finding(code: str, key: str, message: str, hint: str) -> Finding:
 
 
 def local_samples(groups: Groups, mask: Tensor, x: Tensor) -> Tensor:
-    """Take this rank's samples of a padding mask: [batch, sequence] of the whole micro-batch to [batch/x, sequence].
+    """Take this rank's samples of a mask: [batch, sequence] of the whole micro-batch to [batch/x, sequence].
 
     `x` is the stored residual [batch/x, sequence, H/z]. Raises: DslparError: the mask has another shape or type.
     """
     cuts = residual_cuts(groups.tensor)
     counts = [piece(groups.tensor, groups.coord, letters)[1] for letters in (cuts.batch, cuts.sequence)]
     shape = tuple(length * count for length, count in zip(x.shape, counts, strict=False))
-    if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+    if mask.dtype not in (torch.bool, torch.int32) or tuple(mask.shape) != shape:
         message = f"a mask {tuple(mask.shape)} of {mask.dtype}, and the micro-batch is {shape}"
-        hint = f"bool {shape}, True where a token is no padding, whole on every rank: for example, ids != pad_id"
+        hint = f"bool {shape}, True where a token is no padding, whole on every rank: for example, ids != pad_id; or"
+        hint += " int32, numbers of documents from 1"
         raise_finding("TEN223", message, hint, key="model")
     index, count = piece(groups.tensor, groups.coord, inner_cuts(groups.tensor).batch)
     return mask.chunk(count)[index]

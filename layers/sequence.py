@@ -60,7 +60,7 @@ class RingOptions(NamedTuple):
     axis: Axis
     causal: bool = True
     mask: Tensor | None = None
-    """[B, S], of keys; True: attended to."""
+    """[B, S], bool, of keys; True: attended to. Or int32: each token's document, from 1; 0 is attended to by none."""
     dropout: AttentionDropout = AttentionDropout()
 
     def attends(self, step: int) -> bool:
@@ -75,8 +75,12 @@ class RingOptions(NamedTuple):
             future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
             scores.view(*scores.shape[:2], -1, length, length).masked_fill_(future, -torch.inf)
         if self.mask is not None:
-            keys = self.mask.chunk(self.axis.size, 1)[(self.axis.index - step) % self.axis.size]
-            scores.masked_fill_(~keys[:, None, None, :], -torch.inf)
+            pieces = self.mask.chunk(self.axis.size, 1)
+            keys = pieces[(self.axis.index - step) % self.axis.size]
+            scores.masked_fill_(~keys.bool()[:, None, None, :], -torch.inf)
+            if keys.dtype != torch.bool:
+                others = pieces[self.axis.index][:, :, None] != keys[:, None, :]
+                scores.view(*scores.shape[:2], -1, length, length).masked_fill_(others[:, None, None], -torch.inf)
         return scores
 
 

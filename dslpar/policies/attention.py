@@ -21,13 +21,21 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    packed_sequence_mask_function,
+    sdpa_mask,
+)
 
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
-from dslpar.layers.attention import attend
+from dslpar.layers.attention import attend, causal_mask
 from dslpar.layers.dropout import shard_rng, shard_seed
+from dslpar.layers.kv_cache import cache_in_use, first_position
 from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
 from dslpar.layers.upcast import upcast
 
@@ -38,7 +46,11 @@ SDPA, FLASH = "sdpa", "flash_attention_2"
 FlashAttention kernel and no other.
 """
 
+DOCUMENTS = torch.int32
+"""Type of a mask that says which document a token is of. (Programs give padding as int64, as tokenizers make it.)"""
 _OF_MASKS = ("local_size", "use_vmap")
+_SKIPS = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+"""Whether it may leave a mask out that torch has by itself."""
 _PLAIN = (causal_mask_function, bidirectional_mask_function)
 _ANYWHERE = {"softcap", "s_aux", "position_bias"}
 """What it knows besides, where it attends to whole sequences."""
@@ -68,7 +80,9 @@ class Recipe:
     """(batch, head, query, key) -> whether it attends."""
     options: Mapping[str, Any]
     padding: Tensor | None = None
-    """Bool or uint8 [batch, sequence] of the whole micro-batch; True is a token."""
+    """Bool or integers [batch, sequence] of the whole micro-batch; 0 is padding. Of int32: each token's document, from
+    1, beyond which it does not attend.
+    """
     made: dict[tuple[object, ...], Tensor | None] = field(default_factory=dict, repr=False)
     padded: Recipe | None = field(default=None, repr=False)
     """The same for the newest micro-batch, so that its blocks share a mask."""
@@ -85,41 +99,39 @@ class Recipe:
         """Return the mask of queries [batch/x, heads, sequence, D] and keys; None: all, or causal, as the module is."""
         key = (q.shape[0], q.shape[2], k.shape[2])
         if key not in self.made:
-            self.made[key] = sdpa_mask(
-                batch_size=q.shape[0],
-                q_length=q.shape[2],
-                kv_length=k.shape[2],
-                q_offset=0,
-                kv_offset=0,
-                mask_function=self.function,
-                attention_mask=None if self.padding is None else _samples(groups, self.padding),
-                device=q.device,
-                **self.options,
-            )
+            lengths: dict[str, Any] = {"batch_size": q.shape[0], "q_length": q.shape[2], "kv_length": k.shape[2]}
+            options = {**self.options, **self._of_samples(groups)}
+            first = first_position()
+            options |= dict.fromkeys(_SKIPS, False) if first else {}
+            self.made[key] = sdpa_mask(**lengths, q_offset=first, kv_offset=0, device=q.device, **options)
         return self.made[key]
 
     def added(self, groups: Groups, x: Tensor) -> Tensor | None:
         """Return the mask that code adds to scores of inner activations [batch/x, sequence, features]; None: none."""
         key = (*x.shape[:2], x.dtype)
         if key not in self.made:
-            self.made[key] = eager_mask(
-                batch_size=x.shape[0],
-                q_length=x.shape[1],
-                kv_length=x.shape[1],
-                mask_function=self.function,
-                attention_mask=None if self.padding is None else _samples(groups, self.padding),
-                dtype=x.dtype,
-                device=x.device,
-                **self.options,
-            )
+            lengths: dict[str, Any] = {"batch_size": x.shape[0], "q_length": x.shape[1], "kv_length": x.shape[1]}
+            options = {**self.options, **self._of_samples(groups)}
+            self.made[key] = eager_mask(**lengths, dtype=x.dtype, device=x.device, **options)
         return self.made[key]
+
+    def _of_samples(self, groups: Groups) -> dict[str, Any]:
+        """Return transformers' arguments for a mask of this rank's samples.
+
+        Padding beside documents is one of them, number 0, which no token attends to.
+        """
+        if self.padding is None:
+            return {"mask_function": self.function, "attention_mask": None}
+        own = _samples(groups, self.padding)
+        if own.dtype != DOCUMENTS:
+            return {"mask_function": self.function, "attention_mask": own}
+        function = and_masks(self.function, packed_sequence_mask_function(own))
+        return {"mask_function": function, "attention_mask": None, **dict.fromkeys(_SKIPS, False)}
 
 
 def _make_recipe(*, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **options: Any) -> Recipe:
     kept = {name: options[name] for name in _OF_MASKS if name in options}
-    for skip in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
-        if skip in options:
-            kept[skip] = options[skip]
+    kept |= {skip: options[skip] for skip in _SKIPS if skip in options}
     return Recipe(mask_function, kept, attention_mask)
 
 
@@ -138,8 +150,12 @@ def _attend(
     if unknown := [name for name in kwargs.keys() - _KNOWN_OF_WHOLE if kwargs[name] is not None]:
         message = f"{type(module).__name__} attends with {', '.join(unknown)}, which dslpar's attention does not know"
         raise_finding("TEN235", message, "report the model: it needs a rule of its own", key="model.type")
+    if cache := cache_in_use():
+        k, v = cache.extended(module, k, v)
     if isinstance(mask, Recipe):
         mask = mask.mask(groups, q, k)
+    if mask is None and cache and cache.begin:
+        mask = causal_mask(q, k)
     run = _attend_by_flash if is_flash else _attend_whole_sequences
     if not dropout:
         return run(module, (q, k, v), mask, dropout, kwargs), None
@@ -246,7 +262,8 @@ def _attend_pieces_of_sequences(
 def _samples(groups: Groups, padding: Tensor) -> Tensor:
     """Return the rows of this rank's samples, whole along the sequence."""
     batch = placement.inner_cuts(groups.tensor).batch
-    return placement.take(padding, 0, groups.tensor, groups.coord, batch).bool()
+    own = placement.take(padding, 0, groups.tensor, groups.coord, batch)
+    return own if own.dtype == DOCUMENTS else own.bool()
 
 
 def _refuse_unless_plain(module: nn.Module, mask: Any, kwargs: Mapping[str, Any]) -> None:

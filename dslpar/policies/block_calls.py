@@ -16,7 +16,9 @@ from torch import Tensor
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import placement
+from dslpar.layers.kv_cache import first_position
 from dslpar.policies import padding
+from dslpar.policies.attention import DOCUMENTS
 from dslpar.policies.policy import DECODER_INPUTS
 from dslpar.policies.skeleton import Skeleton
 from dslpar.policies.stand_ins import is_rotary, tensors
@@ -35,6 +37,7 @@ class BlockCalls:
         self._recorders: dict[object, Any] = {}
         self._recorded: dict[object, Calls] = {}
         self._of_mask: tuple[Tensor, Calls] | None = None
+        self._of_chunk: tuple[object, Calls] | None = None
 
     def __call__(self, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
         """Return what each block is called with besides its input, for sequences as long as the residual `like`.
@@ -43,6 +46,8 @@ class BlockCalls:
         """
         if mask is None or not self.mask_use.anything:
             key = (like.shape[1], like.dtype, like.device, groups)
+            if first := first_position():
+                return self._of_chunks(first, key, groups, like)
             if key not in self._recorded:
                 self._recorded[key] = self._record(self._recorder(like.device), groups, like, None)
             return self._recorded[key]
@@ -54,6 +59,21 @@ class BlockCalls:
             self._of_mask = (mask, self._record(self._recorders[place], groups, like, mask))
         return self._of_mask[1]
 
+    def _of_chunks(self, first: int, key: object, groups: Groups, like: Tensor) -> Calls:
+        """Return the calls of a chunk that is generated: kept until the next one comes, and none comes twice."""
+        if self._of_chunk is None or self._of_chunk[0] != (first, key):
+            place = ("chunks", like.device)
+            if place not in self._recorders:
+                self._recorders[place] = self._recorder(like.device)
+            self._of_chunk = (first, key), self._record(self._recorders[place], groups, like, None)
+        return self._of_chunk[1]
+
+    def check_mask(self, mask: Tensor | None) -> None:
+        """Raise DslparError for documents where the forward computes with the mask itself, as if it were padding."""
+        if mask is not None and mask.dtype == DOCUMENTS and self.mask_use.anything:
+            message = f"{type(self.skeleton.model).__name__} makes positions of a padding mask, not of documents"
+            raise_finding("TEN223", message, "a document a sample, and no mask of int32")
+
     @torch.no_grad()
     def _record(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> Calls:
         """Run the forward of `part` on zeros, and return what each block of each list is called with.
@@ -62,7 +82,7 @@ class BlockCalls:
             DslparError: between two blocks there is more than the residual; or a call depends on what is in pieces.
         """
         if self.is_decoder:
-            self._run_twice(part, groups, like, mask)
+            self._run_on_zeros(part, groups, like, mask)
         else:
             self.skeleton.run(part, None, whole_length(groups, like))
         lists = [list(part.get_submodule(name)) for name in self.policy.blocks]
@@ -86,9 +106,9 @@ class BlockCalls:
         part = self.skeleton.part(rotary, num_blocks=max(map(len, self.skeleton.lists.values())))
         return part.eval().to(device)  # dropout would draw from the run's generator
 
-    def _run_twice(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> None:
+    def _run_on_zeros(self, part: Any, groups: Groups, like: Tensor, mask: Tensor | None) -> None:
         """Run a decoder's forward on zeros, after it was run on something else: calls must be the same."""
-        positions = torch.arange(whole_length(groups, like), device=like.device)[None]
+        positions = first_position() + torch.arange(whole_length(groups, like), device=like.device)[None]
         sequence = placement.inner_cuts(groups.tensor).sequence
         positions = placement.take(positions, 1, groups.tensor, groups.coord, sequence)
         length = positions.shape[1]
@@ -96,6 +116,9 @@ class BlockCalls:
         if mask is not None:
             given = {"position_ids": None if self.mask_use.positions else positions, "attention_mask": mask.long()}
         x = like.new_zeros(1, 1, 1).expand(1, length, like.shape[2])
+        if first_position():  # a sequence's first chunk has shown it
+            self.skeleton.run(part, x, length, **given)
+            return
         other = x + torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
         name = self.policy.blocks[0]
         self.skeleton.run(part, other, length, **given)

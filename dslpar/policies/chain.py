@@ -54,6 +54,7 @@ class Chain:
         piece = self.outline.pieces[number]
         done = [name for name, _ in piece.lookups][: [name for name, _ in piece.lookups].index(leaf)]
         state = self._unpack(value, number, done)
+        self.calls.check_mask(state.get(DECODER_INPUTS[1]) if self.is_decoder else None)
         rows = module(state[dict(piece.lookups)[leaf]])
         if self.is_decoder:
             return self._pack(state | {RESIDUAL: rows}, [RESIDUAL, *self._needed(1, 0)])

@@ -1,32 +1,40 @@
 """Which data of a config a class of transformers' learns from. No torch.
 
 >>> data_types("BertForPreTraining"), data_types("LlamaForCausalLM"), data_types("BertForTokenClassification")
-(('mlm',), ('text', 'tokens'), ())
+(('mlm',), ('text', 'tokens', 'chat'), ())
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
 from dslpar.core.catalog import raise_finding
 from dslpar.layout.resolve import Job
-from dslpar.policies.families import POLICIES
+from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.policies.policy import DECODER_INPUTS, Names
-from dslpar.schema.datasets import type_name
+from dslpar.schema.datasets import Data, HuggingFaceData, OtherData, parts_of, type_name
 from dslpar.schema.sections import Model, OtherModel
 
 PROGRAM = "dslpar.initialize(config, train_data=...), a data set of (inputs, labels), inputs in this order"
 
 
 def inputs_of(job: Job) -> Names:
-    """Return the arguments of the forward that a micro-batch brings, in order; of a model without a policy: ids."""
-    name = getattr(job.spec.model, "target", "").rpartition(".")[2]
-    return POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
+    """Return the arguments of the forward that a micro-batch brings, in order; none where they are not known."""
+    model = job.spec.model
+    if isinstance(model, Model):
+        return DECODER_INPUTS if DECODER_INPUTS[:1] == model.INPUTS else model.INPUTS
+    name = model.target.rpartition(".")[2]
+    if name in POLICIES:
+        return POLICIES[name].inputs
+    return DECODER_INPUTS if model.is_of_transformers else ()
 
 
 def data_types(name: str) -> Names:
     """Return the types of `data` that a class learns from; none: a program brings the data."""
     inputs = POLICIES[name].inputs if name in POLICIES else DECODER_INPUTS
     if inputs == DECODER_INPUTS:
-        return ("text", "tokens")
+        return ("text", "tokens", "chat")
     if inputs[0] == "pixel_values":
         return ("images",)
     if "decoder_input_ids" in inputs:
@@ -41,15 +49,23 @@ def types_of_model(model: Model | OtherModel) -> Names | None:
     return data_types(model.target.rpartition(".")[2]) if model.is_of_transformers else None
 
 
-def mismatch(model: Model | OtherModel, data: object) -> tuple[str, str] | None:
+def mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
     """Return why a model cannot learn from a config's data, and what to write instead; None: it can."""
-    types = types_of_model(model)
-    if types is None or type_name(data) in types:
+    return next((found for each in parts_of(data) if (found := _mismatch(model, each)) is not None), None)
+
+
+def _mismatch(model: Model | OtherModel, data: Data) -> tuple[str, str] | None:
+    types, kind = types_of_model(model), type_name(data)
+    if isinstance(data, HuggingFaceData) and data.text_column is not None:
+        kind = "text"
+    elif isinstance(data, HuggingFaceData | OtherData):
+        return None  # its columns, or what the class gives, are known when it is read
+    if types is None or kind in types:
         return None
     name = getattr(model, "target", model.__class__.__name__).rpartition(".")[2]
     inputs = model.INPUTS if isinstance(model, Model) else DECODER_INPUTS
     inputs = POLICIES[name].inputs if name in POLICIES else inputs
-    message = f"{name} is given {', '.join(inputs)}, and data are {_DESCRIBED[type_name(data)]}"
+    message = f"{name} is given {', '.join(inputs)}, and data are {_DESCRIBED[kind]}"
     return message, f"data=dict(type={types[0]!r}); or {PROGRAM}" if types else PROGRAM
 
 
@@ -59,7 +75,45 @@ _DESCRIBED = {
     "mlm": "text of which masked tokens are told",
     "span": "text of which spans are told",
     "images": "images",
+    "chat": "conversations of which each next token is predicted",
 }
+
+
+def packing_problem(model: Model | OtherModel, seq_len: int) -> str:
+    """Return why a packed conversation would not be as if it were alone in a model of dslpar's or transformers'.
+
+    Empty: it is. That is so where positions are relative, and attention takes documents.
+    """
+    if isinstance(model, Model):
+        name = model.__class__.__name__
+        return "" if model.packs else f"a token of {name} knows its place in the row, and not in its conversation"
+    config = model.transformers
+    if config is None:
+        return ""
+    name = config.model
+    if name not in DERIVED and name not in POLICIES:
+        return f"nobody has shown that {name} keeps packed conversations apart"
+    if name in _KNOWS_PLACES or not {"rope_parameters", "rope_theta"} & set(config.known.get("defaults", {})):
+        return f"a token of {name} knows its place in the row, and not in its conversation"
+    for rope in _ropes([config.values.get("rope_parameters"), config.values.get("rope_scaling")]):
+        kind = rope.get("rope_type", rope.get("type"))
+        least = rope.get("original_max_position_embeddings", config.values.get("original_max_position_embeddings"))
+        grows = kind in ("dynamic", "longrope") or "llama_4_scaling_beta" in rope
+        if grows and not (isinstance(least, int) and seq_len <= least):
+            return f"rotary positions of type {kind!r} depend on how long the row is"
+    return ""
+
+
+_KNOWS_PLACES = frozenset({"BeamForCausalLM"})  # it scales its scores by the place
+"""Classes whose positions are rotary, and not alone."""
+
+
+def _ropes(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of rotary positions, which some models have by the type of a layer."""
+    for value in values:
+        if isinstance(value, Mapping):
+            yield value
+            yield from _ropes(value.values())
 
 
 def check_data(job: Job) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
+from dslpar.layers.kv_cache import first_position
 from dslpar.policies.constructed import fill_buffers
 from dslpar.policies.policy import DECODER_INPUTS, Policy, match
 from dslpar.policies.stand_ins import BlockStandIn, LeafStandIn, ShapeStandIn
@@ -97,13 +98,13 @@ class Parts:
     def run(self, part: nn.Module, x: Tensor | None, length: int, **given: Tensor | None) -> Any:
         """Run a part; return what its forward gives.
 
-        `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence there are `length` tokens. Other
-        models are run on their inputs: what is not `given` is zeros.
+        `x` is the residual [batch, sequence, H] of a decoder, of whose whole sequence (or chunk, beside a cache) there
+        are `length` tokens. Other models are run on their inputs: what is not `given` is zeros.
         """
         device = next((value.device for value in (x, *given.values()) if value is not None), None)
         settings = self._settings
         if self.policy.inputs == DECODER_INPUTS:
-            given.setdefault("position_ids", torch.arange(length, device=device)[None])
+            given.setdefault("position_ids", first_position() + torch.arange(length, device=device)[None])
             return part(inputs_embeds=x, **given, **settings)
         for name in self.policy.inputs:
             if name not in given and "mask" not in name:

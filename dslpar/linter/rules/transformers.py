@@ -5,6 +5,7 @@ What they know of transformers is a table (`dslpar.schema.transformers_configs`)
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -20,6 +21,7 @@ from dslpar.linter.rule import rule
 
 if TYPE_CHECKING:
     from dslpar.linter.transformers_model import TransformersModel
+    from dslpar.schema.transformers_configs import TransformersConfig
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 _SAVED = "choose a folder that transformers' save_pretrained wrote"
@@ -162,6 +164,37 @@ def mode_does_not_fit_class(cx: Context) -> Iterator[Problem]:
         yield cx.problem("parallel.tensor", message, "choose mode '1d' without sequence, or '2d'")
 
 
+@rule("TEN136", "tokens-of-image-do-not-divide")
+def tokens_of_image_do_not_divide(cx: Context) -> Iterator[Problem]:
+    """The tokens of an image of ViT or ViTMAE do not divide over the ranks that cut sequences."""
+    model = _model(cx)
+    by = math.lcm(*(ranks(cx.cuboid, cuts(cx.cuboid).sequence) for cuts in (residual_cuts, inner_cuts)))
+    for tokens, where in _tokens_of_image(model.config):
+        if tokens % by:
+            message = (
+                f"makes {tokens} tokens{where}, the class's among them, and mode {cx.cuboid.mode!r} cuts them in {by}"
+            )
+            key = "image_size"
+            given = "config" if key in model.config.keys else "file" if key in model.config.in_file else ""
+            message = f"image_size {model.config.number(key)} {message}"
+            other = "leave parallel.tensor.sequence out" if cx.cuboid.mode == "1d" else f"{cx.tensor_key}=1"
+            hint = f"{other}; or choose another image_size"
+            yield model.problem_of_key(model.config.keys.get(key, key), given, message, hint)
+            return
+
+
+def _tokens_of_image(config: TransformersConfig) -> Iterator[tuple[int, str]]:
+    """Yield how many tokens an image becomes, and where, in a class that prepends the class's to those of patches."""
+    image, patch = config.number("image_size"), config.number("patch_size")
+    if image is None or patch is None or not config.model.startswith("ViT"):
+        return
+    patches = (image // patch) ** 2
+    hidden = config.values.get("mask_ratio")
+    if isinstance(hidden, float) and config.model.startswith("ViTMAE"):
+        yield int(patches * (1 - hidden)) + 1, " that its encoder sees"
+    yield patches + 1, ""
+
+
 @rule("CFG126", "policy-not-understood")
 def policy_not_understood(cx: Context) -> Iterator[Problem]:
     """A policy of an unknown name, with unknown keys, or without those that it needs."""
@@ -284,6 +317,7 @@ RULES = (
     attention_beyond_mode_sequence,
     no_policy_for_class,
     mode_does_not_fit_class,
+    tokens_of_image_do_not_divide,
     policy_not_understood,
     unknown_key_of_transformers,
     config_of_another_class,

@@ -12,7 +12,7 @@ activation="swiglu", positions="rotary", bias=False, tie_embeddings=False, later
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from dslpar.core.catalog import raise_finding
 from dslpar.distributed.groups import Groups
 from dslpar.layers import (
     Block,
@@ -72,6 +73,7 @@ class GPT(section.GPT, LayeredModel):
             LayerSpec(name="norm", build=partial(self._form.make_norm, groups, self.hidden_size, self.layernorm_eps)),
             head,
         ]
+        specs = [replace(spec, forward=_FORWARDS.get(spec.name, _run_block)) for spec in specs]
         if self.pretrained is None:
             return specs
         hugging_face.check_fits(self, read_config(self.pretrained), f"{self.pretrained}/{CONFIG}")
@@ -126,6 +128,39 @@ class GPT(section.GPT, LayeredModel):
             init=normal(self.init_std),
             init_out=normal(self.init_std / math.sqrt(2 * self.num_layers)),
         )
+
+
+Value = Tensor | tuple[Tensor, Tensor]
+"""What goes from layer to layer: ids, then the residual; with it the documents of packed samples (see `Attention`)."""
+
+
+def _run_before_blocks(module: nn.Module, value: Value) -> Value:
+    return (module(value[0]), value[1]) if isinstance(value, tuple) else module(value)
+
+
+def _run_positions(module: nn.Module, value: Value) -> Value:
+    if isinstance(value, tuple):
+        message = "documents, and a table of positions, by which a token knows its place in the row"
+        raise_finding("TEN223", message, "positions='rotary', or a document a sample", key="model.positions")
+    return _run_before_blocks(module, value)
+
+
+def _run_block(block: nn.Module, value: Value) -> Value:
+    return (block(*value), value[1]) if isinstance(value, tuple) else block(value)
+
+
+def _run_after_blocks(module: nn.Module, value: Value) -> Tensor:
+    y: Tensor = module(value[0] if isinstance(value, tuple) else value)
+    return y
+
+
+_FORWARDS: Mapping[str, Callable[[nn.Module, Any], Any]] = {
+    "embedding.tokens": _run_before_blocks,
+    "embedding.dropout": _run_before_blocks,
+    "embedding.positions": _run_positions,
+    "norm": _run_after_blocks,
+    "head": _run_after_blocks,
+}
 
 
 class _Positions(PositionEmbedding):

@@ -74,6 +74,10 @@ class GPT(TokenModel):
     """
 
     @property
+    def packs(self) -> bool:
+        return self.positions == "rotary"
+
+    @property
     def ffn_size(self) -> int:
         """Features of the MLP's hidden layer."""
         return self.ffn_hidden_size or 4 * self.hidden_size

@@ -90,7 +90,10 @@ def attention(
     if theta:
         q, k = rotated(q, theta), rotated(k, theta)
     allowed = torch.ones(sequence, sequence, dtype=torch.bool).tril() if causal else torch.ones(1, 1, dtype=torch.bool)
-    allowed = allowed if mask is None else allowed & mask[:, None, :]
+    if mask is not None:
+        allowed = allowed & (mask[:, None, :] > 0)
+        if mask.dtype != torch.bool:  # numbers of documents
+            allowed = allowed & (mask[:, :, None] - mask[:, None, :] == 0)
     heads = []
     for head in range(num_heads):
         key = head // (num_heads // groups)

@@ -17,7 +17,7 @@ from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
-from tests.distributed.layers.cases.blocks import padding
+from tests.distributed.layers.cases.blocks import documents, padding
 from tests.distributed.layers.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
@@ -68,6 +68,19 @@ def test_no_padding_is_no_mask() -> None:
     layer, x = made(Groups(Mesh())), numbers(SHAPE, 1).float()
     whole = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
     assert torch.allclose(layer(x, mask=whole), layer(x), atol=1e-5)
+
+
+def test_documents_are_as_if_alone() -> None:
+    """Rotary positions are relative: a document attends alike wherever it begins; float32."""
+    layer, x = made(Groups(Mesh())), numbers(SHAPE, 1).float()
+    mask = documents()
+    packed = layer(x, mask=mask)
+    for sample, numbers_of in enumerate(mask):
+        for number in numbers_of.unique():
+            if number:
+                own = numbers_of == number
+                alone = layer(x[sample, own][None])[0]
+                assert torch.allclose(packed[sample, own], alone, atol=2e-6 * alone.abs().max().item())
 
 
 def refused(tensor: mesh.Tensor, mask: Tensor) -> str:

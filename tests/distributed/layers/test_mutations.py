@@ -135,6 +135,11 @@ def ring_masks_its_own_keys_alone() -> None:
     _change_scores(lambda how, k, step: how._replace(mask=how.mask.roll(-step * k.shape[2], 1)))
 
 
+def ring_forgets_documents() -> None:
+    """Documents for padding alone."""
+    _change_scores(lambda how, k, step: how._replace(mask=how.mask.bool().int()))
+
+
 def _change_scores(change: Callable[[sequence.RingOptions, Any, int], sequence.RingOptions]) -> None:
     original_scores = sequence.RingOptions.scores
     sequence.RingOptions.scores = lambda self, q, k, step: original_scores(change(self, k, step), q, k, step)
@@ -232,6 +237,7 @@ MUTATIONS = (
     (ring_never_sees_the_future, "ring-2", "attention_not_causal"),
     (ring_sees_the_future, "ring-2", "attention"),
     (ring_masks_its_own_keys_alone, "ring-2", "attention_padded_grouped"),
+    (ring_forgets_documents, "ring-2", "attention_documents_not_causal"),
     (groups_of_distant_heads, "1d-2", "attention_grouped"),
     (mask_of_the_first_samples, "2d-4-keep-x", "attention_padded"),
     (positions_counted_from_each_piece, "ring-2", "attention_rotary"),

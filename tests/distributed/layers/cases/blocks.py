@@ -58,6 +58,17 @@ def attention_padded_grouped(groups: Groups) -> Found:
     yield from _attention(groups, how, how, QUERY_HEADS, mask=padding())
 
 
+def attention_documents(groups: Groups) -> Found:
+    """Causal, each token within its own document."""
+    ours = {"num_kv_heads": KV_HEADS, "rotary": Rotary(THETA)}
+    theirs = {"num_kv_heads": KV_HEADS, "theta": THETA}
+    yield from _attention(groups, ours, theirs, QUERY_HEADS, mask=documents())
+
+
+def attention_documents_not_causal(groups: Groups) -> Found:
+    yield from _attention(groups, {"causal": False}, {"causal": False}, mask=documents())
+
+
 def attention_grouped(groups: Groups) -> Found:
     how = {"num_kv_heads": KV_HEADS}
     yield from _attention(groups, {"bias": False, **how}, how, QUERY_HEADS)
@@ -86,6 +97,20 @@ def padding() -> Tensor:
     mask = torch.ones(BATCH, SEQUENCE, dtype=torch.bool)
     mask[1::6, -5:] = mask[2::6, :7] = mask[3::6, :1] = mask[3::6, -7:] = mask[4::6, 3:8] = mask[5] = False
     return mask
+
+
+def documents() -> Tensor:
+    """One, two of many lengths, one a token, with padding at the end, and at the beginning; numbers need not rise."""
+    at = torch.arange(SEQUENCE)
+    kinds = [
+        at * 0 + 1,
+        1 + (at >= 5).int(),
+        2 - (at >= 1).int(),
+        at + 1,
+        (1 + (at >= 4).int()) * (at < 9),
+        (at >= 3) * (1 + at // 6),
+    ]
+    return torch.stack([kinds[sample % len(kinds)] for sample in range(BATCH)]).int()
 
 
 def siblings(groups: Groups) -> Found:
@@ -130,6 +155,8 @@ CASES = (
     attention_not_causal,
     attention_padded,
     attention_padded_grouped,
+    attention_documents,
+    attention_documents_not_causal,
     attention_grouped,
     attention_rotary,
     siblings,

@@ -1,0 +1,115 @@
+"""Conversations in files of JSON, a line each: read and checked, without torch.
+
+    for line in read_lines("chat.jsonl"):
+        conversation = parse(line.text)            # ValueError: says what is wrong with it
+
+Lines are as OpenAI's and TRL's data have them, {"messages": [{"role": ..., "content": ...}, ...]}, or as ShareGPT's,
+{"conversations": [{"from": ..., "value": ...}, ...]}.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dslpar.core.json_values import parse as parse_json
+from dslpar.core.named_tuple import NamedTuple
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+ASSISTANT = "assistant"
+ROLES = ("system", "user", ASSISTANT, "tool")
+_ROLES: Mapping[str, str] = {role: role for role in ROLES}
+_SPEAKERS: Mapping[str, str] = {
+    **_ROLES,
+    "human": "user",
+    "gpt": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "observation": "tool",
+}
+"""ShareGPT's, by the role that each is."""
+_EXPECTED = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+HINT = f"write a conversation a line: {_EXPECTED}"
+
+
+class Conversation(NamedTuple):
+    """A conversation, as a template takes it."""
+
+    messages: list[dict[str, Any]]
+    """Each with its role, its content, and whatever else the line says of it, such as tool_calls."""
+    tools: list[Any] | None = None
+    """Descriptions of functions that the assistant may call."""
+
+
+class Line(NamedTuple):
+    """A line of a file that is not empty."""
+
+    path: str
+    number: int
+    """From 1."""
+    text: bytes
+
+    @property
+    def place(self) -> str:
+        """Where it stands: path:line."""
+        return f"{self.path}:{self.number}"
+
+
+def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
+    """Yield the lines of a file that hold something, and end within its first `max_bytes`; -1: all. Raises: OSError."""
+    read = 0
+    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
+        for number, text in enumerate(file, 1):
+            read += len(text)
+            if 0 <= max_bytes < read:
+                return
+            if text.strip():
+                yield Line(path, number, text)
+
+
+def parse(text: bytes) -> Conversation:
+    """Read a conversation that a line holds.
+
+    Raises:
+        ValueError: it is none, a role is unknown, nobody says anything, or an answer is empty; the text says which.
+    """
+    value = parse_json(text)
+    if isinstance(value, list) or text.lstrip().startswith(b"["):
+        raise ValueError("a list, and each line is a conversation: `jq -c '.[]' FILE` writes a list's items as lines")
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    if "messages" not in value and "conversations" not in value:
+        keys = ", ".join(map(repr, value)) or "no keys"
+        raise ValueError(f"no 'messages' (nor ShareGPT's 'conversations') among {keys}")
+    is_sharegpt = "messages" not in value
+    found = value["conversations" if is_sharegpt else "messages"]
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"its messages are {'an empty list' if found == [] else f'a {type(found).__name__}'}")
+    messages = [_message(item, number, is_sharegpt) for number, item in enumerate(found, 1)]
+    if not any(message["role"] == ASSISTANT for message in messages):
+        raise ValueError("the assistant says nothing")
+    tools = value.get("tools")
+    return Conversation(messages, tools if isinstance(tools, list) and tools else None)
+
+
+def _message(item: Any, number: int, is_sharegpt: bool) -> dict[str, Any]:
+    """Return a message with its role and content. Raises: ValueError."""
+    if not isinstance(item, dict):
+        raise ValueError(f"message {number} is no JSON object")
+    role_key, content_key = ("from", "value") if is_sharegpt else ("role", "content")
+    role, content = item.get(role_key), item.get(content_key)
+    known = _SPEAKERS if is_sharegpt else _ROLES
+    if not isinstance(role, str) or role not in known:
+        raise ValueError(f"message {number}: {role_key!r} is {role!r}, not one of {', '.join(known)}")
+    # An answer may be calls of tools alone.
+    if content is None and item.get("tool_calls"):
+        return {**item, "role": role}
+    if not isinstance(content, str):
+        raise ValueError(f"message {number}: {content_key!r} is {_described(content)}, not a text")
+    if known[role] == ASSISTANT and not content.strip() and not item.get("tool_calls"):
+        raise ValueError(f"message {number}: an answer is empty")
+    return {"role": known[role], "content": content} if is_sharegpt else item
+
+
+def _described(value: object) -> str:
+    return "missing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,113 @@
+"""Packed documents by policy against each of them alone in plain transformers: logits, loss, every gradient.
+
+Of models whose positions are relative (rotary), so that a document is the same wherever it begins. But for rounding:
+transformers makes the angles in float32, so that the reference has each document at the positions that it is packed at.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dslpar.core import mesh
+from dslpar.core.errors import DslparError
+from tests.support import layouts
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+if not HAS_TRANSFORMERS:
+    pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
+
+from dslpar.policies import compare
+from tests.support import hugging_face as hf
+
+CLOSE = 1e-12
+"""As in test_families.py."""
+FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt_neox", "mixtral")
+NAMES = ("", "1d-2", "1d-sequence-2", "2d-4", "ring-2", "ulysses-2", "cuboid-1-2-2-sequence-batch", "3d-8")
+WINDOWS = ("mistral", "gemma3")
+"""Ring and ulysses refuse them, packed or not."""
+CELLS = [cell for cell in product(FAMILIES, NAMES) if not (cell[0] in WINDOWS and cell[1] in ("ring-2", "ulysses-2"))]
+
+
+def documents() -> torch.Tensor:
+    """Of four samples: one document, two, many with padding at the end, and one of a token among others."""
+    at = torch.arange(compare.SEQUENCE)
+    kinds = [at * 0 + 1, 1 + (at >= 5).int(), (1 + at // 4) * (at < 10), 1 + (at >= 3).int() + (at >= 4).int()]
+    return torch.stack(kinds).int()
+
+
+@lru_cache
+def alone(family: str) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.Result]:
+    """Weights; a packed micro-batch; and what plain transformers makes of its documents, one by one."""
+    model, weights = hf.plain(hf.FAMILIES[family])
+    numbers = documents()
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(2, model.config.vocab_size, numbers.shape, generator=generator)
+    labels = torch.randint(0, model.config.vocab_size, numbers.shape, generator=generator)
+    labels = labels.masked_fill(numbers == 0, compare.IGNORED)
+    logits = torch.zeros(*numbers.shape, model.config.vocab_size, dtype=torch.float64)
+    with compare.in_float64():
+        for sample, row in enumerate(numbers):
+            for number in set(row.tolist()) - {0}:
+                own = row == number
+                at = own.nonzero().T
+                logits[sample, own] = model(ids[sample, own][None], position_ids=at, use_cache=False).logits[0]
+    loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=compare.IGNORED)
+    torch.autograd.backward(loss)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    batch = compare.Batch({"input_ids": ids, "attention_mask": numbers}, (labels,))
+    return weights, batch, compare.Result((logits.detach(),), loss.detach(), gradients)
+
+
+def of_documents(result: compare.Result) -> compare.Result:
+    """The result without logits of padding, of which nothing is asked."""
+    return result._replace(outputs=(result.outputs[0] * (documents() > 0).unsqueeze(-1),))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), sampled(CELLS, {("llama", "1d-2"), ("gemma3", "2d-4"), ("llama", "ring-2")})
+)
+def test_packed_documents_are_as_if_alone(family: str, layout: str) -> None:
+    weights, batch, expected = alone(family)
+    tensor = layouts.LAYOUTS[layout] if layout else mesh.Tensor()
+
+    def rank() -> dict[str, float]:
+        found = compare.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, batch)
+        return compare.worst(of_documents(found), of_documents(expected))
+
+    for found in on_ranks(tensor.size, rank):
+        assert len(found) > 20
+        assert {name: value for name, value in found.items() if not value <= CLOSE} == {}
+
+
+def refused(family: str) -> str:
+    batch = compare.Batch({"input_ids": torch.zeros_like(documents()).long(), "attention_mask": documents()}, ())
+    with pytest.raises(DslparError) as error:
+        compare.by_policy(hf.subject(hf.FAMILIES[family]), hf.plain(hf.FAMILIES[family])[1], mesh.Tensor(), batch)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom"])
+def test_positions_of_a_mask_refuse_documents(family: str) -> None:
+    (found,) = on_ranks(1, refused, family)
+    assert "makes positions of a padding mask, not of documents" in found
+
+
+def test_documents_count() -> None:
+    """As padding alone, the same numbers give another result."""
+    weights, batch, expected = alone("llama")
+    batch = batch._replace(inputs=batch.inputs | {"attention_mask": documents() > 0})
+
+    def rank() -> dict[str, float]:
+        return compare.worst(
+            compare.by_policy(hf.subject(hf.FAMILIES["llama"]), weights, mesh.Tensor(), batch), expected
+        )
+
+    (found,) = on_ranks(1, rank)
+    assert found["loss"] > 1e-6
