@@ -58,7 +58,7 @@ def load_corpus(job: Job) -> Corpus:
     """
     try:
         if job.spec.data.files is not None:
-            files = _files_of(job)
+            files = find_files(job, job.spec.data.files)
         else:
             source = walk(sysconfig.get_path("stdlib"), skip=_NOT_SOURCE)
             files = [file for file in source if file.name.endswith(".py")]
@@ -104,17 +104,26 @@ def _name_digest(name: str) -> bytes:
 # ---- files ----
 
 
-def _files_of(job: Job) -> list[File]:
+def find_files(
+    job: Job, names: Sequence[str], key: str = "data.files", suffixes: tuple[str, ...] = ("",)
+) -> list[File]:
+    """Return the files that a config names, and those of folders that end with one of `suffixes`.
+
+    Raises:
+        DslparError: there is no such file, or it cannot be read.
+    """
     folder = os.path.dirname(job.path)
     found: list[File] = []
-    for name in job.spec.data.files or ():
+    for name in names:
         path = os.path.normpath(os.path.join(folder, name))
-        files = list(walk(path)) if os.path.isdir(path) else [File(os.path.basename(path), path)]
+        files = [File(os.path.basename(path), path)]
+        if os.path.isdir(path):
+            files = [file for file in walk(path) if file.name.endswith(suffixes)]
         problems = [f"{file.path!r} {problem}" for file in files if (problem := _problem_of(file.path))]
         if problems or not files:
-            problem = problems[0] if problems else f"{path!r} holds no files"
+            problem = problems[0] if problems else f"{path!r} holds no files {' or '.join(suffixes)}".rstrip()
             more = f", and {len(problems) - 1} more like it" if len(problems) > 1 else ""
-            raise_finding("BAT201", problem + more, _HINT, job.path, "data.files")
+            raise_finding("BAT201", problem + more, _HINT, job.path, key)
         found += files
     return found
 
@@ -145,10 +154,15 @@ def walk(root: str, skip: frozenset[str] = frozenset()) -> Iterator[File]:
 # ---- length ----
 
 
-def _check_length(job: Job, corpus: Corpus) -> None:
+def check_has_length(job: Job) -> None:
+    """Refuse samples of which neither the data nor the model say how long they are."""
     if job.seq_len == 0:
         message = "a sample has no length: the model says nothing of it"
         raise_finding("BAT202", message, "give data=dict(seq_len=...)", job.path, "data.seq_len")
+
+
+def _check_length(job: Job, corpus: Corpus) -> None:
+    check_has_length(job)
     _check_part(job, corpus.train, "to train on", "longer files, or a shorter data.seq_len")
     if job.spec.train.eval_interval is not None:
         _check_part(job, corpus.held_out, "held out", "a larger data.eval_fraction, or no train.eval_interval")
@@ -162,8 +176,9 @@ def _check_part(job: Job, slices: Sequence[FileSlice], which: str, hint: str) ->
         raise_finding("BAT203", message, hint, job.path, "data")
 
 
-def check_number(job: Job, samples: int) -> None:
+def check_number(job: Job, samples: int, what: str = "") -> None:
     """Refuse a step that takes more samples than there are: it would be a sum over repeated samples, or never end."""
     if job.batch.global_size > samples:
-        message = f"a step takes {job.batch.global_size} samples, and the text has {samples} of {job.seq_len} tokens"
+        there_are = f"there are {samples} {what}" if what else f"the text has {samples} of {job.seq_len} tokens"
+        message = f"a step takes {job.batch.global_size} samples, and {there_are}"
         raise_finding("BAT210", message, "a smaller batch, more text, or a shorter data.seq_len", job.path, "batch")

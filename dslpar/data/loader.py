@@ -11,12 +11,9 @@ last samples from the next one, and the next pass begins after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from torch.utils.data import default_collate
-
-from dslpar.core.catalog import raise_finding
 from dslpar.data.order import Samples, micro_batches
 from dslpar.layout.resolve import Job
 
@@ -26,34 +23,6 @@ class StepData(Protocol):
 
     def step(self, consumed: int) -> Iterator[tuple[Any, Any]]:
         """Return this rank's micro-batches of the step after `consumed` samples; none where it reads none."""
-
-
-class Dataset(Protocol):
-    """A map-style data set of (input, label) pairs, as in torch."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Sequence[object]: ...
-
-
-class PairSamples:
-    """A map-style data set as samples; pairs are collated as torch's DataLoader does, with tuples for lists."""
-
-    def __init__(self, dataset: Dataset, path: str = "<program>") -> None:
-        self.dataset, self.num_samples = dataset, len(dataset)
-        first = dataset[0] if self.num_samples else None
-        if not isinstance(first, tuple | list) or len(first) != 2:
-            wrong_item = "an item of the data set is not an (input, label) pair"
-            message = wrong_item if self.num_samples else "the data set is empty"
-            hint = "give a data set of (input, label) pairs, each a tensor or a tuple of tensors"
-            raise_finding("BAT207", message, hint, path)
-
-    all_counted = False
-
-    def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
-        """Return inputs and labels, each [len(samples), ...]; nothing is drawn here by `numbers`."""
-        inputs, labels = default_collate([tuple(self.dataset[index]) for index in samples])
-        return _tuples(inputs), _tuples(labels)
 
 
 class Loader:
@@ -86,12 +55,3 @@ class Loader:
         """Yield this rank's micro-batches of the step that begins after `consumed` samples, wherever the run is."""
         batch, data, seed = self.job.batch, self.job.mesh.data, self.job.spec.train.seed
         return micro_batches(self.samples, batch, seed, consumed, data, self.data_rank)
-
-
-def is_dataset(data: object) -> bool:
-    """Return whether data can be read in our order; what can only be iterated is used as it is."""
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
-
-
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

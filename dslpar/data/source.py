@@ -10,19 +10,37 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dslpar.core.catalog import raise_finding
-from dslpar.data.corpus import FileSlice, check_number, load_corpus
+from dslpar.core.errors import DslparError
+from dslpar.data.blend_parts import at_part, blend_identity, holds_out, part_jobs, weights_of
+from dslpar.data.corpus import FileSlice, check_has_length, check_number, load_corpus
 from dslpar.layout.resolve import Job
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TokensData, type_name
+from dslpar.reporting.logging import log
+from dslpar.schema.datasets import (
+    BlendData,
+    ChatData,
+    HuggingFaceData,
+    ImageData,
+    MaskedTextData,
+    OtherData,
+    SpanTextData,
+    TokensData,
+    parts_of,
+    type_name,
+)
 from dslpar.schema.sections import OtherModel
 from dslpar.schema.vocabularies import span_lengths
 
 if TYPE_CHECKING:
+    from dslpar.data.arrow import ArrowRows
+    from dslpar.data.chat_source import ConversationRange
     from dslpar.data.image_files import Images
     from dslpar.data.order import Samples
     from dslpar.data.token_source import TokenRange
+    from dslpar.data.tokens import Ids
+    from dslpar.schema.datasets import Data
 
 
 class Part(NamedTuple):
@@ -32,6 +50,23 @@ class Part(NamedTuple):
     files: Sequence[FileSlice] = ()
     images: Images | None = None
     tokens: TokenRange | None = None
+    rows: ArrowRows | None = None
+    conversations: ConversationRange | None = None
+    dataset: Any = None
+    """Of a class of the author's."""
+    parts: Sequence[Part] = ()
+    """Of a blend."""
+    job: Job | None = None
+    """Of a blend's part: the job as if that were all of the data."""
+
+    @property
+    def read_parts(self) -> dict[int, Part]:
+        """A blend's parts that are read, by their place in the config: of what is held out not all have something."""
+        return {
+            number: part
+            for number, part in enumerate(self.parts)
+            if self.training or (part.job is not None and holds_out(part.job.spec.data))
+        }
 
 
 class Source(NamedTuple):
@@ -64,10 +99,64 @@ def find_source(job: Job) -> Source:
             *(Part(True, tokens=tokens.train), Part(False, tokens=tokens.held_out)),
             *(tokens.train.identity, f"{tokens.train.identity} {tokens.held_out.identity}"),
         )
+    if isinstance(job.spec.data, HuggingFaceData):
+        return _find_rows(job)
+    if isinstance(job.spec.data, OtherData):
+        from dslpar.data.own_data import find_own
+
+        own = find_own(job)
+        parts = Part(True, dataset=own.train), Part(False, dataset=own.held_out)
+        return Source(*parts, own.identities[0], " ".join(own.identities))
+    if isinstance(job.spec.data, BlendData):
+        return _find_blend(job)
+    if isinstance(job.spec.data, ChatData):
+        from dslpar.data.chat_source import find_conversations
+
+        said = find_conversations(job)
+        return Source(
+            *(Part(True, conversations=said.train), Part(False, conversations=said.held_out)),
+            *(said.train.identity, f"{said.train.identity} {said.held_out.identity}"),
+        )
     found = load_corpus(job)
     extra = _extra_identity(job)
     train, whole = text_identity(found.train, extra), text_identity((*found.train, *found.held_out), extra)
     return Source(Part(True, found.train), Part(False, found.held_out), train, whole)
+
+
+def _find_rows(job: Job) -> Source:
+    from dslpar.data.arrow import find_arrow
+
+    data = job.spec.data
+    assert isinstance(data, HuggingFaceData)
+    train, held_out = find_arrow(job)
+    if data.text_column is not None:
+        check_has_length(job)
+    size = job.batch.global_size
+    if data.text_column is None and size > train.num_rows:
+        message = f"a step takes {size} samples, and there are {train.num_rows} rows to train on"
+        raise_finding("BAT210", message, "a smaller batch, or more rows", job.path, "batch")
+    if job.spec.train.eval_interval is not None and not held_out.num_rows:
+        hint = "a larger data.eval_fraction, data.eval_split, or no train.eval_interval"
+        raise_finding("BAT203", "no rows are held out", hint, job.path, "data")
+    identity = " ".join([train.identity, *([data.text_column, *_extra_identity(job)] if data.text_column else [])])
+    return Source(Part(True, rows=train), Part(False, rows=held_out), identity, f"{identity} {held_out.identity}")
+
+
+def _find_blend(job: Job) -> Source:
+    jobs, sources = part_jobs(job), []
+    for number, own in enumerate(jobs):
+        try:
+            sources.append(find_source(own))
+        except DslparError as error:
+            raise at_part(error, number) from None
+    both = list(zip(jobs, sources, strict=True))
+    train = Part(True, parts=[found.train._replace(job=own) for own, found in both])
+    held_out = Part(False, parts=[found.held_out._replace(job=own) for own, found in both])
+    if job.spec.train.eval_interval is not None and not held_out.read_parts:
+        hint = "an eval_fraction at one of the parts, or no train.eval_interval"
+        raise_finding("BAT203", "no part of the blend is held out", hint, job.path, "data.parts")
+    identity = blend_identity(job, [found.identity for found in sources])
+    return Source(train, held_out, identity, blend_identity(job, [found.whole_identity for found in sources]))
 
 
 def text_identity(pieces: Sequence[FileSlice], extra: Sequence[str] = ()) -> str:
@@ -94,6 +183,7 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
     Raises:
         DslparError: there are too few tokens for a step.
     """
+    job = part.job or job
     data, seed = job.spec.data, job.spec.train.seed
     if part.images is not None:
         from dslpar.data.images import ImageSamples
@@ -104,11 +194,36 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
         from dslpar.data.token_samples import TokenSamples
 
         return TokenSamples(job, part.tokens)
+    if isinstance(data, OtherData):
+        from dslpar.data.own_data import own_samples
+
+        return own_samples(job, part.dataset, inputs, _decoder_start(job))
+    if part.parts:
+        return _blend(job, part, inputs)
+    if isinstance(data, HuggingFaceData) and data.text_column is None:
+        from dslpar.data.arrow import Table
+        from dslpar.data.columns import ColumnSamples
+
+        assert part.rows is not None
+        return ColumnSamples(job, Table(job, part.rows), inputs, _decoder_start(job))
+    if part.conversations is not None:
+        from dslpar.data.chat import chat_samples
+
+        said = chat_samples(job, part.conversations)
+        if part.training:
+            check_number(job, said.num_samples, "rows" if said.packing else "conversations")
+        elif said.num_samples < 1:
+            hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
+            raise_finding("BAT203", "no conversation is held out", hint, job.path, "data")
+        return said
     from dslpar.data import masked, spans, text, tokens
 
     found = tokens.vocabulary(job)
     is_plain = not isinstance(data, MaskedTextData | SpanTextData)
-    ids = tokens.read_ids(part.files, found, ends=is_plain)
+    if isinstance(data, HuggingFaceData):
+        ids = _ids_of_rows(job, part)
+    else:
+        ids = tokens.read_ids(part.files, found, ends=is_plain)
     samples: Samples
     if isinstance(data, MaskedTextData):
         samples = masked.MaskedSamples(ids, found, data, job.seq_len, seed, tells_next_sentence(job))
@@ -124,12 +239,46 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
     return samples
 
 
+def _ids_of_rows(job: Job, part: Part) -> Ids:
+    from dslpar.data import tokens
+    from dslpar.data.arrow import Table
+
+    data = job.spec.data
+    assert isinstance(data, HuggingFaceData)
+    assert data.text_column is not None
+    assert part.rows is not None
+    return tokens.encode(Table(job, part.rows).texts(data.text_column), tokens.vocabulary(job), ends=True)
+
+
+def _blend(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
+    """Return the samples of a blend, and say how often a run will have seen each part."""
+    from dslpar.data.blend import BlendSamples, check_forms
+
+    made: dict[int, Samples] = {}
+    for number, each in part.read_parts.items():
+        try:
+            made[number] = make_samples(job, each, inputs)
+        except DslparError as error:
+            raise at_part(error, number) from None
+    check_forms(job, made)
+    weights = weights_of(job, {number: samples.num_samples for number, samples in made.items()})
+    blend = BlendSamples(list(made.values()), weights, job.spec.train.seed, list(made))
+    if part.training:
+        log.info("a blend of %s", "; ".join(blend.describe(job)))
+    return blend
+
+
 def all_counted(job: Job) -> bool:
     """Whether every label of the job's samples counts; known on ranks that read none."""
-    data = job.spec.data
+    return all(_is_counted(job, data) for data in parts_of(job.spec.data))
+
+
+def _is_counted(job: Job, data: Data) -> bool:
     if isinstance(data, SpanTextData):
         return span_lengths(data, job.seq_len).is_full
-    return not isinstance(data, MaskedTextData)
+    if isinstance(data, HuggingFaceData):
+        return data.text_column is not None
+    return not isinstance(data, MaskedTextData | OtherData | ChatData)
 
 
 def tells_next_sentence(job: Job) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 from dslpar.data.text import TextSamples
 from dslpar.data.token_files import open_tokens
 from dslpar.data.token_source import TokenRange, refuse
+from dslpar.data.tokens import vocab_size_of
 from dslpar.layout.resolve import Job
-from dslpar.schema.sections import OtherModel, TokenModel
 
 
 class TokenSamples(TextSamples):
@@ -27,7 +27,7 @@ class TokenSamples(TextSamples):
         except (ValueError, OSError) as error:
             refuse(job, part.folder.path, str(error), "data.path" if part.training else "data")
         super().__init__(ids, job.seq_len)
-        self.job, self.part, self.vocab_size = job, part, _vocab_size(job) or part.folder.vocab_size
+        self.job, self.part, self.vocab_size = job, part, vocab_size_of(job) or part.folder.vocab_size
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Return ids and labels, int64 [len(samples), seq_len]. Raises DslparError: an id is not of the vocabulary."""
@@ -39,11 +39,3 @@ class TokenSamples(TextSamples):
             problem = f"a token is {wrong}, and the vocabulary has {self.vocab_size}"
             refuse(self.job, self.part.folder.path, problem, "data.path")
         return ids, labels
-
-
-def _vocab_size(job: Job) -> int | None:
-    model = job.spec.model
-    if isinstance(model, TokenModel):
-        return model.vocab_size
-    config = model.transformers if isinstance(model, OtherModel) else None
-    return config.size("vocab") if config is not None else None

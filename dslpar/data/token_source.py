@@ -6,7 +6,7 @@ import hashlib
 from typing import NamedTuple, NoReturn
 
 from dslpar.core.catalog import raise_finding
-from dslpar.data.corpus import check_number
+from dslpar.data.corpus import check_has_length, check_number
 from dslpar.data.token_files import identity_of
 from dslpar.layout.resolve import Job
 from dslpar.schema.datasets import TokensData, absolute_path
@@ -77,9 +77,7 @@ def _range(folder: TokenFolder, start: int, stop: int, training: bool) -> TokenR
 
 
 def _check_length(job: Job, train: TokenRange, held_out: TokenRange) -> None:
-    if job.seq_len == 0:
-        message = "a sample has no length: the model says nothing of it"
-        raise_finding("BAT202", message, "give data=dict(seq_len=...)", job.path, "data.seq_len")
+    check_has_length(job)
     check_number(job, (train.num_tokens - 1) // job.seq_len)
     if job.spec.train.eval_interval is not None and held_out.num_tokens <= job.seq_len:
         message = f"{held_out.num_tokens} tokens are held out, and a sample takes seq_len + 1 = {job.seq_len + 1}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dslpar.core.catalog import raise_finding
 from dslpar.data import corpus
 from dslpar.layout.resolve import Job
+from dslpar.schema.sections import OtherModel, TokenModel
 from dslpar.schema.vocabularies import BYTES, Vocabulary, vocabulary_of
 
 Ids = NDArray[Any]
@@ -38,6 +39,15 @@ def vocabulary(job: Job) -> Vocabulary:
     return found
 
 
+def vocab_size_of(job: Job) -> int | None:
+    """Return how many ids the model knows; None where nobody can tell."""
+    model = job.spec.model
+    if isinstance(model, TokenModel):
+        return model.vocab_size
+    config = model.transformers if isinstance(model, OtherModel) else None
+    return config.size("vocab") if config is not None else None
+
+
 def read_ids(slices: Iterable[corpus.FileSlice], found: Vocabulary, ends: bool = False) -> Ids:
     """Return the ids of all slices, one after the other, in the smallest type that holds them; [tokens].
 
@@ -48,6 +58,13 @@ def read_ids(slices: Iterable[corpus.FileSlice], found: Vocabulary, ends: bool =
         # One byte a token: as int64, eight times as much would lie in memory on every rank.
         text = np.frombuffer(corpus.read(slices), np.uint8)
         return text + np.uint16(found.first_byte) if found.first_byte else text
+    return encode((corpus.read([each]).decode("utf-8", "replace") for each in slices), found, ends)
+
+
+def encode(texts: Iterable[str], found: Vocabulary, ends: bool = False) -> Ids:
+    """Return the ids of texts, one after the other, as `read_ids` does."""
+    if found.tokenizer is None:
+        return np.frombuffer(b"".join(text.encode("utf-8", "replace") for text in texts), np.uint8)
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(found.tokenizer.path)
@@ -56,24 +73,25 @@ def read_ids(slices: Iterable[corpus.FileSlice], found: Vocabulary, ends: bool =
     dtype = np.uint16 if found.size <= 1 << 16 else np.uint32
     end = [found.special["eos"]] if ends and "eos" in found.special else []
     parts: list[Ids] = []
-    for batch in _batches(slices):
-        texts = [corpus.read([each]).decode("utf-8", "replace") for each in batch]
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    for batch in _batches(texts):
+        encoded = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         parts += [np.array([*each.ids, *end], dtype) for each in encoded]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-_BATCH_BYTES = 16 << 20
+_BATCH_CHARACTERS = 16 << 20
 """Text that is encoded at a time, by as many threads as there are."""
 
 
-def _batches(slices: Iterable[corpus.FileSlice]) -> Iterable[list[corpus.FileSlice]]:
-    batch: list[corpus.FileSlice] = []
-    for each in slices:
-        batch.append(each)
-        if sum(part.num_bytes for part in batch) >= _BATCH_BYTES:
+def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
             yield batch
-            batch = []
+            batch, size = [], 0
     if batch:
         yield batch
 

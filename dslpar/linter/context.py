@@ -20,6 +20,7 @@ from dslpar.layout.modes import MODES, cuboid_of
 from dslpar.layout.resolve import pipeline_of, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
+from dslpar.schema.datasets import BlendData, Data, part_key
 from dslpar.schema.sections_reader import Reading
 
 if TYPE_CHECKING:
@@ -175,6 +176,15 @@ class Context:
     def sources(self) -> Mapping[str, str]:
         """Texts of all files that findings may point into."""
         return self.config.sources
+
+    @property
+    def datasets(self) -> list[tuple[str, Data]]:
+        """The data by their keys: of a blend its parts."""
+        data, invalid = self.spec.data, self.reading.invalid
+        if not isinstance(data, BlendData):
+            return [("data", data)]
+        keys = map(part_key, range(len(data.parts)))
+        return [(key, guarded(part.dataset, key, invalid)) for key, part in zip(keys, data.parts, strict=True)]
 
     # What other stages found ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dslpar.linter.problem import Problem
 from dslpar.linter.rule import Rule
 from dslpar.linter.rules import (
     batch,
+    blends,
     comments,
     data,
     deepspeed,
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     *pipeline.RULES,
     *batch.RULES,
     *data.RULES,
+    *blends.RULES,
     *zero.RULES,
     *offload.RULES,
     *deepspeed.RULES,

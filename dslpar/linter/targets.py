@@ -12,11 +12,12 @@ from dslpar.core import trust
 from dslpar.core.errors import Location
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import families, sections
+from dslpar.schema import datasets, families, sections
 
 KINDS = {
     "model": "a torch.nn.Module or dslpar.models.LayeredModel",
     "layer": "a torch.nn.Module",
+    "data": "a class with __len__ and __getitem__",
     "optimizer": "a torch.optim.Optimizer",
     "lr_scheduler": "an LR scheduler",
     "gradient_handler": "a dslpar.BaseGradientHandler",
@@ -32,7 +33,7 @@ class Target(NamedTuple):
     key: str
     """The key whose value it makes, as the author wrote it."""
     purpose: str
-    """What it is for: "model", "layer", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
+    """What it is for: "model", "layer", "data", "optimizer", "lr_scheduler", "gradient_handler", or "argument"."""
     allowed_by: str
     """What allows it; empty: nothing does."""
     message: str = ""
@@ -42,7 +43,7 @@ class Target(NamedTuple):
 
 def targets_of(root: Node, trusted: tuple[str, ...]) -> Iterator[Target]:
     """Yield all targets of a config, section by section; `trusted` are packages."""
-    for purpose in ("model", "optimizer", "lr_scheduler", "gradient_handler"):
+    for purpose in ("model", "data", "optimizer", "lr_scheduler", "gradient_handler"):
         node = root.value.get(purpose)
         if node is not None and isinstance(node.value, (list, tuple)):  # several gradient handlers
             for index, item in enumerate(node.value):
@@ -65,6 +66,11 @@ def _of_section(node: Node, purpose: str, key: str, trusted: tuple[str, ...]) ->
         if argument == "layers_cfg" and isinstance(value.value, (list, tuple)):
             for index, layer in enumerate(value.value):
                 yield from _of_section(layer, "layer", f"{key}.{argument}.{index}", trusted)
+        elif purpose == "data" and argument == "parts" and isinstance(value.value, (list, tuple)):
+            for index, part in enumerate(value.value):
+                yield from _of_section(part, "data", f"{key}.{argument}.{index}", trusted)
+        elif purpose == "data" and argument == "eval":
+            yield from _of_section(value, "data", f"{key}.{argument}", trusted)
         elif argument != "type":
             yield from _calls(value, f"{key}.{argument}", trusted)
 
@@ -117,6 +123,10 @@ def _layer(name: str) -> str:
     return f"torch.nn.{name}" if name in LAYERS else _full(name)
 
 
+def _data(name: str) -> str:
+    return "" if name.rpartition(".")[2] in datasets.DATASETS else _full(name)
+
+
 def _optimizer(name: str) -> str:
     if name in sections.OPTIMIZERS:
         return f"torch.optim.{name}"
@@ -149,6 +159,7 @@ def _full(name: str) -> str:
 _FULL_NAMES: Mapping[str, Callable[[str], str]] = {
     "model": _model,
     "layer": _layer,
+    "data": _data,
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
     "gradient_handler": _gradient_handler,

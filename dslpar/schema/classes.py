@@ -1,4 +1,4 @@
-"""Read the sections that name a class: model and its layers, data, optimizer, LR scheduler, gradient handlers.
+"""Read the sections that name a class: model and its layers, optimizer, LR scheduler, gradient handlers.
 
 A class goes by its name where dslpar, torch or DeepSpeed has it, by its full dotted name anywhere, and by a name that
 the process has registered (as ColossalAI's registries have it). The tables of torch's and DeepSpeed's names are
@@ -14,14 +14,14 @@ from dslpar.core.errors import Location
 from dslpar.core.frozen import replace
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.tree import Node
-from dslpar.schema import datasets, families, sections
+from dslpar.schema import families, sections
 from dslpar.schema.reader import Entry, Reader, Registered, Typed
 from dslpar.schema.types import SEQUENCE, TYPES
 
 MODEL_HELP = "model = dict(type='GPT', num_layers=8, hidden_size=256, num_heads=8, vocab_size=256, max_seq_len=128)"
 _HANDLER_HELP = "gradient_handler = [dict(type='my_package.my_module.MyHandler')]"
 _LAYERS_HELP = "layers_cfg=[dict(type='Linear', in_features=8, out_features=8), ...]"
-_OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
+OWN_NAME = " (a class of your own goes by its full name, such as 'my_package.my_module.{}'{})"
 _OF_EVERY_FAMILY = {
     "num_layers": TYPES["LayerCount"],
     "vocab_size": TYPES["PositiveInt"],
@@ -31,20 +31,9 @@ _OF_EVERY_FAMILY = {
 _REGISTERED = "; one that is registered is known only in the process that registers it"
 
 
-def data(reader: Reader, node: Node, registered: Registered) -> datasets.Data | None:
-    """Read the dataset."""
-    typed = _mapping(reader, node, "data", "dslpar.data.", "text")
-    if typed is None:
-        return None
-    name = typed.name
-    if name is None or name not in datasets.DATASETS:
-        name = reader.unknown_type("data", name, typed.location, datasets.DATASETS)
-    return reader.fields(datasets.DATASETS[name], typed.entries, node, "data", "data") if name else None
-
-
 def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Optimizer | None:
     """Read dslpar's own optimizer, one of torch's or DeepSpeed's by name, or a class of the author's."""
-    typed = _mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
+    typed = mapping(reader, node, "optimizer", "torch.optim.", "AdamW")
     if typed is None:
         return None
     if typed.name is not None and typed.name in sections.OPTIMIZERS:
@@ -57,7 +46,7 @@ def optimizer(reader: Reader, node: Node, registered: Registered) -> sections.Op
     row = OPTIMIZERS.get(name)
     if row is None and "." not in name:
         names = [*sections.OPTIMIZERS, *(name for name, row in OPTIMIZERS.items() if not row.refused)]
-        own = _OWN_NAME.format("MyOptimizer", "")
+        own = OWN_NAME.format("MyOptimizer", "")
         meant = reader.unknown_type("optimizer", typed.name, typed.location, names, own)
         if meant is None:
             # Every optimizer has these two: what is wrong with them is told now, whatever the class will be.
@@ -81,7 +70,7 @@ def _other_optimizer(
     ours = {"lr", "weight_decay"} & set(known or ("lr", "weight_decay"))
     fields = [entry for entry in entries if entry.name in ours]
     rest = [entry for entry in entries if entry.name not in ours]
-    args = _plain(rest) if known is None else reader.typed_values(known, rest)
+    args = plain(rest) if known is None else reader.typed_values(known, rest)
     made = reader.fields(sections.OtherOptimizer, fields, node, "optimizer", "optimizer", target=name)
     return replace(made, args=args)
 
@@ -90,7 +79,7 @@ def lr_scheduler(
     reader: Reader, node: Node, registered: Registered
 ) -> sections.LRScheduler | sections.OtherLRScheduler | None:
     """Read dslpar's own LR scheduler, or one of DeepSpeed's or torch's by name."""
-    typed = _mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
+    typed = mapping(reader, node, "lr_scheduler", "torch.optim.lr_scheduler.", "constant")
     if typed is None:
         return None
     if typed.name is None or typed.name in sections.LR_SCHEDULERS:
@@ -163,7 +152,7 @@ def model(reader: Reader, node: Node, registered: Registered) -> sections.Model 
     for entry in typed.entries:
         if entry.name == "layers_cfg" and entry.node.value is not None:
             _layers(reader, entry, registered)
-    model = sections.OtherModel(target=name, args=_plain(typed.entries))
+    model = sections.OtherModel(target=name, args=plain(typed.entries))
     return _of_transformers(reader, model, typed) if model.is_of_transformers else model
 
 
@@ -187,7 +176,7 @@ def _model_by_another_name(reader: Reader, typed: Typed) -> str | None:
     name = typed.name or ""
     family, fields = families.known_as(name)
     if not family or name.lower() == family.lower():
-        more = _OWN_NAME.format("MyModel", _REGISTERED)
+        more = OWN_NAME.format("MyModel", _REGISTERED)
         return reader.unknown_type("model", name, typed.location, (*families.FAMILIES, "Sequential"), more)
     hint = f"write type={family!r}" + (f", {fields}: {name} is {family} with these fields" if fields else "")
     reader.report("CFG108", typed.location, f"unknown model {name!r}", hint, "model.type", "model", meant=family)
@@ -234,7 +223,7 @@ def _check_layer_name(reader: Reader, name: str, location: Location, source_key:
 
     if name not in LAYERS:
         hint = did_you_mean(name, LAYERS) or "a name of torch.nn's, such as 'Linear'"
-        hint += _OWN_NAME.format("MyLayer", _REGISTERED)
+        hint += OWN_NAME.format("MyLayer", _REGISTERED)
         reader.report("CFG108", location, f"unknown type {name!r} in {source_key}", hint, f"{source_key}.type")
 
 
@@ -302,10 +291,10 @@ def _handler(reader: Reader, node: Node, source_key: str, registered: Registered
         hint = did_you_mean(typed.name, registered.get("gradient_handlers", ())) or _HANDLER_HELP
         message = f"unknown gradient handler {typed.name!r}"
         reader.report(
-            "CFG108", typed.location, message, hint + _OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
+            "CFG108", typed.location, message, hint + OWN_NAME.format("MyHandler", _REGISTERED), f"{source_key}.type"
         )
         return None
-    return sections.GradientHandler(target=typed.name, args=_plain(typed.entries))
+    return sections.GradientHandler(target=typed.name, args=plain(typed.entries))
 
 
 IDLE_HANDLERS: Mapping[str, str] = {
@@ -320,7 +309,7 @@ IDLE_HANDLERS: Mapping[str, str] = {
 # What they share --------------------------------------------------------------------------------------------------
 
 
-def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
+def mapping(reader: Reader, node: Node, key: str, package: str, default: str) -> Typed | None:
     """Split a section into its class and the rest; report one that is not a dict, and return None."""
     if node.is_mapping:
         return reader.typed(node, key, package, default)
@@ -331,5 +320,6 @@ def _mapping(reader: Reader, node: Node, key: str, package: str, default: str) -
     return None
 
 
-def _plain(entries: Iterable[Entry]) -> dict[str, object]:
+def plain(entries: Iterable[Entry]) -> dict[str, object]:
+    """Return entries as plain Python values by name."""
     return {entry.name: entry.node.plain() for entry in entries}

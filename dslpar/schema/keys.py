@@ -20,7 +20,7 @@ from functools import cache
 
 from dslpar.core.frozen import Field, fields, is_frozen
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.schema import families, sections
+from dslpar.schema import datasets, families, sections
 from dslpar.schema.fields import KeyFacts, Resume, facts_of
 from dslpar.schema.types import TYPES, ValueType, one_of
 
@@ -35,7 +35,7 @@ class DeclaredKey(NamedTuple):
     facts: KeyFacts
 
 
-WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*"}
+WRITTEN_AS: Mapping[str, str] = {"target": "type", "extra": "*", "args": "*", "dataset": "*"}
 """Fields whose key has another name: the class that a section names, and arguments that stand in the section itself."""
 
 
@@ -60,7 +60,9 @@ def classes_of(field: Field) -> tuple[type, ...]:
     for name in names:
         if name == sections.Model.__name__:
             classes += families.sections().values()
-        elif isinstance(found := vars(sections).get(name), type) and is_frozen(found):
+            continue
+        found = vars(sections).get(name) or vars(datasets).get(name)
+        if isinstance(found, type) and is_frozen(found):
             classes.append(found)
     return tuple(classes)
 

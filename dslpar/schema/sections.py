@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TextData, TokensData
+from dslpar.schema.datasets import (
+    BlendData,
+    ChatData,
+    HuggingFaceData,
+    ImageData,
+    MaskedTextData,
+    OtherData,
+    SpanTextData,
+    TextData,
+    TokensData,
+)
 from dslpar.schema.fields import key, section
 from dslpar.schema.types import (
     AxisOrder,
@@ -160,7 +170,7 @@ class Model:
     Every family has this field; as a plain annotation here, it keeps its place among the family's own.
     """
 
-    DATA_TYPES: ClassVar[tuple[str, ...]] = ("text", "tokens")
+    DATA_TYPES: ClassVar[tuple[str, ...]] = ("text", "tokens", "chat")
     """Types of `data` that it learns from; none: a program brings the data."""
     INPUTS: ClassVar[tuple[str, ...]] = ("input_ids",)
     """What a micro-batch brings beside labels."""
@@ -174,6 +184,11 @@ class Model:
     def longest_sample(self) -> int:
         """Tokens of the longest sample that the model takes: what the sequence of its residual stream counts."""
         raise NotImplementedError
+
+    @property
+    def packs(self) -> bool:
+        """Whether a sample may hold several documents, each of which is read as if it were alone."""
+        return False
 
 
 class TokenModel(Model):
@@ -443,6 +458,9 @@ class Train:
     """Optimizer steps."""
     seed: NonNegativeInt = key(default=1234, resume="refused", synonyms="random_seed", capitals="SEED")
     """Seed of weights, data order and dropout."""
+    deterministic: bool = key(default=False, resume="reported", synonyms="use_deterministic_algorithms")
+    """Same bits each time on the same layout and machine: torch's deterministic algorithms, cuBLAS's fixed workspace,
+    NCCL's ring. Slower; an operation that has no such form is an error."""
     clip_grad_norm: PositiveFloat | None = key(
         default=None,
         resume="reported",
@@ -579,10 +597,18 @@ class Spec:
     """What is trained: type='GPT' and its sizes, 'Sequential' with layers_cfg, or a class by its full name."""
     parallel: Parallel = key(default_factory=Parallel)
     """How ranks are divided among data, pipeline and tensor parallelism."""
-    data: TextData | MaskedTextData | SpanTextData | ImageData | TokensData = key(
-        default_factory=TextData, resume="free"
-    )
-    """What it is trained on, by its type: text, masked text, text with spans left out, or images."""
+    data: (
+        TextData
+        | MaskedTextData
+        | SpanTextData
+        | ImageData
+        | TokensData
+        | ChatData
+        | HuggingFaceData
+        | BlendData
+        | OtherData
+    ) = key(default_factory=TextData, resume="free")
+    """What it is trained on, by its type: text, masked text, spans, conversations, images, or a blend of them."""
     optimizer: AdamW | Adam | SGD | OtherOptimizer = key(
         default_factory=AdamW, resume="refused", deepspeed="optimizer optimizer.params", synonyms="optim"
     )

@@ -15,7 +15,7 @@ from dslpar.core.named_tuple import NamedTuple
 from dslpar.core.suggest import did_you_mean
 from dslpar.language.source import import_by_position
 from dslpar.language.tree import Node, Reference
-from dslpar.schema import classes
+from dslpar.schema import classes, data_reader
 from dslpar.schema import sections as spec
 from dslpar.schema.keys import WITHOUT_COUNTERPART, classes_of, synonym_of
 from dslpar.schema.reader import Misread, Reader, Registered, entries_of
@@ -102,7 +102,7 @@ def _raw(reader: Reader, node: Node, registered: Registered) -> object:
 
 _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
     "model": classes.model,
-    "data": classes.data,
+    "data": data_reader.data,
     "optimizer": classes.optimizer,
     "lr_scheduler": classes.lr_scheduler,
     "gradient_handler": classes.gradient_handlers,

@@ -36,6 +36,7 @@ Betas: TypeAlias = tuple[float, float]
 ChannelMeans: TypeAlias = float | tuple[float, ...]
 ChannelDeviations: TypeAlias = float | tuple[float, ...]
 Dict: TypeAlias = Mapping[str, Any]
+Dataset: TypeAlias = Any
 
 
 class ValueType(NamedTuple):
@@ -105,6 +106,7 @@ TYPES: Mapping[str, ValueType] = {
     "str": ValueType((str,), lambda value: value != "", "a string"),
     "TensorMode": one_of(TENSOR_MODES)._replace(code="TEN102", noun="mode"),
     "Dict": ValueType((dict,), lambda items: all(type(name) is str for name in items), "a dict"),
+    "Dataset": ValueType((dict,), lambda items: True, "a dict with a type"),
     "PositiveInt": _whole(1, 2**31, "a whole number, at least 1 (and below 2**31)"),
     "NonNegativeInt": _whole(0, 2**63, "a whole number, at least 0 (and below 2**63)"),
     "LayerCount": _whole(1, 10_001, "a whole number, at least 1 and at most 10,000"),

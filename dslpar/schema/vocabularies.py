@@ -14,7 +14,16 @@ import math
 from collections.abc import Mapping
 
 from dslpar.core.named_tuple import NamedTuple
-from dslpar.schema.datasets import Data, MaskedTextData, SpanTextData, TextData, TokensData, absolute_path
+from dslpar.schema.datasets import (
+    ChatData,
+    Data,
+    HuggingFaceData,
+    MaskedTextData,
+    SpanTextData,
+    TextData,
+    TokensData,
+    absolute_path,
+)
 from dslpar.schema.sections import Model, OtherModel
 from dslpar.schema.token_folders import read_token_folder
 from dslpar.schema.tokenizers import SPELLINGS, TokenizerFile, read_tokenizer
@@ -61,7 +70,9 @@ def vocabulary_of(data: Data, config_path: str, model: Model | OtherModel, seq_l
     """Return the ids of a text; `seq_len` tells how many sentinels are needed. Of other data: no ids."""
     if isinstance(data, TokensData):
         return _vocabulary_of_tokens(absolute_path(config_path, data.path))
-    if not isinstance(data, TextData):
+    if not isinstance(data, TextData | ChatData | HuggingFaceData) or (
+        isinstance(data, HuggingFaceData) and data.text_column is None
+    ):
         return Vocabulary(0, {})
     config = model.transformers if isinstance(model, OtherModel) else None
     pad = config.values.get("pad_token_id") if config is not None else None

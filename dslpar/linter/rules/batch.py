@@ -11,7 +11,7 @@ from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.schema import sections
-from dslpar.schema.datasets import type_name
+from dslpar.schema.datasets import Data, type_name
 
 
 @rule("BAT101", "batch-does-not-fit")
@@ -84,21 +84,26 @@ def sequence_too_long(cx: Context) -> Iterator[Problem]:
 def vocabulary_too_small(cx: Context) -> Iterator[Problem]:
     """The model's vocabulary is smaller than the data's."""
     vocabulary, key = cx.vocabulary
-    needed, whose = BYTES, "byte-level text has"
-    if cx.spec.data.tokenizer is not None or type_name(cx.spec.data) != "text":  # most configs need none of it
-        from dslpar.layout.resolve import seq_len_of
-        from dslpar.schema.vocabularies import vocabulary_of
-
-        found = vocabulary_of(cx.spec.data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
-        if found.tokenizer is not None and found.tokenizer.problem:
-            return  # BAT111 and BAT112 report it
-        needed = found.size
-        whose = "bytes and special tokens are" if found.tokenizer is None else "the tokenizer has"
-        whose = "the token files have" if type_name(cx.spec.data) == "tokens" else whose
+    needed, whose = max(_vocabulary_needed(cx, data) for _, data in cx.datasets)
     if vocabulary < needed:
         name = key.rpartition(".")[2]
         message = f"{name} is {vocabulary}, and {whose} {needed}{'' if whose.endswith('are') else ' tokens'}"
         yield cx.problem(key, message, f"{name}={needed} or more")
+
+
+def _vocabulary_needed(cx: Context, data: Data) -> tuple[int, str]:
+    """Return how many ids the data have, and what has them; none where nobody can tell, which another rule reports."""
+    kind = type_name(data)
+    if data.tokenizer is None and kind == "text":  # most configs need none of the rest
+        return BYTES, "byte-level text has"
+    from dslpar.layout.resolve import seq_len_of
+    from dslpar.schema.vocabularies import vocabulary_of
+
+    found = vocabulary_of(data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
+    if found.tokenizer is not None and found.tokenizer.problem:
+        return 0, ""
+    whose = "bytes and special tokens are" if found.tokenizer is None else "the tokenizer has"
+    return found.size, "the token files have" if kind == "tokens" else whose
 
 
 BYTES = 256
@@ -108,14 +113,16 @@ BYTES = 256
 @rule("BAT111", "text-not-found", "warning")
 def text_not_found(cx: Context) -> Iterator[Problem]:
     """A file or folder that `data` names is not on this machine."""
-    for number, name in enumerate(cx.spec.data.files or ()):
-        if message := _missing(cx, name):
-            hint = "choose text files, or folders of them, by their paths from the config's folder"
-            yield Problem(cx.at_item("data.files", number), message, hint, cx.source_key("data.files"))
-    for key in ("tokenizer", "path", "labels", "eval_path"):
-        path = getattr(cx.spec.data, key, None)
-        if path is not None and (message := _missing(cx, path)):
-            yield cx.problem(f"data.{key}", message, "choose a path from the config's folder")
+    for section, data in cx.datasets:
+        for number, name in enumerate(data.files or ()):
+            if message := _missing(cx, name):
+                hint = "choose text files, or folders of them, by their paths from the config's folder"
+                key = f"{section}.files"
+                yield Problem(cx.at_item(key, number), message, hint, cx.source_key(key))
+        for name in ("tokenizer", "path", "labels", "eval_path"):
+            path = getattr(data, name, None)
+            if path is not None and (message := _missing(cx, path)):
+                yield cx.problem(f"{section}.{name}", message, "choose a path from the config's folder")
 
 
 def _missing(cx: Context, name: str) -> str:

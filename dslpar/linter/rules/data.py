@@ -10,27 +10,40 @@ from dslpar.layout.resolve import seq_len_of
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.schema.datasets import ImageData, MaskedTextData, SpanTextData, TokensData, absolute_path, type_name
+from dslpar.schema.datasets import (
+    ChatData,
+    Data,
+    ImageData,
+    MaskedTextData,
+    SpanTextData,
+    TokensData,
+    absolute_path,
+    type_name,
+)
 from dslpar.schema.sections import ImageModel
 
 
 @rule("BAT112", "tokenizer-not-usable")
 def tokenizer_not_usable(cx: Context) -> Iterator[Problem]:
     """A tokenizer's file cannot be read, or lacks a token that such data need."""
-    if cx.spec.data.tokenizer is None:
-        return
+    for key, data in cx.datasets:
+        if data.tokenizer is not None:
+            yield from _check_tokenizer(cx, key, data, data.tokenizer)
+
+
+def _check_tokenizer(cx: Context, key: str, data: Data, tokenizer: str) -> Iterator[Problem]:
     from dslpar.schema.vocabularies import vocabulary_of  # most configs have none
 
-    found = vocabulary_of(cx.spec.data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
+    found = vocabulary_of(data, cx.config.path, cx.spec.model, seq_len_of(cx.spec))
     file = found.tokenizer
     hint = "leave tokenizer out; or choose a tokenizer.json that Hugging Face's tokenizers wrote"
-    if file is None or (file.missing and not os.path.isdir(absolute_path(cx.config.path, cx.spec.data.tokenizer))):
+    if file is None or (file.missing and not os.path.isdir(absolute_path(cx.config.path, tokenizer))):
         return  # BAT111 reports it: it may be on the job's hosts
     if file.problem:
-        yield cx.problem("data.tokenizer", f"cannot use {file.path!r}: {file.problem}", hint)
+        yield cx.problem(f"{key}.tokenizer", f"cannot use {file.path!r}: {file.problem}", hint)
     elif found.missing:
-        message = f"type {type_name(cx.spec.data)!r} needs a token {found.missing!r}, which the tokenizer does not have"
-        yield cx.problem("data.tokenizer", message, f"{hint} with that token")
+        message = f"type {type_name(data)!r} needs a token {found.missing!r}, which the tokenizer does not have"
+        yield cx.problem(f"{key}.tokenizer", message, f"{hint} with that token")
 
 
 @rule("BAT113", "data-of-another-model")
@@ -41,17 +54,19 @@ def data_of_another_model(cx: Context) -> Iterator[Problem]:
     if type_name(cx.spec.data) == "text" and not _says_text(cx):
         return
     data_types = import_module("dslpar.policies.data_types")  # by name: it stands above, and needs no torch
-    if (found := data_types.mismatch(cx.spec.model, cx.spec.data)) is not None:
-        message, hint = found
-        yield Problem(cx.config.at("data"), message, hint, "data")
-        return
-    model, data = cx.spec.model, cx.spec.data
-    if isinstance(data, MaskedTextData) and data.next_sentence is not None:
-        name = getattr(model, "target", "").rpartition(".")[2]
-        takes = name.endswith("ForPreTraining")
-        if name and data.next_sentence != takes:
-            message = f"{name} {'tells' if takes else 'does not tell'} whether a second piece of text follows the first"
-            yield cx.problem("data.next_sentence", message, f"next_sentence={takes}, or leave it out")
+    for key, data in cx.datasets:
+        if (found := data_types.mismatch(cx.spec.model, data)) is not None:
+            message, hint = found
+            hint = hint.replace("data=", "", 1) if key != "data" else hint
+            yield Problem(cx.config.at(key), message, hint, key)
+        elif isinstance(data, MaskedTextData) and data.next_sentence is not None:
+            name = getattr(cx.spec.model, "target", "").rpartition(".")[2]
+            takes = name.endswith("ForPreTraining")
+            if name and data.next_sentence != takes:
+                message = (
+                    f"{name} {'tells' if takes else 'does not tell'} whether a second piece of text follows the first"
+                )
+                yield cx.problem(f"{key}.next_sentence", message, f"next_sentence={takes}, or leave it out")
 
 
 def _says_text(cx: Context) -> bool:
@@ -92,9 +107,12 @@ def channels_do_not_fit(cx: Context) -> Iterator[Problem]:
 @rule("BAT117", "token-files-not-usable")
 def token_files_not_usable(cx: Context) -> Iterator[Problem]:
     """Token files cannot be read, were made by different tokenizers, or hold less than a step takes."""
-    data = cx.spec.data
-    if not isinstance(data, TokensData):
-        return
+    for key, data in cx.datasets:
+        if isinstance(data, TokensData):
+            yield from _check_token_files(cx, key, data)
+
+
+def _check_token_files(cx: Context, section: str, data: TokensData) -> Iterator[Problem]:
     from dslpar.schema.token_folders import held_out_start, read_token_folder  # most configs have none
 
     names = {"path": data.path} | ({} if data.eval_path is None else {"eval_path": data.eval_path})
@@ -103,14 +121,14 @@ def token_files_not_usable(cx: Context) -> Iterator[Problem]:
         if folder.problem and not folder.missing:  # BAT111 reports that: they may be on the job's hosts
             message = f"cannot use {folder.path!r}: {folder.problem}"
             yield cx.problem(
-                f"data.{key}", message, "leave data out; or choose a folder that `dslpar data verify` calls intact"
+                f"{section}.{key}", message, "leave data out; or choose a folder that `dslpar data verify` calls intact"
             )
     if len({each.tokenizer_digest for each in found.values() if not each.problem and not each.is_megatron}) > 1:
         message = "path and eval_path were made by different tokenizers"
-        yield cx.problem("data.eval_path", message, "leave eval_path out; or choose one of the same tokenizer")
-    if data.eval_path is not None and cx.given("data.eval_fraction"):
+        yield cx.problem(f"{section}.eval_path", message, "leave eval_path out; or choose one of the same tokenizer")
+    if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
         message = "with eval_path, no share of path is held out"
-        yield cx.problem("data.eval_fraction", message, "keep one of eval_fraction and eval_path")
+        yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
     folder, length = found["path"], seq_len_of(cx.spec)
     if folder.problem or not length:
         return
@@ -118,13 +136,70 @@ def token_files_not_usable(cx: Context) -> Iterator[Problem]:
         tokens = held_out_start(folder, 0 if data.eval_path is not None else data.eval_fraction)
     except (ValueError, OSError) as error:
         yield cx.problem(
-            "data.path", f"cannot use {folder.path!r}: {error}", "leave data out; or choose token files that are intact"
+            f"{section}.path",
+            f"cannot use {folder.path!r}: {error}",
+            "leave data out; or choose token files that are intact",
         )
         return
     samples = max(tokens - 1, 0) // length
-    if samples < cx.batch.global_size:
-        message = f"a step takes {cx.batch.global_size} samples, and {tokens:,} tokens to train on are {samples}"
-        yield cx.problem("data.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
+    needed = cx.batch.global_size if section == "data" else 1  # a part's share of a step is told where the run starts
+    if samples < needed:
+        message = f"a step takes {needed} samples, and {tokens:,} tokens to train on are {samples}"
+        yield cx.problem(f"{section}.path", message, "choose more text, a smaller batch, or a shorter data.seq_len")
 
 
-RULES = (tokenizer_not_usable, data_of_another_model, sample_too_short, channels_do_not_fit, token_files_not_usable)
+@rule("BAT118", "conversations-not-usable")
+def conversations_not_usable(cx: Context) -> Iterator[Problem]:
+    """The first lines of a file of conversations are none, or nothing says how they are written as text."""
+    for key, data in cx.datasets:
+        if isinstance(data, ChatData):
+            yield from _check_conversations(cx, key, data)
+
+
+def _check_conversations(cx: Context, section: str, data: ChatData) -> Iterator[Problem]:
+    from dslpar.schema.chat_templates import template_of  # most configs have none
+    from dslpar.schema.conversations import HINT, parse, read_lines
+
+    files, eval_path = f"{section}.files", f"{section}.eval_path"
+    named = [(files, cx.at_item(files, at), name) for at, name in enumerate(data.files)]
+    named += [] if data.eval_path is None else [(eval_path, cx.at(eval_path), data.eval_path)]
+    for key, place, name in named:
+        path = absolute_path(cx.config.path, name)
+        try:
+            for line in read_lines(path, _LOOKED_AT_BYTES) if os.path.isfile(path) else ():
+                try:
+                    parse(line.text)
+                except ValueError as error:
+                    yield Problem(place, f"{line.place}: {error}", f"choose another file; {HINT}", cx.source_key(key))
+                    break
+        except (OSError, EOFError) as error:
+            message = f"cannot read {path!r}: {error}"
+            yield Problem(place, message, "choose a file that can be read", cx.source_key(key))
+    if data.eval_path is not None and cx.given(f"{section}.eval_fraction"):
+        message = "with eval_path, no share of files is held out"
+        yield cx.problem(f"{section}.eval_fraction", message, "keep one of eval_fraction and eval_path")
+    if problem := template_of(data, cx.config.path).problem:
+        hint = "template='chatml'; or choose a file with a Jinja template"
+        yield cx.problem((f"{section}.template", f"{section}.tokenizer"), problem, hint)
+
+
+_LOOKED_AT_BYTES = 1 << 16
+"""Of each file: lint is to take no time; when a run starts, it reads all of them."""
+
+
+@rule("BAT119", "packing-not-exact")
+def packing_not_exact(cx: Context) -> Iterator[Problem]:
+    """Conversations are packed for a model that does not read each as if it were alone."""
+    packed = [key for key, data in cx.datasets if isinstance(data, ChatData) and data.packing]
+    if not packed or cx.by_program:
+        return
+    data_types = import_module("dslpar.policies.data_types")
+    if problem := data_types.packing_problem(cx.spec.model, seq_len_of(cx.spec)):
+        for key in packed:
+            yield cx.problem(f"{key}.packing", problem, "packing=False")
+
+
+RULES = (
+    *(tokenizer_not_usable, data_of_another_model, sample_too_short, channels_do_not_fit, token_files_not_usable),
+    *(conversations_not_usable, packing_not_exact),
+)

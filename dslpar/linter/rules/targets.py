@@ -16,7 +16,9 @@ from dslpar.linter.rule import rule
 @rule("CFG122", "untrusted-target")
 def untrusted_target(cx: Context) -> Iterator[Problem]:
     """A call of what is neither of a known kind nor of a trusted package; or a section's class that can be none."""
-    sections = (cx.config.root.value.get(name) for name in ("model", "optimizer", "lr_scheduler", "gradient_handler"))
+    sections = (
+        cx.config.root.value.get(name) for name in ("model", "data", "optimizer", "lr_scheduler", "gradient_handler")
+    )
     if not any(section is not None and _may_call(section) for section in sections):
         return
     from dslpar.linter.targets import targets_of  # most configs name none but dslpar's and torch's

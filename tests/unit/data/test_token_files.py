@@ -22,11 +22,13 @@ from dslpar.data.source import find_source, make_samples
 from dslpar.data.token_files import corruptions, open_tokens, sampled_digest, whole_digest
 from dslpar.data.tokenize import Request, tokenize
 from dslpar.layout.resolve import Job, resolve
+from dslpar.linter.check import lint, load_text
 from dslpar.models.gpt import section
 from dslpar.schema import sections
 from dslpar.schema.datasets import DATASETS
 from dslpar.schema.token_folders import HEADER_BYTES, held_out_start, npy_header, read_token_folder, serialize
 from dslpar.schema.tokenizers import read_tokenizer
+from tests.support.lint import marked
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 needs_tokenizers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
@@ -290,3 +292,39 @@ def test_a_token_between_the_pages_is_seen_by_verify_alone(tmp_path: Path) -> No
     assert list(corruptions(str(tmp_path / "tokens"))) == ["tokens.npy: altered"]
     config = job(tmp_path, path="tokens")
     assert make_samples(config, find_source(config).train, ()).num_samples
+
+
+# ---- what lint says of a folder to evaluate on ----
+
+
+def lint_of(folder: Path, data: str) -> dict[str, str]:
+    """What lint marks with BAT117, and the message."""
+    text = (
+        "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=400, max_seq_len=16)\n"
+        f"batch = dict(global_size=4)\ndata = dict(type='tokens', {data})\n"
+    )
+    found = lint(load_text(text, str(folder / "cfg.py"), ()), 1)
+    return {marked(text, each): each.message for each in found if each.code == "BAT117"}
+
+
+def test_lint_reads_the_folder_to_evaluate_on(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "tokens")
+    shutil.copytree(written, tmp_path / "held")
+    assert lint_of(tmp_path, "path='tokens', eval_path='held'") == {}
+    given = lint_of(tmp_path, "path='tokens', eval_path='held', eval_fraction=0.1")
+    assert given == {"0.1": "with eval_path, no share of path is held out"}
+    (tmp_path / "held" / "tokens.npy").unlink()
+    (marked_text,) = lint_of(tmp_path, "path='tokens', eval_path='held'")
+    assert marked_text == "'held'"
+
+
+@needs_tokenizers
+def test_lint_compares_the_tokenizers_of_both_folders(written: Path, tmp_path: Path) -> None:
+    from dslpar.data.train_tokenizer import train_tokenizer
+
+    shutil.copytree(written, tmp_path / "tokens")
+    text = corpus(tmp_path)
+    train_tokenizer([str(text)], str(tmp_path / "tokenizer"), 300)
+    tokenize(Request([str(text)], str(tmp_path / "held"), str(tmp_path / "tokenizer")))
+    found = lint_of(tmp_path, "path='tokens', eval_path='held'")
+    assert found == {"'held'": "path and eval_path were made by different tokenizers"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dslpar.core.errors import Finding
 from dslpar.linter import check
 from tests.support.lint import MODEL, findings, marked
 
@@ -109,3 +110,84 @@ def test_batch_norms_and_no_micro_size(norm: str) -> None:
 def test_norms_of_a_sample_do_not_see_micro_batches() -> None:
     text = "model = dict(type='Sequential', layers_cfg=[dict(type='InstanceNorm1d', num_features=4)])\n"
     assert "BAT116" not in [item.code for item in findings(text, 4)]
+
+
+# ---- conversations ----
+
+SAID = '{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}'
+
+
+def of_chat(folder: Path, text: str) -> list[Finding]:
+    """What lint says of a config in a folder, but for what is legal and slow."""
+    (folder / "cfg.py").write_text(text)
+    found = check.lint(str(folder / "cfg.py"), 1)
+    return [item for item in found if item.code.startswith("BAT")]
+
+
+def test_conversations_are_looked_at(tmp_path: Path) -> None:
+    lines = [SAID, SAID, '{"messages": 3}']
+    (tmp_path / "right.jsonl").write_text(SAID + "\n")
+    (tmp_path / "wrong.jsonl").write_text("\n".join(lines))
+    text = of_class("LlamaForCausalLM", "dict(type='chat', files=['right.jsonl', 'wrong.jsonl'], seq_len=32)")
+    (found,) = of_chat(tmp_path, text)
+    assert found.code == "BAT118"
+    assert marked(text, found) == "'wrong.jsonl'"
+    assert f"{tmp_path / 'wrong.jsonl'}:3: its messages are a int" in found.message
+    assert of_chat(tmp_path, text.replace(", 'wrong.jsonl'", "")) == []
+    (found,) = of_chat(tmp_path, text.replace("'wrong.jsonl']", "'gone.jsonl']"))
+    assert found.code == "BAT111"
+    both = text.replace(", 'wrong.jsonl']", "], eval_fraction=0.5, eval_path='right.jsonl'")
+    assert [item.message for item in of_chat(tmp_path, both)] == ["with eval_path, no share of files is held out"]
+
+
+def test_lint_reads_little_of_conversations(tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(f"{SAID}\n" * 2000 + "no JSON\n")
+    assert of_chat(tmp_path, of_class("LlamaForCausalLM", "dict(type='chat', files=['chat.jsonl'], seq_len=32)")) == []
+
+
+def test_a_template_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text(SAID)
+    tokenizer(tmp_path, 200)
+    text = of_class("LlamaForCausalLM", "dict(type='chat', files=['chat.jsonl'], seq_len=32, tokenizer='.')")
+    (found,) = of_chat(tmp_path, text)
+    assert (found.code, marked(text, found)) == ("BAT118", "'.'")
+    assert "has no chat template" in found.message
+    assert of_chat(tmp_path, text.replace("tokenizer='.'", "tokenizer='.', chat_template='chatml'")) == []
+    text = text.replace("tokenizer='.'", "template='gone.jinja'")
+    (found,) = of_chat(tmp_path, text)
+    assert marked(text, found) == "'gone.jinja'"
+
+
+ROTARY = MODEL.replace("max_seq_len=96", "max_seq_len=96, positions='rotary'")
+PACKED = "data = dict(type='chat', files=['chat.jsonl'], seq_len=32, packing=True)\n"
+LLAMA = "model = dict(type='transformers.LlamaForCausalLM', config=dict(vocab_size=300, rope_parameters={}))\n"
+LONG = dict(rope_type="longrope", original_max_position_embeddings=16)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (MODEL, "a token of GPT knows its place in the row"),
+        (ROTARY, ""),
+        (LLAMA.format("{}"), ""),
+        (LLAMA.format({**LONG, "original_max_position_embeddings": 32}), ""),
+        (LLAMA.format(LONG), "type 'longrope' depend on how long the row is"),
+        (LLAMA.format({"full_attention": {"rope_type": "dynamic"}}), "type 'dynamic' depend on"),
+        (of_class("GPT2LMHeadModel", "{}"), "a token of GPT2LMHeadModel knows its place"),
+        (of_class("OPTForCausalLM", "{}"), "a token of OPTForCausalLM knows its place"),
+        (of_class("BloomForCausalLM", "{}"), "a token of BloomForCausalLM knows its place"),
+        (of_class("BeamForCausalLM", "{}"), "a token of BeamForCausalLM knows its place"),
+        (of_class("MambaForCausalLM", "{}"), "nobody has shown that MambaForCausalLM keeps"),
+        ("model = dict(type='my_package.MyModel')\n", ""),
+    ],
+)
+def test_packing_is_exact_or_refused(tmp_path: Path, model: str, problem: str) -> None:
+    (tmp_path / "chat.jsonl").write_text(SAID)
+    text = model.replace("data = {}\n", "") + PACKED
+    found = [item for item in of_chat(tmp_path, text) if item.code == "BAT119"]
+    assert len(found) == bool(problem)
+    for item in found:
+        assert problem in item.message
+        assert marked(text, item) == "True"
+        assert item.help == "packing=False"
+    assert "BAT119" not in [item.code for item in of_chat(tmp_path, text.replace("packing=True", "packing=False"))]

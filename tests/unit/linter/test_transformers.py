@@ -248,3 +248,22 @@ def test_modes_that_a_class_of_images_refuses(name: str, tensor: str, said: str)
     found = [item.message for item in findings(text) if item.code == "TEN135"]
     assert len(found) == bool(said)
     assert all(message.startswith(said) for message in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "tensor", "said"),
+    [
+        ("ViTForImageClassification", 8, "mode='1d', sequence=True", "image_size 8 makes 17 tokens, the class's"),
+        ("ViTForImageClassification", 6, "mode='1d', sequence=True", ""),  # 9 patches and the class's
+        ("ViTForImageClassification", 8, "mode='sequence'", "image_size 8 makes 17 tokens, the class's"),
+        ("ViTForImageClassification", 8, "mode='1d'", ""),
+        ("ViTMAEForPreTraining", 8, "mode='1d', sequence=True", "image_size 8 makes 5 tokens that its encoder sees"),
+        ("ViTMAEForPreTraining", 6, "mode='1d', sequence=True", "image_size 6 makes 3 tokens that its encoder sees"),
+    ],
+)
+def test_tokens_of_an_image_divide(name: str, image: int, tensor: str, said: str) -> None:
+    config = f"config=dict(image_size={image}, patch_size=2)"
+    text = f"model = dict(type='transformers.{name}', {config})\nparallel = dict(tensor=dict(size=2, {tensor}))\n"
+    found = [item for item in findings(text) if item.code == "TEN136"]
+    assert len(found) == bool(said)
+    assert all(item.message.startswith(said) and marked(text, item) == str(image) for item in found)

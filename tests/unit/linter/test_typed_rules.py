@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 RULE = """\
@@ -26,6 +28,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.prove  # a mypy of all, half a minute on two busy cores
 def test_a_misspelt_field_is_a_type_error(tmp_path: Path) -> None:
     rule = tmp_path / "rule.py"
     rule.write_text(RULE)

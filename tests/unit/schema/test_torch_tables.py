@@ -26,6 +26,7 @@ of_this_torch = needs_torch(13, "the tables are of 2.13")
 NOT_FOR_CONFIGS = {"params", "model_params", "optimizer", "lr", "last_epoch", "last_batch_iteration"}
 LEFT_OUT = {
     "FusedAdam": {"amsgrad"},  # it raises on it
+    "DeepSpeedCPUAdam": {"amsgrad"},  # it raises on it
     "Lamb": {"amsgrad", "max_grad_norm"},  # it raises on the one, and clipping is the trainer's
     "Lion": {"set_grad_none"},  # of the class on the device alone
     "OneCycleLR": {"epochs", "steps_per_epoch"},  # total_steps says it

@@ -1,0 +1,105 @@
+"""Several samples as one: which part a sample is of is a matter of its place in the run (`dslpar.data.blend_order`).
+
+Each part has an order of its own, by the seed and its own epochs, as if it were alone: a small one comes again sooner.
+That a blend is an order over data sets which know nothing of it is Megatron-LM's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.data.blend_order import BlendOrder
+from dslpar.data.blend_parts import at_part
+from dslpar.data.order import Permutations, Samples
+from dslpar.layout.resolve import Job
+from dslpar.schema.datasets import BlendData, part_key, type_name
+
+
+class BlendSamples:
+    """Samples of all parts, one part after the other; their order is that of a blend with these weights.
+
+    `names`: of each part its number in the config, for what goes wrong in it.
+    """
+
+    def __init__(self, parts: Sequence[Samples], weights: Sequence[Fraction], seed: int, names: Sequence[int]) -> None:
+        self.parts, self.names = parts, names
+        self.order = BlendOrder(weights)
+        self.offsets = [0, *accumulate(part.num_samples for part in parts)]
+        self.num_samples = self.offsets[-1]
+        self.all_counted = all(part.all_counted for part in parts)
+        self._permutations = [Permutations(part.num_samples, seed) for part in parts]
+
+    def in_order(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the samples at these places of the run."""
+        found = []
+        for number in numbers:
+            part, index = self.order.locate(number)
+            found.append(self.offsets[part] + self._permutations[part].sample_index(index))
+        return found
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int]) -> tuple[Any, Any]:
+        """Return inputs and labels, as the parts give them."""
+        rows_of: defaultdict[int, list[int]] = defaultdict(list)
+        for row, sample in enumerate(samples):
+            rows_of[bisect_right(self.offsets, sample) - 1].append(row)
+        batches, places = [], []
+        for part, rows in rows_of.items():
+            own = [samples[row] - self.offsets[part] for row in rows]
+            try:
+                batches.append(self.parts[part].batch(own, [numbers[row] for row in rows]))
+            except DslparError as error:
+                raise at_part(error, self.names[part]) from None
+            places += rows
+        inputs, labels = _joined(batches, torch.tensor(places).argsort())
+        return inputs, labels
+
+    def describe(self, job: Job) -> Iterator[str]:
+        """Yield of each part its share of the run, and how often it is seen."""
+        total = job.spec.train.steps * job.batch.global_size
+        data = job.spec.data
+        assert isinstance(data, BlendData)
+        for part, count in sorted(self.order.counts(total).items()):
+            section, size = data.parts[self.names[part]].dataset, self.parts[part].num_samples
+            path = getattr(section, "path", None)
+            name = f"{type_name(section)} {path!r}" if path else type_name(section)
+            yield f"{name}: {count / total:.1%} of the run, {count / size:.2f} epochs of {size:,} samples"
+
+
+def _joined(values: Sequence[Any], order: Tensor) -> Any:
+    """Return the rows of all values, tensors or tuples of them, in that order."""
+    if isinstance(values[0], tuple):
+        return tuple(_joined(each, order) for each in zip(*values, strict=True))
+    return torch.cat(list(values))[order]
+
+
+def check_forms(job: Job, parts: Mapping[int, Samples]) -> None:
+    """Check that the parts, by their numbers, give samples of one form. Raises DslparError: one gives others."""
+    forms: dict[int, str] = {}
+    for number, part in parts.items():
+        try:
+            forms[number] = _form_of(part.batch([0], [0]))
+        except DslparError as error:
+            raise at_part(error, number) from None
+    first = next(iter(forms))
+    for number, form in forms.items():
+        if form != forms[first]:
+            message = f"part {number} gives (inputs, labels) of {form}, and part {first} of {forms[first]}"
+            hint = "parts of one form: of one seq_len, size or set of columns"
+            raise_finding("BAT224", message, hint, job.path, part_key(number))
+
+
+def _form_of(value: Any) -> str:
+    """Return the types and the shapes of a sample."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_form_of, value))})"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape[1:])}"

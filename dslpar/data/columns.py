@@ -1,0 +1,139 @@
+"""Rows of named columns as samples: what the model's forward takes by its arguments' names, and `labels`.
+
+Names and meanings are transformers': labels of a causal language model are its input ids again, each told from those
+before it; of all other models they stand beside what they are of. Rows of ids are padded to `seq_len` where padding has
+no effect: after the text of a causal model, and where there is an attention mask. Other columns are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dslpar.core.catalog import raise_finding
+from dslpar.data.corpus import check_has_length
+from dslpar.data.tokens import vocab_size_of
+from dslpar.layers.loss import IGNORE_INDEX
+from dslpar.layout.resolve import Job
+from dslpar.schema.sections import OtherModel
+
+Array = NDArray[Any]
+_HINT = "rows of one shape, of ids that the model knows, at most data.seq_len long"
+Row = Mapping[str, Array]
+_CAUSAL = ("input_ids", "attention_mask")
+_MASKS = ("attention_mask", "decoder_attention_mask", "token_type_ids")
+"""Inputs that rows may leave out: ones, ones, zeros."""
+_IDS = ("input_ids", "decoder_input_ids")
+_SECOND_LABELS = {"BertForPreTraining": "next_sentence_label"}
+
+
+class Rows(Protocol):
+    """Rows by number."""
+
+    num_rows: int
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of all columns."""
+
+    def read(self, columns: Sequence[str], index: int) -> Row:
+        """Return these columns of a row: whole numbers as int64, others as float32."""
+
+
+class ColumnSamples:
+    """Rows as samples of a model whose forward takes `inputs`; `start` begins what a decoder is given.
+
+    Raises:
+        DslparError: a column that the model needs is not there.
+    """
+
+    all_counted = False
+
+    def __init__(self, job: Job, rows: Rows, inputs: Sequence[str], start: int = 0) -> None:
+        self.job, self.rows, self.num_samples, self.start = job, rows, rows.num_rows, start
+        self.is_causal, self.may_pad = tuple(inputs) == _CAUSAL, "attention_mask" in inputs
+        self.vocab_size = vocab_size_of(job)
+        section = job.spec.model
+        config = section.transformers if isinstance(section, OtherModel) else None
+        self.pad = int((config.values.get("pad_token_id") if config is not None else None) or 0)
+        model = getattr(section, "target", "").rpartition(".")[2]
+        label = next((name for name in ("labels", "label") if name in rows.columns), "")
+        self.labels = [label, *([_SECOND_LABELS[model]] if model in _SECOND_LABELS else [])]
+        if self.is_causal and not label:
+            self.labels = ["input_ids"]
+        made = {"decoder_input_ids", *_MASKS}
+        self.inputs = [name for name in inputs if name in rows.columns or name in made]
+        wanted = [*(name for name in inputs if name not in made), *(name or "labels" for name in self.labels)]
+        missing = [name for name in wanted if name not in rows.columns]
+        if missing or not inputs:
+            message = f"there is no column {missing[0]!r}" if missing else "what the model takes is not known"
+            hint = "name columns as the arguments of the model's forward; or a class of your own: (input, label)"
+            raise_finding("BAT222", f"{message}; there are {', '.join(rows.columns)}", hint, job.path, "data")
+        if self.may_pad:
+            check_has_length(job)
+        if self.is_causal:
+            self.inputs = ["input_ids"]
+        if self.inputs[-1] == "decoder_attention_mask" and self.inputs[-1] not in rows.columns:
+            self.inputs.pop()
+        self.columns = [name for name in dict.fromkeys([*inputs, *self.labels]) if name in rows.columns]
+
+    def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Any, Any]:
+        """Return inputs and labels, each a tensor [len(samples), ...] or a tuple of them; nothing is drawn here."""
+        made = [self._sample(sample) for sample in samples]
+        inputs = [self._stacked([row[name] for row in made], name) for name in self.inputs]
+        for name, value in zip(self.inputs, inputs, strict=True):
+            if name in _IDS:
+                self._check_ids(value)
+        labels = [self._stacked([row[f"label {name}"] for row in made], name) for name in self.labels]
+        return tuple(inputs) if len(inputs) > 1 else inputs[0], tuple(labels) if len(labels) > 1 else labels[0]
+
+    def _sample(self, sample: int) -> dict[str, Array]:
+        row = dict(self.rows.read(self.columns, sample))
+        labels = [row[name] for name in self.labels]
+        if self.is_causal:
+            ids, mask = row["input_ids"], row.get("attention_mask")
+            lengths = {len(each) for each in (ids, labels[0], mask) if each is not None}
+            if len(lengths) > 1:
+                self._refuse(f"row {sample}: input_ids, labels and attention_mask have {lengths} values")
+            kept = slice(None) if mask is None else mask != 0
+            row["input_ids"] = ids[kept]
+            labels = [np.append(labels[0][kept][1:], IGNORE_INDEX)]
+        if "decoder_input_ids" in self.inputs and "decoder_input_ids" not in row:
+            before = np.concatenate([[self.start], labels[0][:-1]])
+            row["decoder_input_ids"] = np.where(before == IGNORE_INDEX, 0, before)
+        for name in self.inputs:
+            if name not in row:
+                row[name] = np.full(len(row["input_ids"]), name != "token_type_ids", np.int64)
+        pads = {"input_ids": self.pad}
+        found = {name: self._padded(row[name], name, pads.get(name, 0), sample) for name in self.inputs}
+        for name, label in zip(self.labels, labels, strict=True):
+            found[f"label {name}"] = self._padded(label, name, IGNORE_INDEX, sample)
+        return found
+
+    def _padded(self, value: Array, name: str, by: int, sample: int) -> Array:
+        """Return ids as long as a sample; what is no list of ids as it is."""
+        length = self.job.seq_len
+        if not self.may_pad or value.ndim != 1 or value.dtype != np.int64:
+            return value
+        if len(value) > length:
+            self._refuse(f"row {sample} has {len(value)} {name}, and a sample {length} tokens")
+        return np.pad(value, (0, length - len(value)), constant_values=by)
+
+    def _stacked(self, values: Sequence[Array], name: str) -> Tensor:
+        if len(shapes := sorted({value.shape for value in values})) > 1:
+            self._refuse(f"rows of {name!r} have the shapes {' and '.join(map(str, shapes))}")
+        return torch.from_numpy(np.stack(values))
+
+    def _check_ids(self, ids: Tensor) -> None:
+        # Looked up, such an id would be zeros on every tensor rank, or another rank's row: nobody would notice.
+        low, high = int(ids.min()), int(ids.max())
+        if self.vocab_size is not None and not 0 <= low <= high < self.vocab_size:
+            self._refuse(f"a token is {low if low < 0 else high}, and the vocabulary has {self.vocab_size}")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise_finding("BAT205", problem, _HINT, self.job.path, "data")

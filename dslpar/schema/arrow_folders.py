@@ -1,0 +1,105 @@
+"""Folders that Hugging Face's `datasets` has saved, as far as their heads tell; no pyarrow.
+
+folder/dataset_dict.json          {"splits": ["train", "test"]}, and a folder for each; or, of one split:
+folder/state.json                 the files, and a fingerprint
+folder/dataset_info.json          the columns and their types
+folder/data-00000-of-00002.arrow  rows: Arrow's stream format
+
+found = read_arrow_folder("corpus", "train")
+found.problem, found.columns, found.files
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dslpar.core.json_values import items, mapping, parse, text
+from dslpar.core.named_tuple import NamedTuple
+
+STATE, INFO, DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+_MAX_BYTES = 64 << 20
+
+
+class ArrowFolder(NamedTuple):
+    """One split of a saved data set."""
+
+    path: str
+    """Of the split's own folder."""
+    columns: Mapping[str, str] = {}
+    """Column -> its type, such as 'string' or 'list of int32'."""
+    files: tuple[str, ...] = ()
+    fingerprint: str = ""
+    splits: tuple[str, ...] = ()
+    """Of the whole folder; empty where it has none."""
+    problem: str = ""
+    """Why it cannot be used; empty: it can."""
+    missing: bool = False
+    """Whether there is nothing at that path."""
+    is_split: bool = False
+    """Whether the problem is the name of the split."""
+
+
+def read_arrow_folder(path: str, split: str | None = None) -> ArrowFolder:
+    """Read the heads of a saved data set, or of one of its splits (None: 'train'); what is wrong is in the result."""
+    if not os.path.exists(path):
+        return ArrowFolder(path, problem="there is no such folder", missing=True)
+    try:
+        if os.path.isfile(os.path.join(path, DICT)):
+            names = items(mapping(_read(path, DICT), DICT, "splits")["splits"], "splits")
+            splits = tuple(text(name, "splits") for name in names)
+            name = split or "train"
+            if name not in splits:
+                problem = f"it has the splits {', '.join(splits)}, and no {name!r}"
+                return ArrowFolder(path, splits=splits, problem=problem, is_split=True)
+            return _read_split(os.path.join(path, name))._replace(splits=splits)
+        if not os.path.isfile(os.path.join(path, STATE)):
+            return ArrowFolder(path, problem=f"it is no folder that save_to_disk wrote: it has no {STATE}")
+        if split is not None:
+            return ArrowFolder(path, problem=f"it has no splits, and no {split!r}", is_split=True)
+        return _read_split(path)
+    except OSError as error:
+        return ArrowFolder(path, problem=f"{os.path.basename(str(error.filename))}: {error.strerror}")
+    except ValueError as error:
+        return ArrowFolder(path, problem=str(error))
+
+
+def _read_split(path: str) -> ArrowFolder:
+    state = mapping(_read(path, STATE), STATE, "_data_files", "_fingerprint")
+    names = [
+        text(mapping(file, "_data_files", "filename")["filename"], "filename")
+        for file in items(state["_data_files"], "_data_files")
+    ]
+    for name in names:
+        if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
+            raise ValueError(f"{name}: there is no such file")
+    features = mapping(mapping(_read(path, INFO), INFO, "features")["features"], "features")
+    columns = {name: _described(feature) for name, feature in features.items()}
+    files = tuple(os.path.join(path, name) for name in names)
+    return ArrowFolder(path, columns, files, text(state["_fingerprint"], "_fingerprint"))
+
+
+def _described(feature: Any) -> str:
+    """Return the type of a column: of lists what they are of."""
+    if isinstance(feature, list):  # as older versions wrote a list
+        return f"list of {_described(feature[0])}" if feature else "list"
+    if not isinstance(feature, dict):
+        return "unknown"
+    kind = str(feature.get("_type", "dict"))
+    if kind == "Value":
+        return str(feature.get("dtype", "unknown"))
+    if kind in ("List", "LargeList", "Sequence"):
+        return f"list of {_described(feature.get('feature'))}"
+    return "int64" if kind == "ClassLabel" else kind
+
+
+def _read(path: str, name: str) -> Any:
+    with open(os.path.join(path, name), "rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    try:
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES:,} bytes")
+        return parse(data)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
