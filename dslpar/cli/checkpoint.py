@@ -264,8 +264,9 @@ model.safetensors.index.json, which says in which file each of them is, and the 
 
 --format hf writes what transformers' save_pretrained would write of the same weights, to the byte:
 config.json, model.safetensors (in several files with an index where it is larger than SIZE), and
-generation_config.json; tokenizer files are those of the folder that the run began with. A GPT is
-written as the GPT2LMHeadModel or the LlamaForCausalLM that it is. It needs transformers.
+generation_config.json; tokenizer files are those of the folder that the run began with, else of the
+tokenizer of its text or token files. A GPT is written as the GPT2LMHeadModel or the
+LlamaForCausalLM that it is. It needs transformers.
 
 --format peft writes the adapters of a run with model.lora: adapter_config.json and
 adapter_model.safetensors. --format hf --merge-lora adds them to the weights instead.

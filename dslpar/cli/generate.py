@@ -15,8 +15,8 @@ torchrun --nproc-per-node 8 -m dslpar generate outputs/gpt --prompts prompts.txt
 
 One process holds the whole model, whatever the layout of the run was. Under a launcher the layout
 is the run's, as key=value changes it, or that of --config. Without --temperature each token is the
-most probable one. Draws depend on --seed and on the position alone: they are the same on every
-layout. json: a list of {text, tokens}, the new ones.
+most probable one. Draws depend on --seed, the prompt and the position alone: they are the same on
+every layout. json: a list of {text, tokens}, the new ones.
 
 exit status: 0 done, 1 it cannot run, 2 wrong usage"""
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "draw among the most probable tokens that together have the probability P"
     parser.add_argument("--top-p", type=_share, metavar="P", help=help)
     parser.add_argument("--seed", type=int, metavar="S", help="of the draws; default: 0")
-    help = "end before this text; may be repeated"
+    help = "end before this text, with \\n and \\t; may be repeated"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help)
     arguments.add_format(parser)
 
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--{without_effect[0].replace('_', '-')} has no effect without --temperature")
     if not all(args.stop):
         parser.error("--stop '' would end every text before it begins")
+    args.stop = [each.replace("\\n", "\n").replace("\\t", "\t") for each in args.stop]
     args.seed = args.seed or 0
     status: int = import_with_torch("dslpar.inference.commands").run_generate(args, overrides)
     return status

@@ -189,7 +189,7 @@ dslpar runs plot outputs/* -o curves.svg --smooth 20       a picture
 dslpar runs plot outputs/a --metrics loss,eval_loss --x tokens --log loss
 
 Metrics are names of metrics.jsonl; a run on images shows images_per_s as tokens_per_s. A skipped
-step is a gap. PNG needs matplotlib.
+step is a gap. PNG needs matplotlib (dslpar[plot]).
 
 exit status: 0 drawn, 1 none of the runs has metrics, 2 wrong usage"""
 
@@ -216,7 +216,7 @@ def _plot(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if output and output.suffix not in (".svg", ".png"):
         parser.error(f"{output} is neither .svg nor .png")
     if output and output.suffix == ".png" and not importlib.util.find_spec("matplotlib"):
-        parser.error("PNG needs matplotlib: pip install matplotlib, or choose a name that ends in .svg")
+        parser.error("PNG needs matplotlib: pip install 'dslpar[plot]', or choose a name that ends in .svg")
     if unknown := set(log) - set(metrics):
         parser.error(f"--log {','.join(sorted(unknown))}: not among --metrics")
     for each in args.folders:

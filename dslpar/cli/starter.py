@@ -19,6 +19,7 @@ from dslpar.core.errors import Finding
 from dslpar.core.visible import visible
 from dslpar.language.source_text import source_text
 from dslpar.linter import check
+from dslpar.schema.token_folders import read_token_folder
 
 WIDTH = 100
 MICRO_SIZE = 2
@@ -69,6 +70,8 @@ def make_starter(choices: Choices, path: str) -> Starter:
     data = _data_section(choices, model, folder)
     if data.get("type") == "images" and (count := _num_classes(str(choices.data_path))):
         model = model.with_classes(count)
+    if data.get("type") == "tokens":
+        model = model.with_vocabulary(read_token_folder(str(choices.data_path)).vocab_size or 0)
     world_size = choices.gpus * choices.nodes
     tried: list[Starter] = []
     for layout in layouts(choices):

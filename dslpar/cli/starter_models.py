@@ -22,6 +22,8 @@ from dslpar.schema.transformers_configs import CONFIG_JSON, PACKAGE, Transformer
 LAYERS, HIDDEN, HEADS, SEQ_LEN, IMAGE, CLASSES = 4, 128, 8, 128, 32, 10
 VOCAB = 384
 """Bytes, special tokens, and room to be a multiple of 128."""
+VOCAB_MULTIPLE = 64
+"""So that it divides over ranks, as Megatron-LM and nanoGPT pad it."""
 
 _GPT = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_heads": HEADS, "vocab_size": 256, "max_seq_len": SEQ_LEN}
 _LLAMA = {
@@ -125,6 +127,16 @@ class Model(NamedTuple):
             section["num_classes"] = count
         elif "num_labels" in section.get("config", {}):
             section["config"] = section["config"] | {"num_labels": count}
+        return self._replace(section=section)
+
+    def with_vocabulary(self, count: int) -> Model:
+        """Return the model with at least so many tokens; as it is, if its folder says how many."""
+        section: dict[str, Any] = dict(self.section)
+        size = -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        if "vocab_size" in section:
+            section["vocab_size"] = max(size, section["vocab_size"])
+        elif "vocab_size" in section.get("config", {}):
+            section["config"] = section["config"] | {"vocab_size": max(size, section["config"]["vocab_size"])}
         return self._replace(section=section)
 
 

@@ -22,7 +22,7 @@ from dslpar.inference.sampling import Sampling
 from dslpar.inference.trained import Trained, open_run
 from dslpar.policies.data_types import check_data
 from dslpar.reporting import logging
-from dslpar.schema.datasets import ImageData
+from dslpar.schema.datasets import is_images
 
 
 def run_generate(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -70,7 +70,7 @@ def _eval(
 
 
 def _print_result(format: str, trained: Trained, result: Result) -> None:
-    unit = "images" if isinstance(trained.job.spec.data, ImageData) else "tokens"
+    unit = "images" if is_images(trained.job.spec.data) else "tokens"
     about = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "samples": result.samples}
     about |= {unit: result.labels} if result.labels else {}
     if format == "json":

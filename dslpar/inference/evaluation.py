@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dslpar.core.errors import DslparError, Finding
-from dslpar.data.order import Samples, sample_index
+from dslpar.data.order import Samples, sample_indices
 from dslpar.data.source import Part, Source, make_samples
 from dslpar.distributed import collectives
 from dslpar.inference import metrics
@@ -42,21 +42,31 @@ class Result(NamedTuple):
 
 
 def held_out_parts(source: Source) -> list[Part]:
-    """Return what a run holds out."""
-    return [source.held_out]
+    """Return what a run holds out; of a blend each part."""
+    return list(source.held_out.read_parts.values()) if source.held_out.parts else [source.held_out]
 
 
 def all_parts(source: Source) -> list[Part]:
-    """Return all of some data, whatever share of them a run would hold out."""
+    """Return all of some data, whatever share of them a run would hold out; of a blend each part."""
     train, held_out = source.train, source.held_out
+    if train.parts:
+        return [_whole(*each) for each in zip(train.parts, held_out.parts, strict=True)]
+    return [_whole(train, held_out)]
+
+
+def _whole(train: Part, held_out: Part) -> Part:
     if held_out.images is not None:
         images = held_out.images
         every = sorted((*images.train, *images.held_out))
-        return [held_out._replace(images=images._replace(held_out=every))]
+        return held_out._replace(images=images._replace(held_out=every))
     if train.tokens is not None:
         whole = train.tokens._replace(stop=train.tokens.folder.num_tokens, training=False)
-        return [held_out._replace(tokens=whole)]
-    return [held_out._replace(files=(*train.files, *held_out.files))]
+        return held_out._replace(tokens=whole)
+    if train.rows is not None:
+        return held_out._replace(rows=train.rows._replace(num_held_out=0))
+    if train.dataset is not None:
+        return held_out._replace(dataset=train.dataset)
+    return held_out._replace(files=(*train.files, *held_out.files))
 
 
 def evaluate(
@@ -75,7 +85,7 @@ def evaluate(
         samples = _read(model, part)
         size = collectives.broadcast_object(samples.num_samples if samples else 0, groups.axis("pipe"))
         count = size if limit is None else min(limit, size)
-        num_samples += _add_part(model, tally, samples, size, count)
+        num_samples += _add_part(model, tally, samples, count)
     of_replicas = collectives.gather_objects(tally, groups.axis("data"))
     pipe = groups.axis("pipe")
     total = collectives.broadcast_object(metrics.sum_tallies(of_replicas), pipe, source=pipe.size - 1)
@@ -98,8 +108,8 @@ def _read(model: InferenceModel, part: Part) -> Samples | None:
     return samples
 
 
-def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, size: int, count: int) -> int:
-    """Add the first `count` of `size` samples to the tally; return of how many it is."""
+def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, count: int) -> int:
+    """Add the first `count` samples to the tally; return of how many it is."""
     micro = model.job.spec.batch.micro_size or -(-_LEAST_BATCH // model.batch_multiple) * model.batch_multiple
     if tally.kind == metrics.OTHER:
         count -= count % micro  # a loss that nobody can tell padding
@@ -108,7 +118,7 @@ def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, size
     bar = logging.progress_bar(len(begins), 0, shown=model.groups.rank == 0)
     for begin in begins:
         numbers = range(begin, begin + micro)
-        inputs, labels = _batch(model, samples, numbers, size, count) if samples else (None, None)
+        inputs, labels = _batch(model, samples, numbers, count) if samples else (None, None)
         output = model(inputs)
         if model.is_last_stage:
             tally.add(model.family, model.groups, output, _to_device(labels, model.device))
@@ -117,11 +127,10 @@ def _add_part(model: InferenceModel, tally: Tally, samples: Samples | None, size
     return count
 
 
-def _batch(model: InferenceModel, samples: Samples, numbers: range, size: int, count: int) -> tuple[Any, Any]:
+def _batch(model: InferenceModel, samples: Samples, numbers: range, count: int) -> tuple[Any, Any]:
     """Return inputs and labels of a micro-batch; samples from `count` on stand in for others, and do not count."""
     real = [number if number < count else count - 1 for number in numbers]
-    indices = [sample_index(number, size, model.job.spec.train.seed) for number in real]
-    inputs, labels = samples.batch(indices, real)
+    inputs, labels = samples.batch(sample_indices(samples, real, model.job.spec.train.seed), real)
     padding = torch.tensor([number >= count for number in numbers])
     return inputs, _ignored(labels, padding) if padding.any() else labels
 

@@ -2,9 +2,12 @@
 
     new = generate(model, [[5, 2], [7]], Options(max_tokens=20))       # [[...], [...]], the new ids of each
 
-Prompts of different lengths are padded on the right: a causal model's token attends to nothing after it, so padding
-changes nothing, in any tensor mode, and no position moves. Batches and sequences are padded to what the mode divides
-them by. Each step runs the whole prefix, as nanoGPT's `generate` does.
+All prompts of a batch stand at one position, as in Meta's Llama: the shortest is run at once, and from then on a token
+of each, drawn or of its prompt. What comes after a token is padding, to what the mode divides batches and sequences by:
+a causal model's token attends to nothing after it, so that changes nothing, and no position moves.
+
+Keys and values are kept (layers/kv_cache.py), so a step runs the newest token alone. Models whose attention is not
+dslpar's (Bloom, T5), and mode 'sequence', run the whole prefix again at each step.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.inference.model import InferenceModel
-from dslpar.inference.sampling import Sampling
+from dslpar.inference.sampling import Sampling, streams_of
+from dslpar.layers.kv_cache import KeyValueCache
 from dslpar.layout.resolve import Job
 from dslpar.policies.data_types import inputs_of
 from dslpar.policies.policy import DECODER_INPUTS
@@ -78,11 +82,15 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
     """
     max_tokens = _check_prompts(model, prompts, options)
     data = model.groups.axis("data")
-    mine = list(range(data.index, len(prompts), data.size))
+    streams = streams_of(prompts)
+    # Those of like lengths together: their steps are those of the longest after the shortest.
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    mine = by_length[data.index :: data.size]
     found: dict[int, Ids] = {}
     for begin in range(0, len(mine), options.batch):
         numbers = mine[begin : begin + options.batch]
-        batch = _Batch(model, [list(prompts[number]) for number in numbers], options, max_tokens)
+        samples = [(list(prompts[number]), streams[number]) for number in numbers]
+        batch = _Batch(model, samples, options, max_tokens)
         found |= dict(zip(numbers, batch.run(), strict=True))
     everything = {number: new for part in collectives.gather_objects(found, data) for number, new in part.items()}
     return [everything[number] for number in range(len(prompts))]
@@ -126,11 +134,16 @@ def vocab_size_of(model: InferenceModel) -> int:
 class _Batch:
     """Prompts that are run together."""
 
-    def __init__(self, model: InferenceModel, prompts: list[Ids], options: Options, max_tokens: int) -> None:
+    def __init__(
+        self, model: InferenceModel, samples: list[tuple[Ids, int]], options: Options, max_tokens: int
+    ) -> None:
+        """`samples`: prompts, each with its stream of random numbers."""
         self.model, self.options, self.max_tokens = model, options, max_tokens
-        self.num_prompts = len(prompts)
-        padding = -len(prompts) % model.batch_multiple
-        prompts = prompts + prompts[-1:] * padding  # what is made of a copy is dropped
+        self.num_prompts, self.multiple = len(samples), model.length_multiple
+        padding = -len(samples) % model.batch_multiple
+        samples = samples + samples[-1:] * padding  # what is made of a copy is dropped
+        prompts = [list(prompt) for prompt, _ in samples]
+        self.streams = [stream for _, stream in samples]
         self.is_encoder_decoder = DECODER_IDS in inputs_of(model.job)
         self.encoded = self._padded(prompts) if self.is_encoder_decoder else None
         """Ids and mask of the encoder's prompts; None: of a decoder alone, which goes on with its prompt."""
@@ -139,41 +152,40 @@ class _Batch:
 
     def run(self) -> list[Ids]:
         """Return the new ids of each prompt."""
-        done = [False] * len(self.ids)
-        steps = 0
-        while not all(done) and steps < self.max_tokens:
-            for number, token in enumerate(self._next_tokens().tolist()):
-                if not done[number]:
+        cache = KeyValueCache() if self.model.can_cache else None
+        position, begin = min(self.starts) - 1, 0
+        is_done = [False] * len(self.ids)
+        while not all(is_done):
+            tokens = self._tokens_after(position, begin, cache)
+            position += 1
+            for number, token in enumerate(tokens):
+                if len(self.ids[number]) == position and not is_done[number]:  # a longer prompt goes on with its own
                     self.ids[number].append(token)
                     new = self._new(number)
-                    done[number] = token == self.options.end or self.options.is_stopped(new)
-            steps += 1
+                    is_done[number] = token == self.options.end or self.options.is_stopped(new)
+                    is_done[number] |= len(new) == self.max_tokens
+            begin = 0 if cache is None else position // self.multiple * self.multiple
         return [self._new(number) for number in range(self.num_prompts)]
 
     def _new(self, number: int) -> Ids:
         return self.ids[number][self.starts[number] :]
 
-    def _next_tokens(self) -> Tensor:
-        """Return the next id of each sample [batch], on all ranks."""
+    def _tokens_after(self, position: int, begin: int, cache: KeyValueCache | None) -> Ids:
+        """Return the id that each sample [batch] has after a position, on all ranks; run are tokens from `begin` on."""
         model = self.model
-        lengths = torch.tensor([len(ids) for ids in self.ids])
-        stored = model(self._inputs())
+        ids, _ = self._padded([each[begin : position + 1] for each in self.ids])
+        stored = model(ids if self.encoded is None else (*self.encoded, ids), cache, begin)
         chosen = torch.zeros(len(self.ids), dtype=torch.int64, device=model.device)
         if model.is_last_stage:
             stored = stored[0] if isinstance(stored, tuple) else stored
-            logits = model.logits_at(stored, lengths - 1, vocab_size_of(model))
-            drawn = lengths - torch.tensor(self.starts)
-            chosen = self.options.sampling.choose(logits, drawn).to(model.device)
-        return model.from_last_stage(chosen).cpu()
-
-    def _inputs(self) -> Tensor | tuple[Tensor, ...]:
-        ids, _ = self._padded(self.ids)
-        return ids if self.encoded is None else (*self.encoded, ids)
+            logits = model.logits_at(stored, position - begin, vocab_size_of(model))
+            drawn = (position + 1 - torch.tensor(self.starts)).clamp(min=0)
+            chosen = self.options.sampling.choose(logits, drawn, self.streams).to(model.device)
+        return model.from_last_stage(chosen).tolist()
 
     def _padded(self, prompts: Sequence[Ids]) -> tuple[Tensor, Tensor]:
         """Return ids and mask, int64 [batch, sequence], padded on the right to what the layout divides sequences by."""
-        multiple = self.model.length_multiple
-        length = -(-max(map(len, prompts)) // multiple) * multiple
+        length = -(-max(map(len, prompts)) // self.multiple) * self.multiple
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts])
         mask = torch.tensor([[1] * len(prompt) + [0] * (length - len(prompt)) for prompt in prompts])
         return ids, mask

@@ -31,7 +31,7 @@ from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
 from dslpar.models.sequential import cross_entropy
 from dslpar.policies.loss import ModelLoss, OwnLoss
-from dslpar.schema.datasets import ImageData
+from dslpar.schema.datasets import is_images
 
 TOKENS, CLASSES, OTHER = "tokens", "classes", "other"
 """What is predicted: tokens of a vocabulary, classes of samples, or something that is neither (ViTMAE's pixels)."""
@@ -47,7 +47,12 @@ def kind_of(job: Job, family: LayeredModel, groups: Groups) -> str:
     """Return what a job's model predicts."""
     if isinstance(family.loss(groups), OwnLoss):
         return OTHER
-    return CLASSES if isinstance(job.spec.data, ImageData) else TOKENS
+    name = getattr(job.spec.model, "target", "")
+    return CLASSES if is_images(job.spec.data) or name.endswith(_CLASSIFIERS) else TOKENS
+
+
+_CLASSIFIERS = ("ForImageClassification", "ForSequenceClassification")
+"""Classes of transformers' that give a sample one class, whatever brings the samples."""
 
 
 def parse_metrics(requested: Sequence[str], kind: str) -> tuple[str, ...]:

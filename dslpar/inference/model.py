@@ -2,7 +2,7 @@
 
     model = InferenceModel(trained, groups, device)
     stored = model(ids)                                # on the last stage, as ranks store it; None on the others
-    logits = model.logits_at(stored, positions)        # whole, of one position a sample
+    logits = model.logits_at(stored, position)         # whole, of one position of each sample
 
 No DeepSpeed: there is no optimizer, and no schedule. A stage runs when the one before it has sent what it made, as
 in a pipeline with one micro-batch. (That layers are those of training, and only the loop around them another, is how
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +28,12 @@ from dslpar.engine.pipeline_module import stage_parts
 from dslpar.inference.trained import Trained
 from dslpar.inference.weights import load_weights
 from dslpar.layers.activation_sharding import unshard
-from dslpar.layers.placement import inner_cuts, piece, residual_cuts, take
+from dslpar.layers.kv_cache import KeyValueCache
+from dslpar.layers.placement import inner_cuts, piece, residual_cuts
 from dslpar.layout.divisors import least_micro_size
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModule, LayerSpec
+from dslpar.policies.policy import DECODER_INPUTS
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -75,12 +78,24 @@ class InferenceModel:
         tensor, coord = self.groups.tensor, self.groups.coord
         return math.lcm(*(piece(tensor, coord, cuts(tensor).sequence)[1] for cuts in (residual_cuts, inner_cuts)))
 
+    @property
+    def can_cache(self) -> bool:
+        """Whether its attention finds keys and values of tokens before it in a cache."""
+        is_whole = piece(self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor).sequence)[1] == 1
+        policy = getattr(self.family, "policy", None)
+        return is_whole and (policy is None or (policy.inputs == DECODER_INPUTS and not policy.own_attention))
+
     @torch.no_grad()
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any, cache: KeyValueCache | None = None, begin: int = 0) -> Any:
         """Return the output of the last stage, as its ranks store it; None on the stages before.
 
-        `inputs`: a tensor or a tuple of them, whole on every rank of the first stage; not read on others.
+        `inputs`: a tensor or a tuple of them, whole on every rank of the first stage; not read on others. Beside a
+        `cache` they are tokens from position `begin` on, those before which it has been run on.
         """
+        with nullcontext() if cache is None else cache.chunk_at(begin):
+            return self._run(inputs)
+
+    def _run(self, inputs: Any) -> Any:
         pipe = self.groups.axis("pipe")
         value = (
             self._placed(inputs) if self.is_first_stage else point_to_point.receive(pipe, pipe.index - 1, self.device)
@@ -99,19 +114,16 @@ class InferenceModel:
             return tuple(map(self._placed, value))
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
-    def logits_at(self, stored: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-        """Return the logits [batch, vocab_size] of one position [batch] of each sample, equal on all tensor ranks.
+    def logits_at(self, stored: Tensor, position: int, vocab_size: int) -> Tensor:
+        """Return the logits [batch, vocab_size] of one position of each sample, equal on all tensor ranks.
 
         `stored` are logits [batch/x, sequence/x, V/n] as ranks have them: rows are gathered, never whole sequences.
         """
         tensor, coord, cuts = self.groups.tensor, self.groups.coord, inner_cuts(self.groups.tensor)
-        own = take(positions.to(stored.device), 0, tensor, coord, cuts.batch)
         length = stored.shape[1]
-        own = own - piece(tensor, coord, cuts.sequence)[0] * length
-        here = (own >= 0) & (own < length)
-        rows = stored[torch.arange(len(own), device=stored.device), own.clamp(0, length - 1)]
-        # A position lies on one of the ranks that have a piece of its sequence.
-        rows = rows.masked_fill(~here[:, None], 0)
+        own = position - piece(tensor, coord, cuts.sequence)[0] * length
+        # It lies on one of the ranks that have a piece of its sequence.
+        rows = stored[:, own] if 0 <= own < length else torch.zeros_like(stored[:, 0])
         rows = collectives.all_reduce(rows, self.groups.axis(*cuts.sequence))
         return unshard(self.groups, rows, (cuts.batch, cuts.features))[:, :vocab_size]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any, NamedTuple
 from dslpar.core.catalog import raise_finding
 from dslpar.data.tokens import vocabulary
 from dslpar.layout.resolve import Job
-from dslpar.schema.datasets import SpanTextData, TokensData, absolute_path
+from dslpar.schema.datasets import (
+    Data,
+    HuggingFaceData,
+    OtherData,
+    SpanTextData,
+    TokensData,
+    absolute_path,
+    parts_of,
+)
 from dslpar.schema.token_folders import TOKENIZER, read_token_folder
 from dslpar.schema.tokenizers import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
@@ -50,9 +59,15 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
     Raises:
         DslparError: the tokenizer cannot be used, or nobody knows which one made the run's token files.
     """
-    data = job.spec.data
+    # All parts of a blend have one vocabulary: the first that says which will do.
+    data = next((part for part in parts_of(job.spec.data) if not _is_silent(part)), None)
+    if data is None and tokenizer is None:
+        message = "nothing says which tokenizer made the ids of the run's data"
+        raise_finding("BAT212", message, "name it: --tokenizer FOLDER", job.path, "data")
     if tokenizer is None and isinstance(data, TokensData):
         tokenizer = _of_token_files(job, absolute_path(job.path, data.path))
+    if data is not None:
+        job = dataclasses.replace(job, spec=dataclasses.replace(job.spec, data=data))
     found = vocabulary(job)
     tells_spans = isinstance(data, SpanTextData)
     end = found.special.get("eos")
@@ -72,6 +87,11 @@ def codec_of(job: Job, tokenizer: str | None = None) -> Codec:
     made.no_truncation()
     made.no_padding()
     return Codec(made, end=end, ends_prompt=tells_spans)
+
+
+def _is_silent(data: Data) -> bool:
+    """Whether data are ids, and do not say of what."""
+    return isinstance(data, OtherData) or (isinstance(data, HuggingFaceData) and data.text_column is None)
 
 
 def _of_token_files(job: Job, path: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dslpar.core.errors import DslparError
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 from tests.support.trained_runs import LAYOUTS, train
@@ -18,6 +19,10 @@ if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
 
+MILDER = {"t5": ("model.config.initializer_factor=1.0",)}
+"""With the weights that generation is tried on, what float32 rounds of T5's large logits is 6e-5 of a loss of 23.5."""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Runs, and what one process measures of them, by the model's name; trained when first asked for."""
@@ -25,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def get(name: str) -> tuple[Path, dict[str, float]]:
         if name not in known:
-            run = train(tmp_path_factory.mktemp(name), name)
+            run = train(tmp_path_factory.mktemp(name), name, *MILDER.get(name, ()))
             known[name] = run, on_ranks(1, measure, str(run), [], 1)[0]
         return known[name]
 
@@ -48,6 +53,12 @@ def measure(run: str, overrides: Sequence[str], world: int, limit: int | None = 
 
 
 OF_PIECES = {layout for layout in LAYOUTS if "ring" in layout or "ulysses" in layout}
+REFUSED = {
+    *((name, layout) for name in ("t5", "vit") for layout in OF_PIECES),
+    *((name, "1d-8") for name in ("llama", "bert", "vit")),
+    *(("vit", f"1d-{size}-sequence") for size in (2, 4)),
+}
+"""Attention that mode 'sequence' does not know, heads that do not divide, and 17 tokens of an image."""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,7 @@ OF_PIECES = {layout for layout in LAYOUTS if "ring" in layout or "ulysses" in la
             (name, layout)
             for name in ("gpt", "llama", "t5", "bert", "vit")
             for layout in LAYOUTS
-            if not (layout in OF_PIECES and name in ("t5", "vit")) and not (layout == "1d-8" and name != "gpt")
+            if (name, layout) not in REFUSED
         ],
         lambda row: row in {("gpt", "2d-4"), ("gpt", "pipe-2-1d-2"), ("gpt", "data-3")},
     ),
@@ -66,8 +77,28 @@ def test_every_layout_measures_the_same(runs: Any, name: str, layout: str) -> No
     run, expected = runs(name)
     world, *overrides = LAYOUTS[layout]
     for found in on_ranks(world, measure, str(run), overrides, world, timeout=120):
-        # Sums in float32 differ in their last bits; whole numbers, and shares of them, do not.
-        assert found == pytest.approx(expected, rel=1e-6)
+        # Sums in float32 differ in their last bits; whole numbers, and shares of them, do not. Perplexity is exp(loss),
+        # so what is relative of it is absolute of the loss.
+        assert found.pop("perplexity", 0) == pytest.approx(
+            expected.get("perplexity", 0), rel=1e-6 * max(1, expected["loss"])
+        )
+        assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-6)
+        assert {*expected} - {*found} <= {"perplexity"}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("name", "layout"), sorted(REFUSED))
+def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
+    run, _ = runs(name)
+    world, *overrides = LAYOUTS[layout]
+
+    def refused(*args: Any) -> list[str]:
+        with pytest.raises(DslparError) as caught:
+            measure(*args)
+        return [found.code for found in caught.value.findings]
+
+    for codes in on_ranks(world, refused, str(run), overrides, world, timeout=120):
+        assert {code[:3] for code in codes} == {"TEN"}
 
 
 @pytest.mark.parametrize("name", sampled(["gpt", "llama", "t5", "bert", "vit"], {"gpt"}))

@@ -96,6 +96,40 @@ def test_greedy_generation_equals_transformers(runs: Any, name: str, layout: str
         assert made == expected
 
 
+def lengths_run(run: str, overrides: Sequence[str], world: int) -> list[int]:
+    """Return of how many tokens the sequences were that went through the model, in order, on the first stage."""
+    import torch
+
+    from dslpar.distributed.groups import Groups
+    from dslpar.inference import generation
+    from dslpar.inference.model import InferenceModel
+    from dslpar.inference.trained import open_run
+
+    trained, lengths = open_run(run, world, overrides), []
+    model = InferenceModel(trained, Groups(trained.job.mesh), torch.device("cpu"))
+    model.module.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
+    generation.generate(model, [[5, 6, 7], [8, 9, 10, 11, 12]], generation.Options(max_tokens=3))
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "expected"),
+    [
+        # The shorter prompt, then the rest of the longer one, and what is drawn.
+        ("gpt", "alone", [3, 1, 1, 1, 1]),
+        pytest.param("llama", "3d-8", [3, 1, 1, 1, 1], marks=pytest.mark.prove),
+        # Chunks begin where a mode's pieces do.
+        pytest.param("mixtral", "1d-2-sequence", [4, 2, 2, 2, 2], marks=pytest.mark.prove),
+        pytest.param("bloom", "alone", [3, 4, 5, 6, 7], marks=pytest.mark.prove),
+        pytest.param("gpt", "ring-2", [4, 4, 6, 6, 8], marks=pytest.mark.prove),
+    ],
+)
+def test_a_step_runs_what_was_not_run_before(runs: Any, name: str, layout: str, expected: list[int]) -> None:
+    run, _ = runs(name)
+    world, *overrides = LAYOUTS.get(layout, (1,))
+    assert on_ranks(world, lengths_run, str(run), overrides, world, timeout=120)[0] == expected
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize(("name", "layout"), sorted(REFUSED))
 def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
@@ -112,7 +146,7 @@ def test_what_is_refused_says_why(runs: Any, name: str, layout: str) -> None:
 
 
 def test_a_prompt_among_others_is_as_it_is_alone(runs: Any) -> None:
-    """Drawn, too: draws depend on the seed and the position alone, and padding changes nothing."""
+    """Drawn, too: draws depend on the seed, the prompt and the position alone, and padding changes nothing."""
     from dslpar.inference.sampling import Sampling
 
     run, _ = runs("gpt")

@@ -119,6 +119,16 @@ def test_images_count_their_classes(folder: Path) -> None:
     assert "num_labels=10" in make_starter(Choices("vit", data_path="images.npz"), "config.py").text
 
 
+def test_a_model_has_the_tokens_of_its_files(folder: Path) -> None:
+    (folder / "a.txt").write_text("def f(): return 1\n" * 2000)
+    assert main(["data", "train-tokenizer", "a.txt", "-o", "tokenizer", "--vocab-size", "270"]) == 0
+    assert main(["data", "tokenize", "a.txt", "-o", "tokens", "--tokenizer", "tokenizer"]) == 0
+    for model, size in (("gpt", 320), ("llama", 320), ("gpt2", 384)):
+        made = make_starter(Choices(model, data="tokens", data_path="tokens"), "config.py")
+        assert f"vocab_size={size}" in made.text
+        assert made.findings == []
+
+
 def test_a_folder_of_transformers_gives_class_weights_and_tokenizer(folder: Path) -> None:
     saved = folder / "models" / "tiny"
     saved.mkdir(parents=True)

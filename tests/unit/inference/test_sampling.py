@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dslpar.inference.sampling import Sampling
+from dslpar.inference.sampling import Sampling, streams_of
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=1, max_size=12)
 
 
 def drawn_of(sampling: Sampling, logits: list[float], draws: int = 200) -> list[int]:
     rows = torch.tensor([logits]).expand(draws, -1)
-    found: list[int] = sampling.choose(rows, torch.arange(draws)).tolist()
+    found: list[int] = sampling.choose(rows, torch.arange(draws), [0] * draws).tolist()
     return found
 
 
@@ -43,13 +43,22 @@ def test_frequencies_are_probabilities() -> None:
     assert (frequencies - torch.softmax(torch.tensor(logits) / 0.7, -1)).abs().max() < 0.018
 
 
-def test_a_draw_depends_on_seed_and_position_alone() -> None:
-    sampling, logits = Sampling(1.0, seed=7), torch.randn(3, 50)
-    together = sampling.choose(logits, torch.tensor([4, 0, 9]))
-    alone = [sampling.choose(row[None], torch.tensor([at])).item() for row, at in zip(logits, (4, 0, 9), strict=True)]
+def test_a_draw_depends_on_seed_stream_and_position_alone() -> None:
+    sampling, logits, at = Sampling(1.0, seed=7), torch.randn(3, 50), torch.tensor([4, 0, 9])
+    together = sampling.choose(logits, at, [1, 2, 3])
+    alone = [sampling.choose(logits[[i]], at[[i]], [i + 1]).item() for i in range(3)]
     assert together.tolist() == alone
-    others = [sampling._replace(seed=seed).choose(logits, torch.tensor([4, 0, 9])).tolist() for seed in range(8)]
+    others = [sampling._replace(seed=seed).choose(logits, at, [1, 2, 3]).tolist() for seed in range(8)]
     assert len({*map(tuple, others)}) > 1
+
+
+def test_prompts_draw_independently() -> None:
+    """Equal noise for all prompts would make their texts alike; a prompt draws the same wherever it stands."""
+    streams = streams_of([[5, 2], [7], [5, 2], [52]])
+    assert len({*streams}) == 4
+    assert streams[0] == streams_of([[7], [5, 2]])[1]
+    drawn = Sampling(1.0).choose(torch.zeros(400, 2), torch.zeros(400), streams_of([[0]] * 400))
+    assert 140 < drawn.sum() < 260, "six deviations of 400 fair coins"
 
 
 @pytest.mark.parametrize("logits", [[1.0, 3.0, 3.0], [5.0]])
