@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Training over torchrun, called as LiBai's script is: bash tools/train.sh FILE CONFIG GPUS [key=value ...]
+# Training over torchrun, or any launcher, called as LiBai's script is: bash tools/train.sh FILE CONFIG GPUS [key=value ...]
 set -euo pipefail
 
 usage() {
@@ -17,6 +17,9 @@ FILE and CONFIG are looked for from here, then from the repository. Environment:
   ADDR        where host 0 is found                 PORT        where the ranks meet there (12345)
 
 NNODES, MASTER_ADDR and MASTER_PORT, torchrun's names of these, stand in for NODE, ADDR and PORT.
+
+  LAUNCHER    torchrun (default), or another of dslpar launch, which then checks and starts
+              train.py: deepspeed, openmpi, mpich, slurm; hosts are those of HOSTFILE
 
 On one host, without PORT, a free port is taken. On several, run the same line on each, with its NODE_RANK, and ADDR.
 TEXT
@@ -47,6 +50,19 @@ program=$(find_file FILE "$1")
 config=$(find_file CONFIG "$2")
 gpus=$3
 shift 3
+
+if [[ ${LAUNCHER:-torchrun} != torchrun ]]; then
+    [[ $program -ef $repository/train.py || $program -ef $repository/tools/train_net.py ]] ||
+        usage "LAUNCHER=$LAUNCHER starts train.py, not $program: start that by the launcher's own command"
+    [[ -z ${NODE:-${NNODES:-}}${NODE_RANK:-} ]] || usage "of LAUNCHER=$LAUNCHER HOSTFILE says the hosts, not NODE"
+    where=(--world-size "$gpus")
+    [[ -z ${HOSTFILE:-} ]] || where=(--hostfile "$HOSTFILE")
+    [[ -z ${PORT:-} ]] || where+=(--master-port "$PORT")
+    python=python
+    [[ ! -x $repository/.venv/bin/python ]] || python=$repository/.venv/bin/python
+    export PYTHONPATH=$repository${PYTHONPATH:+:$PYTHONPATH}
+    exec "$python" -m dslpar launch "$config" --launcher "$LAUNCHER" "${where[@]}" "$@"
+fi
 
 NODE=${NODE:-${NNODES:-}} ADDR=${ADDR:-${MASTER_ADDR:-}} PORT=${PORT:-${MASTER_PORT:-}}
 nodes=${NODE:-1}

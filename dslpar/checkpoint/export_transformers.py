@@ -36,6 +36,8 @@ from dslpar.models.pretrained import INDEX, Source
 from dslpar.policies.weights import Part, parts
 from dslpar.schema import families
 from dslpar.schema.sections import Model
+from dslpar.schema.token_folders import TOKENIZER
+from dslpar.schema.tokenizers import TOKENIZER_JSON
 
 if TYPE_CHECKING:
     from dslpar.checkpoint.adapters import Contents
@@ -80,9 +82,10 @@ def export_transformers(
     with writer.new_folder(output) as unfinished:
         floating = next(each for each in dtypes.values() if each.is_floating_point)
         origin.saved.write_configs(unfinished, floating, origin.pretrained)
+        tokenizer = _tokenizer_folder(checkpoint, origin.pretrained)
         for name in _TOKENIZER_FILES:
-            if origin.pretrained is not None and (origin.pretrained / name).is_file():
-                shutil.copyfile(origin.pretrained / name, unfinished / name)
+            if tokenizer is not None and (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, unfinished / name)
         for file, names in files.items():
             ordered = sorted((tensors[name] for name in names), key=lambda lazy: (_ORDER.index(lazy.dtype), lazy.key))
             write_lazy_tensors(unfinished / file, ordered, {"format": "pt"}, _ALIGNED_BYTES)
@@ -90,6 +93,20 @@ def export_transformers(
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             writer.write_file(unfinished / INDEX, [text.encode()])
     return folder.list_files(output)
+
+
+def _tokenizer_folder(checkpoint: Checkpoint, pretrained: Path | None) -> Path | None:
+    """Return the folder that the run began with, or else that of the tokenizer which read its text; None: bytes."""
+    if pretrained is not None:
+        return pretrained
+    data: Mapping[str, Any] = checkpoint.manifest["config"].get("data", {})
+    data = next(iter(data.get("parts", ())), data)  # of a blend all have the same
+    if data.get("type") == "tokens":
+        return Path(data["path"], TOKENIZER)
+    if data.get("tokenizer") is None:
+        return None
+    named = Path(data["tokenizer"])
+    return named.parent if named.name == TOKENIZER_JSON else named
 
 
 # ---- which model, and where its tensors are ----

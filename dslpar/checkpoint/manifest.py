@@ -26,7 +26,7 @@ from dslpar.layout.resolve import Job, offloads
 from dslpar.policies.data_types import mismatch
 from dslpar.reporting import run_dir
 from dslpar.schema import sections
-from dslpar.schema.datasets import DATASETS, absolute_paths
+from dslpar.schema.datasets import DATASETS, with_absolute_paths
 
 Plain = dict[str, Any]
 """JSON values by key."""
@@ -100,7 +100,7 @@ def config_of(job: Job) -> Plain:
     """Return all values of the config, with defaults, as a config that loads again; None is left out, as there."""
     config = plain_of(job.spec)
     # Relative to the author's config, which may stand elsewhere.
-    config["data"] |= absolute_paths(job.spec.data, job.path)
+    config["data"] = with_absolute_paths(config["data"], job.spec.data, job.path)
     if mismatch(job.spec.model, job.spec.data) is not None:  # a program brings them: of the section, it may use these
         config["data"] = {key: value for key, value in config["data"].items() if key in ("seq_len", "eval_fraction")}
     return config
@@ -137,7 +137,9 @@ def _plain_section(value: Any) -> Any:
         return yaml_io.portable(value)
     written: Plain = {"type": _NAMES.get(type(value), type(value).__name__)} if isinstance(value, _BY_TYPE) else {}
     for name, item in _fields(value).items():
-        if name in _OPEN_FIELDS:
+        if name == "dataset":
+            written = _plain_section(item) | written
+        elif name in _OPEN_FIELDS:
             written |= yaml_io.portable(item)
         elif (plain := _plain_section(item)) not in _EMPTY:
             written["type" if name == "target" else name] = plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -340,3 +341,51 @@ def handlers(value: object, view: View, row: Row) -> Outcome:
     if not left:
         return dropped(idle or "an empty list is as none")
     return changed(row.to, left, idle) if idle else row.as_is(value)
+
+
+# Hooks of the trainer ---------------------------------------------------------------------------------------------
+
+_LOGGED = "log.txt and metrics.jsonl say it, each train.log_interval and each step"
+_HOOKS = {
+    "LogMetricByEpochHook": _LOGGED,
+    "LogMetricByStepHook": _LOGGED,
+    "LogTimingByEpochHook": _LOGGED,
+    "LogMemoryByEpochHook": "the log says memory after the first step",
+    "LossHook": _LOGGED,
+    "ThroughputHook": _LOGGED,
+    "AccuracyHook": "dslpar eval RUN --metrics accuracy@1 measures it",
+    "LRSchedulerHook": "the engine steps lr_scheduler",
+    "LoadCheckpointHook": "--resume says it, when the run is started",
+    "TensorboardHook": "monitor.tensorboard",
+    "SaveCheckpointHook": "train.save_interval",
+}
+"""What does the work of each of ColossalAI's."""
+_OF_A_PROGRAM = "a hook of the author's own: a program gives it to dslpar.fit(hooks=[...]), as a callable"
+
+
+def hooks(value: object, view: View, row: Row) -> Outcome:
+    """Convert the list of hooks, each by its name."""
+    items = [item if isinstance(item, Mapping) else {} for item in value] if isinstance(value, (list, tuple)) else []
+    if not items:
+        return dropped("an empty list is as none")
+    names = [str(item.get("type", "?")).rpartition(".")[2] for item in items]
+    known = [re.sub("^Accuracy.*Hook$", "AccuracyHook", name) for name in names]  # early releases had one a mode
+    why = "; ".join(f"{name}: {_HOOKS.get(known, _OF_A_PROGRAM)}" for name, known in zip(names, known, strict=True))
+    also: dict[str, object] = {"monitor.tensorboard": True} if "TensorboardHook" in known else {}
+    if "SaveCheckpointHook" not in known:
+        return dropped(why, also)
+    interval = _save_interval(items[known.index("SaveCheckpointHook")], view)
+    if interval is None:
+        why += ", which counts steps, and the hook epochs of the data: --num-samples N tells"
+        return Outcome("needed", "train.save_interval", why=why, also=also)
+    return dropped(why, also | {"train.save_interval": interval})
+
+
+def _save_interval(hook: Mapping[str, Any], view: View) -> int | None:
+    """Return the steps between checkpoints; None where only the data tell."""
+    interval = hook.get("interval", 1)
+    if type(interval) is not int or interval < 1:
+        return None
+    if hook.get("save_by_iter") is True:
+        return interval
+    return None if view.epoch is None else interval * (view.epoch.samples // view.epoch.global_size) or None

@@ -156,6 +156,19 @@ def eval_steps(value: float, view: View, row: Row) -> object:
     return Outcome("renamed", row.to, value) if type(value) is int else int(value)
 
 
+def evaluator(value: object, view: View, row: Row) -> Outcome:
+    """Say what measures the metrics of LiBai's evaluators."""
+    name = str(value).rpartition(".")[2]
+    if name == "ClsEvaluator":
+        top = view.get("train.evaluation.evaluator.topk", (1, 5))
+        metrics = ",".join(f"accuracy@{k}" for k in (top if isinstance(top, (list, tuple)) else (top,)))
+    elif name == "PPLEvaluator":
+        metrics = "perplexity"
+    else:
+        return dropped(f"dslpar eval has none of {name}'s metrics; a hook of dslpar.fit can call what measures them")
+    return dropped(f"{name}: the loss is evaluated; dslpar eval RUN --metrics {metrics} measures it")
+
+
 _COSINE = "cosine", "cosine down to min_lr, the warm-up from lr / warmup_steps"
 _SCHEDULERS = {
     "WarmupCosineLR": _COSINE,

@@ -43,13 +43,13 @@ def write_config(folder: Path, text: str = CONFIG) -> Path:
     return config
 
 
-def start(command: list[str], timeout_s: float = 120, **env: str) -> Finished:
-    """Runs a command in the repository's root. At the time-out it and all below it are killed, and the test fails.
+def start(command: list[str], timeout_s: float = 120, folder: Path = ROOT, **env: str) -> Finished:
+    """Runs a command in a folder. At the time-out it and all below it are killed, and the test fails.
 
     Output goes to a file: a pipe stays open for as long as any process below lives.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=folder, env=os.environ | env, stdout=output, stderr=subprocess.STDOUT)
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

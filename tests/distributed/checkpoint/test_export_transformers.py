@@ -127,6 +127,28 @@ def test_files_are_as_large_as_they_may_be_and_a_tokenizer_comes_along(
     assert len(found) > 8
 
 
+@pytest.mark.parametrize("kind", ["folder", "file", "tokens", "blend", "bytes"])
+def test_the_tokenizer_of_the_text_comes_along(gpt2: tuple[Path, Checkpoint], tmp_path: Path, kind: str) -> None:
+    """Of a run that did not begin with a folder of transformers'."""
+    texts = {"tokenizer.json": b"{}", "tokenizer_config.json": b"its config"}
+    (tmp_path / "mine" / "tokenizer").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / "mine" / "tokenizer" / name).write_bytes(text)
+    folder = str(tmp_path / "mine" / "tokenizer")
+    data = {
+        "folder": {"type": "text", "tokenizer": folder},
+        "file": {"type": "text", "tokenizer": f"{folder}/tokenizer.json"},
+        "tokens": {"type": "tokens", "path": str(tmp_path / "mine")},
+        "blend": {"type": "blend", "parts": [{"type": "tokens", "path": str(tmp_path / "mine"), "weight": 2.0}]},
+        "bytes": {"type": "text"},
+    }[kind]
+    stored = changed(gpt2[1], {"type": "transformers.GPT2LMHeadModel", "config": hf.FAMILIES["gpt2"].sizes})
+    stored.manifest["config"]["data"] = data
+    export_transformers(stored, tmp_path / "after")
+    found = {name: text for name, text in contents(tmp_path / "after").items() if name.startswith("tokenizer")}
+    assert found == ({} if kind == "bytes" else texts)
+
+
 def test_transformers_loads_what_is_written_in_half_precision(gpt2: tuple[Path, Checkpoint], tmp_path: Path) -> None:
     """The weights are those of the masters, rounded; config.json says so."""
     before, stored = gpt2

@@ -166,6 +166,39 @@ def test_a_config_of_colossalai() -> None:
     assert "DeepSpeed sums the gradients of tied layers" in by_key(made)["gradient_handler"].why
 
 
+HOOKS = """\
+parallel = dict(pipeline=2)
+lr_scheduler = dict(type='LinearWarmupLR', total_steps=100, warmup_steps=5)
+hooks = [
+    dict(type='LogMetricByEpochHook'),
+    dict(type='Accuracy3DHook'),
+    dict(type='LRSchedulerHook', by_epoch=False),
+    dict(type='TensorboardHook', log_dir='./tb'),
+    dict(type='SaveCheckpointHook', interval=2, checkpoint_dir='./ckpt'),
+    dict(type='MyHook', k=3),
+]
+"""
+
+
+def test_hooks_by_their_names() -> None:
+    entry = by_key(made_of(HOOKS, name="colossalai"))["hooks"]
+    assert (entry.fate, entry.to) == ("needed", "train.save_interval"), "of epochs only the data tell"
+    for said in (
+        "LogMetricByEpochHook: log.txt and metrics.jsonl say it",
+        "Accuracy3DHook: dslpar eval RUN --metrics accuracy@1",
+        "LRSchedulerHook: the engine steps lr_scheduler",
+        "MyHook: a hook of the author's own: a program gives it to dslpar.fit(hooks=[...])",
+    ):
+        assert said in entry.why
+    epoch = convert(read_text(HOOKS, "source.py", "colossalai"), epoch=Epoch(1000, 8))
+    assert by_key(epoch)["hooks"].fate == "dropped"
+    assert (epoch.values["train.save_interval"], epoch.values["monitor.tensorboard"]) == (250, True)
+    steps = made_of(HOOKS.replace("interval=2", "interval=30, save_by_iter=True"), name="colossalai")
+    assert steps.values["train.save_interval"] == 30
+    assert errors_of(file_of(steps) + GPT, 2) == []
+    assert fates(made_of("hooks = []\n", name="colossalai"))["hooks"][0] == "dropped"
+
+
 def test_a_comment_stands_at_what_changed_in_meaning() -> None:
     text = file_of(made_of(COLOSSAL))
     line = next(line for line in text.split("\n") if "micro_size" in line)
@@ -434,6 +467,27 @@ def libai_folder(folder: Path) -> Path:
     path = folder / "gpt.py"
     path.write_text(LIBAI)
     return path
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "said"),
+    [
+        ("LazyCall(ClsEvaluator)(topk=(1, 3))", "--metrics accuracy@1,accuracy@3 measures it"),
+        ("LazyCall(PPLEvaluator)()", "--metrics perplexity measures it"),
+        ("LazyCall(RegEvaluator)()", "none of RegEvaluator's metrics"),
+    ],
+)
+def test_evaluators_of_libai_by_their_names(evaluator: str, said: str) -> None:
+    text = f"""\
+from libai.config import LazyCall
+from libai.evaluation import ClsEvaluator, PPLEvaluator, RegEvaluator
+train = dict(dist=dict(tensor_parallel_size=2), evaluation=dict(
+    enabled=True, eval_period=5, eval_metric='Acc@1', evaluator={evaluator}))
+"""
+    told = by_key(made_of(text))
+    assert said in told["train.evaluation.evaluator._target_"].why
+    assert "keeps the best" in told["train.evaluation.eval_metric"].why
+    assert told["train.evaluation.eval_period"].to == "train.eval_interval"
 
 
 def test_a_config_of_libai(tmp_path: Path) -> None:
