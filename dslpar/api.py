@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Location
-from dslpar.data.loader import Loader, PairSamples, is_dataset
+from dslpar.data.loader import Loader
 from dslpar.data.order import Samples
+from dslpar.data.pairs import PairSamples, is_dataset
 from dslpar.data.source import find_source, make_samples
-from dslpar.distributed import bootstrap, collectives
+from dslpar.distributed import bootstrap, collectives, determinism
 from dslpar.distributed.consistency import check_consistency, check_equal
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
@@ -273,7 +274,9 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
     with bootstrap.starting_program(os.environ) as (rank, world_size):
         loaded = config if isinstance(config, Config) else check.load(config, overrides)
         job = _load_job(loaded, world_size, rank, by_program or not loaded.has("model"))
+    os.environ.update(determinism.deterministic_environment(job, os.environ))
     monitor = bootstrap.ensure_distributed(os.environ)
+    determinism.use_deterministic_algorithms(job)
     groups = Groups(job.mesh)
     logging.warn_on_rank_0(groups.rank)
     world = groups.axis("pipe", "data", "tensor")

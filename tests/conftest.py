@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # `nohup make test &` ignores it, and children would inherit that
+settings.register_profile("busy machine", deadline=None)  # two workers share two cores: a pause is no finding
+settings.load_profile("busy machine")
 os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores; and a fork must not meet torch's thread pool
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))

@@ -13,7 +13,7 @@ import os.path
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from dslpar.core.errors import COMMAND_LINE, Finding, Location
+from dslpar.core.errors import COMMAND_LINE, WORLD, Finding, Location
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.language.errors import BudgetError, ConfigError, finding
 from dslpar.language.export import export
@@ -64,6 +64,14 @@ class Config(NamedTuple):
         """Where the key at a dotted path was written, or the nearest ancestor's that was."""
         node = self._nearest(path)
         return node.key_location or node.location
+
+    def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Return findings at their keys' places: those who raise them know the file at most."""
+        nowhere = (Location(self.path), Location(WORLD))
+        return [
+            finding._replace(location=self.at(finding.key)) if finding.key and finding.location in nowhere else finding
+            for finding in findings
+        ]
 
     def _nearest(self, path: str) -> Node:
         node = self.root

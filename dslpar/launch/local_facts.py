@@ -15,9 +15,10 @@ from dslpar.cluster.launchers import LAUNCHERS
 from dslpar.cluster.request import LocalFacts
 from dslpar.launch.agent import JOB, num_accelerators, num_cores
 
-FORWARDED = ("DS_", "DSLPAR_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "TORCH_", "UCX_")
+FORWARDED = ("CUBLAS_", "CUDA_", "DS_", "DSLPAR_", "GLOO_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH_", "UCX_")
 """How variables begin that ranks on other hosts get from here."""
-_NOT_FORWARDED = ("DS_ENV_FILE", JOB)
+_NOT_FORWARDED = ("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DS_ENV_FILE", JOB)
+"""What is of this host alone: its devices, its folders."""
 
 
 def find_local_facts(cluster: Cluster | None, environ: Mapping[str, str]) -> LocalFacts:

@@ -25,6 +25,9 @@ CHOICES: Mapping[str, Decision] = {
     "steps_per_print": Decision(
         None, "one more than the steps: dslpar reports them, DeepSpeed does not", ("train.steps",)
     ),
+    "timers.throughput.enabled": Decision(
+        False, "dslpar measures throughput; DeepSpeed's timer waits for the device twice a micro-batch", how="default"
+    ),
     "optimizer.params.torch_adam": Decision(
         True, "torch's own Adam: DeepSpeed's fused one is compiled at the first start", ("optimizer.type",)
     ),
@@ -74,6 +77,7 @@ def ds_config(job: Job) -> Config:
         "gradient_clipping": spec.train.clip_grad_norm or 0.0,
         # Not None, by which DeepSpeed's wall_clock_breakdown would divide.
         "steps_per_print": spec.train.steps + 1,
+        "timers": {"throughput": _choices("timers.throughput.enabled")},
         **_optimizer(spec),
         "zero_optimization": {"stage": zero.stage, **buckets, **zero.extra},
         **_precision(spec),

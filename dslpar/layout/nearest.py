@@ -31,7 +31,8 @@ def neighbours(value: int, legal: Sequence[int]) -> list[int]:
 
 def multiples(value: int, by: int) -> list[int]:
     """Return the multiples of `by` next to `value`, at least `by` and none too large."""
-    return [size for size in neighbours(value, range(by, value + by + 1, by)) if size <= LARGEST]
+    above = max(by, -(-value // by) * by)  # no range: Python's have no bisection beyond 2**63
+    return [size for size in (above - by, above) if by <= size <= LARGEST]
 
 
 def nearest_attention(sizes: Attention, cuboid: Tensor) -> list[dict[str, int]]:

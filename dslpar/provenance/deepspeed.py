@@ -46,6 +46,8 @@ def _value(subject: Subject, values: Mapping[str, Value], path: str, value: Any)
     if key in values:
         return values[key]  # raw
     sources, why = origin_of(path, values)
+    if not sources:
+        return Value(key, value, "default", why, help=_describe(path))
     first = values[sources[0]]
     if first.how == "unknown":
         return Value(key, None, "unknown", first.why, sources=sources)

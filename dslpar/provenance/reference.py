@@ -120,7 +120,7 @@ def _fields(cls: type, section: str, of: str = "") -> Iterator[Row]:
 
 def _section_type(field: Field) -> str:
     if str(field.type).startswith("tuple["):
-        return "a dict, or a list of them"
+        return "a list of dicts" if field.required else "a dict, or a list of them"
     shorthand = next((name for name in map(shorthand_of, classes_of(field)) if name), "")
     return f"a dict, or its {shorthand}" if shorthand else "a dict"
 

@@ -88,8 +88,13 @@ def _section(subject: Subject, key: str, section: Any) -> Iterator[Value]:
             yield from no_axis or _section(subject, path, axis)
         elif path == "train.dist" and path not in subject.reading.written:
             continue  # LiBai's form, which nobody wrote here
+        elif field.name == "dataset":  # of a blend's part, whose keys they are
+            yield from _section(subject, key, value)
         elif is_dataclass(value):
             yield from _section(subject, path, value)
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            for index, item in enumerate(value):
+                yield from _section(subject, f"{path}.{index}", item)
         else:
             yield _leaf(subject, path, value, help_text)
 

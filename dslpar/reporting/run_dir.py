@@ -33,7 +33,7 @@ from dslpar.language.load import Config
 from dslpar.layout.resolve import Job
 from dslpar.reporting import show
 from dslpar.schema import sections as schema_sections
-from dslpar.schema.datasets import absolute_paths
+from dslpar.schema.datasets import with_absolute_paths
 
 CONFIG, METRICS, LOG, SOURCES = "config.yaml", "metrics.jsonl", "log.txt", "sources"
 CHECKPOINTS, EVAL = "checkpoints", "eval.jsonl"
@@ -211,7 +211,7 @@ def config_yaml(job: Job, config: Config, more: Mapping[str, object] = MappingPr
         ids = {key: resolved[key] for key in ("auto_pipeline_stage_id", "actual_pipeline_stage_id")}
         values["train"]["dist"] |= ids
     if "data" in values:  # paths in it are relative to the author's config, and this file is elsewhere
-        values["data"] |= absolute_paths(job.spec.data, job.path)
+        values["data"] = with_absolute_paths(values["data"], job.spec.data, job.path)
     model = job.spec.model
     args = model.args if isinstance(model, schema_sections.OtherModel) else vars(model)
     # As the reader has it: an absolute path. A program may bring the model, with no section of it in the config.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
-from dslpar.distributed import bootstrap
+from dslpar.distributed import bootstrap, determinism
 from dslpar.distributed.bootstrap import DistributedEnv
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.launch.agent import JOB
@@ -85,11 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
     """Do what was requested, together with the other ranks; return the exit status."""
     job = request.job
-    os.environ.update(monitors.environment(job))
+    os.environ.update(monitors.environment(job) | determinism.deterministic_environment(job, os.environ))
     if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
         rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank_monitor.page.enter("starting")
     bootstrap.setup_distributed(dist_env, os.environ, rank_monitor)
+    determinism.use_deterministic_algorithms(job)
     from dslpar.distributed.collectives import Axis
     from dslpar.training.session import Session
 
@@ -187,7 +188,10 @@ def load_and_lint(argv: Sequence[str], dist_env: DistributedEnv, linted: bool = 
         logging.print_findings([*unused], config.sources)
         return 0, request
     except DslparError as error:
-        logging.print_findings(error.findings, config.sources if config else {})
+        if config is None:
+            logging.print_findings(error.findings)
+        else:
+            logging.print_findings(config.at_keys(error.findings), config.sources)
         return 1, None
     except SystemExit as ended:  # argparse's, which has printed why
         return int(ended.code or 0), None

@@ -19,7 +19,7 @@ from dslpar.forecast.family import costs_of
 from dslpar.layout.resolve import Job
 from dslpar.reporting.logging import log
 from dslpar.schema import sections
-from dslpar.schema.datasets import ImageData
+from dslpar.schema.datasets import is_images
 
 
 def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
@@ -36,7 +36,7 @@ def throughput(job: Job, device: str, tokens_per_s: float) -> dict[str, float]:
 
 def unit_of(job: Job) -> str:
     """Return what is counted of a job's data: of a program's own, whose length the config does not say, samples."""
-    if isinstance(job.spec.data, ImageData):
+    if is_images(job.spec.data):
         return "images"
     return "tokens" if job.seq_len else "samples"
 

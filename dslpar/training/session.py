@@ -22,7 +22,7 @@ import torch
 
 from dslpar import checkpoint
 from dslpar.checkpoint import Checkpoint, writer
-from dslpar.core.errors import WORLD, DslparError, Finding, Location
+from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
@@ -186,12 +186,7 @@ class Session:
 
     def at_keys(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return findings at their keys' places in the config: those who raise them know the file at most."""
-        nowhere = (Location(self.config.path), Location(WORLD))
-        known = [bool(finding.key) and finding.location in nowhere for finding in findings]
-        return [
-            finding._replace(location=self.config.at(finding.key)) if is_known else finding
-            for finding, is_known in zip(findings, known, strict=True)
-        ]
+        return self.config.at_keys(findings)
 
 
 def _is_in_its_folder(job: Job, stored: Checkpoint) -> bool:

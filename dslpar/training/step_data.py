@@ -15,7 +15,8 @@ from typing import Any
 
 from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding
-from dslpar.data.loader import Loader, PairSamples, StepData, is_dataset
+from dslpar.data.loader import Loader, StepData
+from dslpar.data.pairs import PairSamples, is_dataset
 from dslpar.data.source import Part, make_samples
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis

@@ -16,7 +16,12 @@ def test_there_are_the_recipes() -> None:
     assert all(recipe.edits and recipe.commands for recipe in RECIPES.values())
 
 
-@pytest.mark.parametrize("name", RECIPES)
+SLOW = ("A model family", "A layer")  # which train, in checkouts of their own
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.prove] if name in SLOW else []) for name in RECIPES]
+)
 def test_a_recipe_works_within_its_bound(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     files = carry_out(recipe, tmp_path)

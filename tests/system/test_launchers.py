@@ -158,6 +158,8 @@ def test_train_sh(tmp_path: Path) -> None:
         (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2", "NODE_RANK": "2"}, "NODE_RANK is 2; of 2 hosts"),
         (["train.py", "configs/gpt_3d.py", "2"], {"NODE": "2"}, "of 2 hosts each needs ADDR"),
         (["train.py", "configs/gpt_3d.py", "2"], {"PORT": "70000"}, "PORT is 70000; the last is 65535"),
+        (["examples/own_model.py", "configs/gpt_3d.py", "2"], {"LAUNCHER": "mpich"}, "LAUNCHER=mpich starts train.py"),
+        (["train.py", "configs/gpt_3d.py", "2"], {"LAUNCHER": "openmpi", "NODE": "2"}, "HOSTFILE says the hosts"),
     ],
     ids=[
         "nothing",
@@ -169,6 +171,8 @@ def test_train_sh(tmp_path: Path) -> None:
         "no such host",
         "no ADDR",
         "no such port",
+        "another program",
+        "hosts by another name",
     ],
 )
 def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, str], said: str) -> None:
@@ -184,6 +188,16 @@ def test_train_sh_refuses(tmp_path: Path, words: list[str], environ: dict[str, s
     assert done.returncode == 2
     assert done.stderr.startswith("usage: bash tools/train.sh FILE CONFIG GPUS [key=value ...]\n")
     assert said in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "deepspeed"])
+def test_train_sh_by_another_launcher(tmp_path: Path, launcher: str) -> None:
+    config = write_config(tmp_path, PIPED + CONFIG)
+    words = ["bash", str(SCRIPT), "tools/train_net.py", str(config), "2", "train.steps=2", "--print"]
+    env = os.environ | {"LAUNCHER": launcher}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert {"openmpi": "mpirun", "deepspeed": "deepspeed --quiet --num_gpus 2"}[launcher] in done.stdout
+    assert "train.steps=2" in done.stdout
 
 
 @pytest.mark.prove

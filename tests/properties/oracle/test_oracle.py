@@ -136,6 +136,8 @@ def keys_of_spec() -> set[str]:
         "precision": {**deepspeed_policy.BF16, **deepspeed_policy.FP16},
         "deepspeed": deepspeed_policy.TOP,
     }
+    # Names of files that somebody has, which these configs have not.
+    ours -= {"data.tokenizer", "model.pretrained"}
     return ours | {f"{name}.{key}" for name, keys in theirs.items() for key in keys}
 
 

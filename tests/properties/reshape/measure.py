@@ -66,7 +66,7 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
     from dslpar.engine.build import build_engine
 
     job = job_of(layout, folder)
-    engine = build_engine(job, Groups(job.mesh), all_counted=True)
+    engine = build_engine(job, Groups(job.mesh), all_counted=not layout.ignoring)
     if resumes:
         stored = checkpoint.find_checkpoint(job, engine.groups.axis("pipe", "data", "tensor"))
         assert stored is not None
@@ -76,7 +76,7 @@ def _rank(layout: Layout, folder: Path, resumes: bool, forgets: str) -> tuple[li
     if forgets:
         for state in engine.deepspeed.optimizer.state.values():
             state[forgets].zero_()
-    samples, losses, norms = Samples(False), [], []
+    samples, losses, norms = Samples(layout.ignoring, model=layout.model), [], []
     for _ in range(HALF):
         at, data_rank = engine.consumed_samples, engine.groups.coord["data"]
         losses.append(engine.train_batch(micro_batches(samples, job.batch, 1, at, job.mesh.data, data_rank)))

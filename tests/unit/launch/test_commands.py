@@ -256,7 +256,9 @@ def test_a_node_that_there_is_not() -> None:
 
 def test_what_travels_of_the_environment() -> None:
     said = {"GLOO_SOCKET_IFNAME": "eth1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
+    said |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "PYTORCH_CUDA_ALLOC_CONF": "x"}
     stays = {"DS_ENV_FILE": "x", "DSLPAR_JOB": "of another", "CUDA_VISIBLE_DEVICES": "0", "LS_COLORS": "x"}
+    stays |= {"CUDA_HOME": "/usr/local/cuda"}
     facts = find_local_facts(cluster(TWO), {**said, **stays, "PATH": os.environ["PATH"]})
     assert facts.forwarded == said
 

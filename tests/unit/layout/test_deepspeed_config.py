@@ -41,6 +41,7 @@ def test_the_whole_dict() -> None:
         "gradient_accumulation_steps": 4,
         "gradient_clipping": 1.0,
         "steps_per_print": 51,
+        "timers": {"throughput": {"enabled": False}},
         "optimizer": {
             "type": "AdamW",
             "params": {"lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "torch_adam": True},

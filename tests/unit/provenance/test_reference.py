@@ -10,12 +10,12 @@ import pytest
 from dslpar.cli import main as cli_main
 from dslpar.models.gpt import section
 from dslpar.provenance.reference import below, help_of, rows
-from dslpar.schema import deepspeed_policy, families, sections
+from dslpar.schema import datasets, deepspeed_policy, families, sections
 from dslpar.schema.keys import aliases_of
 from dslpar.schema.torch_optimizers import OPTIMIZERS
 from dslpar.schema.torch_schedulers import LR_SCHEDULERS
 
-CLASSES = [cls for cls in vars(sections).values() if isinstance(cls, type) and is_dataclass(cls)]
+CLASSES = [cls for cls in (vars(datasets) | vars(sections)).values() if isinstance(cls, type) and is_dataclass(cls)]
 CLASSES += families.sections().values()
 CLASSES.remove(sections.ImageModel)  # a base: its keys are its families'
 
