@@ -21,6 +21,7 @@ from dslpar.core.visible import visible, visible_lines
 from dslpar.watchdog import marks
 from dslpar.watchdog.marks import Mark, Rank, Report, Stopped, Verdict
 from dslpar.watchdog.processes import stat
+from dslpar.watchdog.rank_process import STOPS
 from dslpar.watchdog.status_page import StatusPage, join_location
 from dslpar.watchdog.verdicts import FATAL
 
@@ -141,7 +142,7 @@ class JobWatch:
             left = {f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys()
             if FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
-            elif not stack and not left:
+            elif not stack and not left and status not in STOPS:  # by those somebody has ended it
                 yield _silent_failure(Failure(who, time_s, "ended", at=at), status, launcher_signal)
 
     def _consequences(self) -> list[Failure]:

@@ -253,10 +253,10 @@ class RankMonitor:
         if not self.page.grace_s:
             self.exit_with(report)
         if not self.stop_requested:
+            _write(report.message())  # first: the main thread may stop, and with it the process, at once
             self.stop_requested = True
             with contextlib.suppress(OSError):
                 os.write(self._signal_pipe[1], bytes([signal.SIGTERM]))
-            _write(report.message())
 
 
 def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True) -> RankMonitor:
@@ -270,7 +270,8 @@ def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True
         monitor.exit_with(report, 130 if report.kind == "interrupt" else 1)
 
     sys.excepthook = hook
-    threading.Thread(target=monitor.watch, name="watch", daemon=True).start()
+    with _blocked(STOPS):  # the main thread's: this one could take them before Python knows it, and write no stack
+        threading.Thread(target=monitor.watch, name="watch", daemon=True).start()
     return monitor
 
 

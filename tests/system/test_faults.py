@@ -232,6 +232,19 @@ def test_a_rank_that_the_launcher_ended_did_not_die_first(tmp_path: Path) -> Non
     assert "Stack (most recent call first)" in (tmp_path / "0.stack").read_text()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_nor_did_one_that_could_not_write_its_stack_any_more(tmp_path: Path, number: signal.Signals) -> None:
+    watch = first_failure.JobWatch(tmp_path)
+    unheard = f"faulthandler.unregister(signal.SIGTERM); signal.signal({number:d}, signal.SIG_DFL); "
+    process = rank(tmp_path, unheard + "print('deaf', file=sys.stderr, flush=True); time.sleep(60)")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "deaf\n"
+    process.send_signal(number)
+    end(process, watch)
+    assert process.returncode == -number
+    assert not watch.poll()
+
+
 def test_a_consequence_waits_to_be_ended_and_then_says_one_line(tmp_path: Path) -> None:
     watch = first_failure.JobWatch(tmp_path)
     began = time.monotonic()

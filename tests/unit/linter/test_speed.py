@@ -24,7 +24,9 @@ def test_a_file_takes_milliseconds() -> None:
     cost_s(*texts[0])  # some modules are imported when they are first needed
     costs = [1e3 * cost_s(text, world) for text, world in texts]
     assert median(costs) < 2 * MOST_MS, "typically 2 ms"
-    assert max(costs) < 40 * MOST_MS, "no file is slow"
+    # Once more: a collection of garbage, of what other tests have left, may fall into a file's time.
+    slow = [1e3 * cost_s(*text) for text, ms in zip(texts, costs, strict=True) if ms > 40 * MOST_MS]
+    assert max(slow, default=0) < 40 * MOST_MS, "no file is slow"
 
 
 def test_the_files_are_of_all_kinds() -> None:
