@@ -119,7 +119,8 @@ class Groups:
             group = dist.group.WORLD  # another one of all ranks would open all connections once more
         else:
             # Without local synchronization all ranks of the job would have to make every group.
-            group = dist.new_group(list(peers), timeout, use_local_synchronization=True)
+            name = "_".join(names)  # for torch's flight recorder, and NCCL's logs
+            group = dist.new_group(list(peers), timeout, use_local_synchronization=True, group_desc=name)
         return Axis(len(peers), peers.index(self.rank), peers, group)
 
 

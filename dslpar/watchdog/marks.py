@@ -4,6 +4,7 @@
     3.board    where the rank is in its run (status_page.py)
     3.stack    what the C level of Python wrote at a deadly signal: empty after SIGKILL, which nothing can catch
     3.stacks   the stacks of all threads, written when its guard asks for them
+    3.flight   the rank's flight record (flight_recorder.py), written when its guard asks for it
     3.error    JSON of Report
     3.verdict  JSON of Verdict: what a guard found out about this rank
     3.stopped  JSON of Stopped: it ended because it was told to

@@ -30,7 +30,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
 from dslpar.core.visible import visible_lines
-from dslpar.watchdog import authentication, guard, marks, receiver, reports
+from dslpar.watchdog import authentication, flight_recorder, guard, marks, receiver, reports
 from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
 from dslpar.watchdog.processes import launchers_above, parent
 from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
@@ -236,6 +236,9 @@ class RankMonitor:
         ancestors = launchers_above(os.getpid())
         checked_s = -_LAUNCHER_CHECK_S
         while not (reason := self.page.ending):
+            if self.page.flight_record_wanted:
+                self.page.flight_record_wanted = False
+                self.mark("flight", _flight_record())
             if time.monotonic() - checked_s > _LAUNCHER_CHECK_S:
                 checked_s = time.monotonic()
                 self._replace_guard()
@@ -273,6 +276,14 @@ def monitor_rank(who: Rank, environ: Mapping[str, str], *, loopback: bool = True
     with _blocked(STOPS):  # the main thread's: this one could take them before Python knows it, and write no stack
         threading.Thread(target=monitor.watch, name="watch", daemon=True).start()
     return monitor
+
+
+def _flight_record() -> str:
+    """Return the rank's flight record; what torch raises must not take the thread along that ends this rank."""
+    try:
+        return flight_recorder.record()
+    except Exception as error:  # noqa: BLE001
+        return f"(no flight record: {error!r})\n"
 
 
 @contextlib.contextmanager

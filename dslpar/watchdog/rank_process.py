@@ -84,17 +84,22 @@ class RankProcess:
         return int(fields[-1]) if fields and fields[0] == "Z" else None
 
     def stacks(self) -> str:
-        """Have Python's C level write the stacks of all its threads; empty: it is stopped, or deep in the kernel."""
-        path = self.folder / f"{self.who.rank}.stacks"
+        """Have Python's C level write the stacks of all its threads, and a thread of its own its flight record.
+
+        Empty: it is stopped, or deep in the kernel. Of a rank that holds Python's lock there are stacks alone.
+        """
+        path, flight = (self.folder / f"{self.who.rank}.{name}" for name in ("stacks", "flight"))
+        flight.unlink(missing_ok=True)
+        self.page.flight_record_wanted = True
         self.send_signal(STACKS)
         deadline, size = time.monotonic() + _STACKS_S, -1
         while time.monotonic() < deadline:
             time.sleep(0.05)
             now = path.stat().st_size if path.exists() else 0
-            if now == size > 0:  # it grows no more
+            if now == size > 0 and flight.exists():  # it grows no more
                 break
             size = now
-        return self.read("stacks")
+        return self.read("stacks") + self.read("flight")
 
     # ---- its marks ----
 

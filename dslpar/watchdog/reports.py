@@ -66,11 +66,19 @@ def elastic(report: Report) -> str:
 
 # ---- what helps ----
 
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+_INDEX = re.compile("device-side assert", re.IGNORECASE)
 _MEMORY = """\
 HST230 out-of-memory: this rank asked for more memory than there is
 help: a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,
       zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline
+"""
+_RANGE = """\
+HST232 index-out-of-range-on-device: most often a token's id at or past the vocabulary, or a label past the classes
+help: the line is another one than above: CUDA_LAUNCH_BLOCKING=1 tells it, and AMD_SERIALIZE_KERNEL=3 on ROCm;
+      `dslpar data show` counts the ids of token files, which model.vocab_size must exceed
 """
 _DISK = """\
 CKP230 disk-full: a file could not be written
@@ -84,4 +92,6 @@ def advice(error: BaseException) -> str:
     """What to change, for errors whose traceback does not say it; else nothing."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
         return _MEMORY
+    if isinstance(error, RuntimeError) and _INDEX.search(str(error)):
+        return _RANGE
     return _DISK if isinstance(error, OSError) and error.errno in _NO_ROOM else ""

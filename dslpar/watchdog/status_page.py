@@ -100,7 +100,7 @@ def _text(stored: bytes) -> str:
 
 
 class StatusPage:
-    """One rank's page. Its guard writes `ending`, `port` and `rank_0_left`; the rank writes the rest.
+    """One rank's page. Its guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted`; the rank the rest.
 
     `file`: its path, or a descriptor of the open file, which stays open.
     """
@@ -119,6 +119,8 @@ class StatusPage:
     status = _Field("<I", 48, int)
     """The exit status of a rank that was told to end, and has."""
     rank_0_left = _Field("<I", 52, bool)
+    flight_record_wanted = _Field("<I", 56, bool)
+    """Whether the guard has asked for it; the rank takes it back when it has begun to write."""
     phase = _Field("64s", 64, _text)
     location = _Field("192s", 128, _text)
     """The rank's stage and coordinates in the mesh."""

@@ -154,7 +154,8 @@ def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     assert "HST230 out-of-memory" in reports.advice(caught.value)
-    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
+    workspace = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), workspace):
         report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
         assert "micro_size" in report.text
         assert report.message().startswith("[rank 0 of 1 on node, step 3] ")
@@ -163,6 +164,14 @@ def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("rank 1 broke"), FileNotFoundError(2, "no such file"), ValueError("3")])
 def test_other_errors_speak_for_themselves(error: Exception) -> None:
     assert reports.advice(error) == ""
+
+
+def test_an_index_out_of_range_on_a_gpu_says_where_to_look() -> None:
+    """The text is torch's; on a CPU the same mistake is an IndexError at its line, which needs no help."""
+    error = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+    report = reports.make_report(marks.Rank(0, 1, "node", 1), "step 3", error, None)
+    assert "HST232 index-out-of-range-on-device" in report.text
+    assert "vocab_size" in report.text
 
 
 def test_a_full_disk_in_a_traceback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -150,14 +151,14 @@ def test_a_second_program_in_the_folder_is_refused(tmp_path: Path, monkeypatch: 
 # ---- under dslpar's own start-up ----
 
 
-def started(tmp_path: Path, act: Callable[[Any], None], text: str = ZERO, more: str = "") -> Any:
+def started(tmp_path: Path, act: Callable[[Any], None], text: str = ZERO, more: str = "", world: int = 2) -> Any:
     path = config(tmp_path, text, more)
 
     def forked() -> None:
         losses, resumed, _ = program(path, act=act)
         print(f"done: resumed {resumed}, steps {list(losses)}", flush=True)
 
-    return start_program(2, forked, tmp_path / "said.txt")
+    return start_program(world, forked, tmp_path / "said.txt")
 
 
 def said_by(job: ForkedJob, tmp_path: Path, statuses: list[int]) -> str:
@@ -186,19 +187,20 @@ def test_sigterm_to_one_rank_saves_and_ends_all_with_75(tmp_path: Path) -> None:
 
 
 def test_a_hang_in_a_program_is_told_and_ends_it(tmp_path: Path) -> None:
-    """In its own code, while the other rank waits for it in a step."""
+    """In its own code, while the other ranks wait for it in a step; of four, since two of gloo's send to each other."""
 
     def hang_here(engine: Any) -> None:
         if engine.steps_done == 2 and engine.groups.rank == 1:
             time.sleep(600)
 
-    with started(tmp_path, hang_here, more=", step_timeout=0.7") as job:
+    with started(tmp_path, hang_here, "zero = 1\n", more=", step_timeout=0.7", world=4) as job:
         statuses = job.wait(60)
     said = (tmp_path / "said.txt").read_text()
     assert 0 not in statuses
     assert "hangs (" in said
     assert "step 3 takes longer than 0.7 s); it is in hang_here (" in said
-    assert "rank 1 of 2 on" in said
+    assert re.search(r"has not come to \w+ of \[.*, in which 3 of its peers wait:", said), "torch's record tells"
+    assert "rank 1 of 4 on" in said
     assert "in the program after step 2" in said
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dslpar.watchdog.flight_recorder import GroupRecord, format_entries, parse
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 
 IN = 'Thread 0x01 (most recent call first):\n  File "site-packages/torch/distributed/c10d.py", line 3 in all_reduce\n'
@@ -38,6 +40,117 @@ def test_the_culprit(stacks: tuple[str, ...], steps: tuple[int, ...], rank: int,
     who, words = find_blocking_rank(shown)
     assert who.rank == rank
     assert words.startswith(why)
+
+
+# ---- by flight records ----
+
+
+def entry(number: int, retired: bool, group: str = "7", operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    """As torch dumps it, of the fields that are read."""
+    return {
+        "process_group": [group, "tensor"],
+        "collective_seq_id": number,
+        "profiling_name": f"nccl:{operation}",
+        "input_sizes": [[3, 4]],
+        "input_dtypes": ["BFloat16"],
+        "is_p2p": False,
+        "retired": retired,
+        "state": "started",
+    } | more
+
+
+def flight(*groups: tuple[str, int, int], operation: str = "all_reduce") -> str:
+    """The record of a rank with groups of (torch's name, enqueued, done)."""
+    return format_entries(
+        [
+            entry(number, number <= done, group, operation)
+            for group, enqueued, done in groups
+            for number in range(max(1, done - 2), enqueued + 1)
+        ]
+    )
+
+
+def test_a_record_of_torch_s_entries() -> None:
+    sent = entry(9, False, is_p2p=True)
+    entries = [sent, entry(4, True), entry(6, False, input_sizes=[[5]]), entry(5, False), entry(3, True, "8")]
+    text = format_entries(entries)
+    assert text.splitlines()[1:] == [
+        "  tensor (group 7): 6 enqueued, 4 done; waits in all_reduce of [3, 4] BFloat16",
+        "  tensor (group 8): 3 enqueued, 3 done",
+    ]
+    assert parse("stacks before\n" + text)["7"] == GroupRecord("tensor", 6, 4, "all_reduce of [3, 4] BFloat16")
+    assert format_entries([sent]) == ""
+    assert parse("stacks alone") == {}
+
+
+@pytest.mark.parametrize(
+    ("records", "rank", "why"),
+    [
+        pytest.param(
+            (flight(("7", 5, 4)), flight(("7", 4, 4)), flight(("7", 5, 4))),
+            1,
+            "and has not come to all_reduce of [3, 4] BFloat16, number 5 of its group tensor, in which 2 of its peers",
+            id="one has not come",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4), ("b", 2, 2)), flight(("a", 4, 4), ("b", 3, 2)), flight(("b", 2, 2))),
+            2,
+            "and has not come to all_reduce of [3, 4] BFloat16, number 3 of its group tensor, in which 1 of its peers",
+            id="0 waits for 1, and 1 for 2",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4), ("b", 2, 2)), flight(("a", 4, 4), ("b", 3, 2))),
+            0,
+            "ranks 0 and 1 wait for each other: rank 0 in all_reduce of [3, 4] BFloat16, number 5 of its group tensor,",
+            id="in two orders",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4)), flight(("a", 5, 4)), flight(("a", 5, 4), operation="all_gather")),
+            2,
+            "it is in another collective than its peers: rank 2 in all_gather of [3, 4] BFloat16, number 5",
+            id="another collective",
+        ),
+        pytest.param((flight(("a", 5, 4)), flight(("a", 5, 4))), 0, "all ranks wait in a collective", id="lost"),
+        pytest.param((flight(("a", 5, 5)), "", flight(("a", 5, 5))), 0, "all ranks wait in a collective", id="none"),
+    ],
+)
+def test_the_culprit_by_flight_records(records: tuple[str, ...], rank: int, why: str) -> None:
+    """With stacks that tell nothing: all are in a collective, as far as they show."""
+    shown = [RankStacks(number, "", "", 8, IN + record) for number, record in enumerate(records)]
+    who, words = find_blocking_rank(shown)
+    assert who.rank == rank
+    assert why in words
+
+
+def reading(tmp_path: Path) -> str:
+    """The stack of a rank that reads a result, which is in a source that is there."""
+    source = tmp_path / "reads.py"
+    source.write_text("def norm(x):\n    return x.sum().item()\n")
+    return f'Thread 0x01 (most recent call first):\n  File "{source}", line 2 in norm\n'
+
+
+def test_who_waits_for_the_device_is_not_to_blame(tmp_path: Path) -> None:
+    stacks = [reading(tmp_path), reading(tmp_path), OUT]
+    who, words = find_blocking_rank([RankStacks(number, "", "", 8, text) for number, text in enumerate(stacks)])
+    assert (who.rank, words) == (2, "it is in read (data.py, line 9), while 2 of 3 ranks wait for the device")
+    who, words = find_blocking_rank([RankStacks(number, "", "", 8, reading(tmp_path)) for number in range(2)])
+    assert words == "all ranks wait for the device: for a collective that not all have begun, or a kernel"
+
+
+def test_of_a_backward_the_thread_counts_that_runs_it() -> None:
+    backward = (
+        'Thread 0x03 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 9 in wait\n'
+        '  File "/usr/lib/python3.11/threading.py", line 1 in _bootstrap\n\n'
+        'Thread 0x02 (most recent call first):\n  File "mine.py", line 7 in slow_backward\n'
+        '  File "torch/autograd/function.py", line 3 in apply\n\n'
+        "Current thread 0x01 (most recent call first):\n"
+        '  File "torch/autograd/graph.py", line 5 in _engine_run_backward\n'
+    )
+    who, words = find_blocking_rank([RankStacks(0, "", "", 8, IN), RankStacks(1, "", "", 8, backward)])
+    assert (who.rank, words.partition(",")[0]) == (1, "it is in slow_backward (mine.py")
+
+
+# ---- the report ----
 
 
 def test_equal_stacks_are_shown_once(tmp_path: Path) -> None:
