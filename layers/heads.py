@@ -26,7 +26,8 @@ def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: 
     for code, name, count in (("TEN205", "num_heads", num_heads), ("TEN207", "num_kv_heads", num_kv_heads)):
         if count < 1:
             raise DslparError([_finding(code, name, f"{name} is {count}", f"{name}=1, or more")])
-    sizes = divisors.Attention(hidden_size, num_heads, num_kv_heads, rotary)
+    # Of as many heads of keys as of queries nothing is said: most often nobody has written their number.
+    sizes = divisors.Attention(hidden_size, num_heads, num_kv_heads if num_kv_heads != num_heads else None, rotary)
     conditions = divisors.attention(sizes, groups.tensor)
     wrong = {each.code: each for each in conditions if each.code in _CODES and not each.holds}
     if "TEN205" in wrong:

@@ -32,8 +32,9 @@ dslpar init mine.py --model /models/Llama-3.2-1B          weights to begin with
 dslpar init mine.py --from libai their_config.py          what dslpar import does
 
 The layout: 2 tensor ranks within a node where sizes divide, a stage of the pipeline a node (2 on
-one node of 8 ranks or more), all else data ranks. Sizes of models are small: a first run takes
-seconds.
+one node of 8 ranks or more), all else data ranks; where lint has something against it, the next
+one with fewer stages or tensor ranks. Sizes of models are small: a first run takes seconds.
+A folder's model has weights that have learned something, and gets a small learning rate.
 
 exit status: 0 written, 1 lint has errors in what was chosen (nothing is written), 2 wrong usage"""
 _DEFAULT_FILE = "config.py"

@@ -84,10 +84,11 @@ def _no_command(
     description: str = "Lint, show, explain and launch how a model is spread over a cluster.",
 ) -> int:
     """Handle a line that names no command: --help, --version, or a mistake."""
+    width = max(12, *(len(name) + 2 for name in commands))
     parser = ArgumentParser(
         prog=prog,
         description=description,
-        epilog="commands:\n" + "".join(f"  {name:12}{help}\n" for name, help in commands.items()),
+        epilog="commands:\n" + "".join(f"  {name:{width}}{help}\n" for name, help in commands.items()),
         formatter_class=_formatter,
         usage=f"{prog} COMMAND ... (see {prog} COMMAND --help)",
     )

@@ -146,6 +146,9 @@ _DEFAULT_DATA = """\
 _TRAINING = """\
 optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.01)
 lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=1e-4)"""
+_FINE_TUNING = """\
+optimizer = dict(type='AdamW', lr=2e-5, weight_decay=0.01)  # of weights that have learned something
+lr_scheduler = dict(type='cosine', warmup_steps=10, min_lr=2e-6)"""
 _TRAIN = """\
 # precision = 'bf16'  # on GPUs; it needs zero.stage=1 or more
 train = dict(steps=100, clip_grad_norm=1.0, log_interval=10, eval_interval=50, save_interval=50)"""
@@ -168,7 +171,7 @@ def _text(choices: Choices, layout: Layout, model: Model, data: Mapping[str, obj
         lines.append(f"parallel = {source_text(parallel)}  # the data size follows from the ranks")
     lines.append(_assigned("model", model.section))
     lines.append(_assigned("data", data) if data else _DEFAULT_DATA)
-    lines.append(_TRAINING)
+    lines.append(_FINE_TUNING if "pretrained" in model.section else _TRAINING)
     if replicas > 1:
         lines.append("zero = dict(stage=1)  # each data rank keeps a part of the optimizer's state")
     lines.append(f"batch = dict(global_size={global_size}, micro_size={MICRO_SIZE})")

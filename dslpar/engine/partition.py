@@ -213,8 +213,9 @@ def _unsharded_parameters(job: Job, module: nn.Module) -> list[Finding]:
     plain = [name for name, p in module.named_parameters() if placement_of(p) is None]
     if size == 1 or not plain:
         return []
-    message = f"{plain[0]!r} is a plain parameter: {size} tensor ranks would each hold all of it"
-    hint = "tensor=1, or layers of dslpar.layers alone"
+    names = ", ".join(map(repr, plain[:4])) + (", ..." if len(plain) > 4 else "")
+    message = f"plain parameters, of which {size} tensor ranks would each hold all: {names}"
+    hint = "tensor=1; or layers of dslpar.layers alone: Linear for a matrix, Affine for a learned scale"
     return [finding("TEN111", message, hint, job.path, "model")]
 
 

@@ -240,7 +240,8 @@ class _Supervised:
             return f"dslpar launch: {failure.describe(when)}", 128 + failure.signal if failure.signal else 1
         if self.received:
             number = self.received[0].number
-            return f"dslpar launch: stopped by {signal.Signals(number).name}{when}; no process is left\n", 128 + number
+            by, kept = signal.Signals(number).name, _last_checkpoint(Path(self.job.output_dir))
+            return f"dslpar launch: stopped by {by}{when}{kept}; no process is left\n", 128 + number
         if code:
             how = f"was ended by {signal.Signals(number).name}" if number else f"ended with status {code}"
             if self.launch.remote and code == ssh.FAILED:
@@ -259,7 +260,7 @@ class _Supervised:
         if stopped.saved:
             saved = f"checkpoint saved in {visible(stopped.saved)}"
         if stopped.overdue:
-            saved = "a step took too long to finish, and was ended; the last checkpoint is as it was"
+            saved = "what a rank was doing took too long, and was ended; the last checkpoint is as it was"
         elif not stopped.saved and self.job.spec.train.save_interval == 0:
             saved = "nothing is saved, with train.save_interval=0"
         after = f" after step {stopped.step}" if stopped.step and not stopped.overdue else ""
@@ -314,6 +315,14 @@ def signal_of(code: int) -> int | None:
         return None
     number = -code if code < 0 else code - 128 if 128 < code <= 192 else 256 - code if code > 192 else 0
     return number if number in set(signal.Signals) else None
+
+
+def _last_checkpoint(output_dir: Path) -> str:
+    """Say where a run goes on that was stopped without a checkpoint of its own; empty: nowhere."""
+    from dslpar.reporting import run_list  # for this line alone
+
+    name = run_list.read_run(output_dir).checkpoint if output_dir.is_dir() else ""
+    return visible(f"; that saves nothing: --resume goes on from {name}") if name else ""
 
 
 def _last_step(output_dir: Path, start_s: float) -> str:

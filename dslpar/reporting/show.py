@@ -92,9 +92,12 @@ def _divisor_lines(job: Job) -> Iterator[str]:
     found = _divisors(job)
     if found:
         yield "divides"
+    shown = set[str]()
     for key, value in dict.fromkeys((each.key, each.value) for each in found):
-        reasons = ", ".join(each.why for each in found if each.key == key)
-        yield f"  {key} {value:,} by {reasons}"
+        reasons = ", ".join(dict.fromkeys(each.why for each in found if (each.key, each.value) == (key, value)))
+        unit = " features" if key in shown else ""  # of heads: those that a weight has for them
+        shown.add(key)
+        yield f"  {key} {value:,}{unit} by {reasons}"
 
 
 def _traffic_lines(job: Job) -> Iterator[str]:

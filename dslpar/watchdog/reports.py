@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import traceback
+from pathlib import Path
 from types import TracebackType
 
+from dslpar.core.errors import DslparError
 from dslpar.core.visible import visible_lines
 from dslpar.watchdog import messages
 from dslpar.watchdog.marks import Kind, Rank, Report
@@ -21,8 +24,23 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
     if isinstance(error, KeyboardInterrupt):  # it may have come while a peer went, for the same reason
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
-    text = messages.cut("".join(traceback.format_exception(type(error), error, trace)))
+    if isinstance(error, DslparError):
+        whole = f"{error}\n{_place(trace)}"  # it says all but which line of a program it is about
+    else:
+        whole = "".join(traceback.format_exception(type(error), error, trace))
+    text = messages.cut(whole)
     return Report(who, kind, time.time(), line, text + advice(error), at)
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return the frames of a traceback that are the user's own: neither dslpar's nor an installed package's."""
+    frames = [frame for frame in traceback.extract_tb(trace) if not _INSTALLED.search(frame.filename)]
+    own = [frame for frame in frames if not frame.filename.startswith(f"{_DSLPAR}{os.sep}")]
+    return "".join(["raised by\n", *traceback.format_list(own)]) if own else ""
+
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen|[/\\]lib[/\\]python3\.\d+[/\\]")
+_DSLPAR = str(Path(__file__).parents[1])
 
 
 # ---- a peer that is gone ----

@@ -35,7 +35,7 @@ class Ending(IntEnum):
     """Its launcher is gone."""
 
 
-TOO_LATE = "was told to end, and is ended now: its step, or its checkpoint, took too long"
+TOO_LATE = "was told to end, and is ended now: what it was doing took too long"
 """The message about a rank that was OVERDUE, by itself or by its guard."""
 
 

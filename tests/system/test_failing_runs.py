@@ -17,7 +17,11 @@ from typing import TextIO
 import pytest
 import torch
 
+from dslpar.core.errors import DslparError
+from dslpar.core.mesh import Mesh
 from dslpar.distributed import bootstrap
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Attention
 from dslpar.linter import check
 from dslpar.training import failures, loop
 from dslpar.watchdog import marks, reports
@@ -164,6 +168,17 @@ def test_memory_that_runs_out_names_the_keys_that_decide_it() -> None:
 @pytest.mark.parametrize("error", [RuntimeError("rank 1 broke"), FileNotFoundError(2, "no such file"), ValueError("3")])
 def test_other_errors_speak_for_themselves(error: Exception) -> None:
     assert reports.advice(error) == ""
+
+
+def test_a_finding_that_stops_a_program_is_told_with_the_program_s_lines_alone() -> None:
+    with pytest.raises(DslparError) as caught:
+        Attention(Groups(Mesh()), 64, 5)
+    report = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb)
+    head, own = report.text.split("raised by\n")
+    assert "TEN205" in head
+    assert "Traceback" not in report.text
+    assert own.count("File ") == 1
+    assert "Attention(Groups(Mesh()), 64, 5)" in own
 
 
 def test_an_index_out_of_range_on_a_gpu_says_where_to_look() -> None:

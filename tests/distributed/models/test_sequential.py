@@ -374,7 +374,11 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
         _batch_norm,
         "CFG228.*'1' keeps running statistics, which activation checkpointing",
     ),
-    ("parallel = dict(tensor=dict(size=2, mode='1d'))\n", mlp_of_3, "TEN111.*'0.weight' is a plain parameter"),
+    (
+        "parallel = dict(tensor=dict(size=2, mode='1d'))\n",
+        mlp_of_3,
+        "TEN111.*plain parameters, of which 2 tensor ranks would each hold all: '0.weight', '0.bias'",
+    ),
 ]
 
 

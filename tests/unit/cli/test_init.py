@@ -139,6 +139,8 @@ def test_a_folder_of_transformers_gives_class_weights_and_tokenizer(folder: Path
     (saved / "tokenizer.json").write_text("{}")
     made = make_starter(Choices("models/tiny", 4), "config.py")
     assert "model = dict(type='transformers.LlamaForCausalLM', pretrained='models/tiny')" in made.text
+    assert "lr=2e-5" in made.text, "its weights have learned something"
+    assert "lr=1e-3" in make_starter(choices("llama"), "config.py").text
     assert "data = dict(type='text', tokenizer='models/tiny', seq_len=128)" in made.text
     (saved / "config.json").write_text("{}")
     with pytest.raises(StarterError, match="does not name the class that saved it"):

@@ -60,6 +60,21 @@ def test_show_lists_divisors_and_traffic(config: Path, capsys: pytest.CaptureFix
     assert f"  less than 1d on 4 ranks: from {shown['traffic']['break_even_tokens']:,} tokens on" in out
 
 
+def test_show_tells_heads_from_their_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = "hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4"
+    config = tmp_path / "llama.py"
+    config.write_text(
+        "parallel = dict(tensor=dict(size=2, mode='1d'))\n"
+        f"model = dict(type='transformers.LlamaForCausalLM', config=dict({sizes}, vocab_size=512))\n"
+    )
+    assert main(["show", str(config), "--world-size", "2"]) == 0
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines() if "num_key_value_heads" in line]
+    assert shown[:2] == [
+        "model.config.num_key_value_heads 4 by y = 2",
+        "model.config.num_key_value_heads 32 features by y * q = 2",
+    ]
+
+
 def test_show_sums_the_traffic_of_all_stages(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(config), "--world-size", "8"]) == 0
     assert "  all 2 stages " in capsys.readouterr().out
