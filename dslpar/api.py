@@ -33,6 +33,7 @@ from dslpar.data.pairs import PairSamples, is_dataset
 from dslpar.data.source import find_source, make_samples
 from dslpar.distributed import bootstrap, collectives, determinism
 from dslpar.distributed.consistency import check_consistency, check_equal
+from dslpar.distributed.device_environment import device_environment
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
@@ -274,7 +275,7 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
     with bootstrap.starting_program(os.environ) as (rank, world_size):
         loaded = config if isinstance(config, Config) else check.load(config, overrides)
         job = _load_job(loaded, world_size, rank, by_program or not loaded.has("model"))
-    os.environ.update(determinism.deterministic_environment(job, os.environ))
+    os.environ.update(device_environment(job, os.environ))
     monitor = bootstrap.ensure_distributed(os.environ)
     determinism.use_deterministic_algorithms(job)
     groups = Groups(job.mesh)

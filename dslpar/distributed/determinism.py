@@ -1,7 +1,6 @@
 """`train.deterministic`: the same bits each time a step is taken, from the same start on the same layout and machine.
 
-    environ.update(deterministic_environment(job, environ))     # before CUDA and NCCL start
-    use_deterministic_algorithms(job)                           # once torch is there
+    use_deterministic_algorithms(job)       # once torch is there; VARIABLES are set before (device_environment.py)
 
 torch's list of what makes a run reproducible (its notes on randomness), and NCCL's ring, whose order of summands is
 that of its ranks; its trees and switches may choose another one from run to run.
@@ -9,19 +8,10 @@ that of its ranks; its trees and switches may choose another one from run to run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dslpar.layout.resolve import Job
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
 """What cuBLAS and NCCL are told, unless the user tells them something else."""
-
-
-def deterministic_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a deterministic job needs and `environ` does not have."""
-    if not job.spec.train.deterministic:
-        return {}
-    return {name: value for name, value in VARIABLES.items() if name not in environ}
 
 
 def use_deterministic_algorithms(job: Job) -> None:

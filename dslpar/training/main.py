@@ -25,6 +25,7 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import bootstrap, determinism
 from dslpar.distributed.bootstrap import DistributedEnv
+from dslpar.distributed.device_environment import device_environment
 from dslpar.distributed.failed_start import end_after_rank_0, end_before_start
 from dslpar.launch.agent import JOB
 from dslpar.layout.resolve import Job
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_rank(request: Request, dist_env: DistributedEnv, rank_monitor: RankMonitor) -> int:
     """Do what was requested, together with the other ranks; return the exit status."""
     job = request.job
-    os.environ.update(monitors.environment(job) | determinism.deterministic_environment(job, os.environ))
+    os.environ.update(monitors.environment(job) | device_environment(job, os.environ))
     if request.trains:  # before the ranks meet: a scheduler may end a job whose ranks still wait for each other
         rank_monitor.stop_on_signal(job.spec.train.term_grace, job.spec.train.requeue_status)
     rank_monitor.page.enter("starting")

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import dslpar
-from dslpar.distributed.determinism import VARIABLES, deterministic_environment
+from dslpar.distributed.determinism import VARIABLES
+from dslpar.distributed.device_environment import device_environment
 from dslpar.layout.resolve import Job, resolve
+from dslpar.linter import check
 from dslpar.schema import sections
 from tests.distributed.models.test_sequential import PIPE, written
 from tests.support.ranks import on_ranks
@@ -37,5 +39,29 @@ def test_a_program_s_ranks_are_told(deterministic: bool, tmp_path: Path, monkeyp
 
 
 def test_what_the_user_says_stands() -> None:
-    assert deterministic_environment(job(True), {"NCCL_ALGO": "Tree"}) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert deterministic_environment(job(False), {}) == {}
+    assert device_environment(job(True), {"NCCL_ALGO": "Tree"} | ALLOCATOR) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert device_environment(job(False), ALLOCATOR) == {}
+
+
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "world", "several"),
+    [
+        (None, 4, False),
+        (dict(size=2, mode="1d"), 2, False),
+        (dict(size=4, mode="2d"), 4, True),
+        (dict(size=8, mode="2.5d", depth=2), 8, True),
+        (dict(size=8, mode="3d"), 8, True),
+    ],
+)
+def test_what_nccl_and_the_allocator_are_told(tensor: dict[str, Any] | None, world: int, several: bool) -> None:
+    """An order of launches where a layer has several communicators in flight; segments that grow, in any case."""
+    text = "model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=32)\n"
+    text += f"parallel = dict(tensor={tensor!r})\n" if tensor else ""
+    told = device_environment(check.resolve(check.load_text(text, "cfg.py"), world), {})
+    assert told.pop("NCCL_LAUNCH_ORDER_IMPLICIT", None) == ("1" if several else None)
+    assert set(told.values()) == {"expandable_segments:True"}
+    (name,) = told
+    assert name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

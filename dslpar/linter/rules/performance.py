@@ -193,6 +193,17 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
         yield cx.problem(key, message, "leave it out")
 
 
+@rule("PERF111", "overlap-that-waits", "warning")
+def overlap_that_waits(cx: Context) -> Iterator[Problem]:
+    """ZeRO 1 or 2 with overlap_comm, for which DeepSpeed waits for the device before each reduction."""
+    zero, key = cx.spec.zero, "zero.overlap_comm"
+    used = cx.stages == 1 and (zero.stage == 2 or (zero.stage == 1 and not uses_bf16_optimizer(cx)))  # else DEAD116
+    if used and zero.extra.get("overlap_comm") and cx.data_size > 1:
+        several = not zero.extra.get("use_multi_rank_bucket_allreduce")
+        how_often = f"up to {cx.data_size} times a bucket, once for each data rank" if several else "once a bucket"
+        yield cx.problem(key, f"a GPU is waited for before each reduction: {how_often}", "leave overlap_comm out")
+
+
 @rule("PERF109", "gradients-sent-many-times", "info")
 def gradients_sent_many_times(cx: Context) -> Iterator[Problem]:
     """ZeRO 2 with accumulation: gradients are reduced at every micro-batch."""
@@ -230,6 +241,7 @@ RULES = (
     too_few_micro_batches,
     uneven_stages,
     all_reduce_of_gradients,
+    overlap_that_waits,
     gradients_sent_many_times,
     whole_stage_recomputed,
 )

@@ -7,6 +7,7 @@ In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero import stage_1_and_2
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.layout.resolve import Job
@@ -133,3 +135,10 @@ def test_without_zero_gradients_are_all_reduced_once() -> None:
 def test_half_precision_sends_as_many(dtype: str, stage: int) -> None:
     found, calls = counted(trained(2, stage, 1, dtype))
     assert found == pytest.approx(2, rel=1e-12), calls
+
+
+def test_deepspeed_waits_for_the_device_before_each_reduction_that_overlaps() -> None:
+    """What PERF111 says, in DeepSpeed's source: it goes when this fails."""
+    source = inspect.getsource(stage_1_and_2.DeepSpeedZeroOptimizer.allreduce_and_copy)
+    assert "if self.overlap_comm:" in source
+    assert source.index("get_accelerator().synchronize()") < source.index("self.allreduce_bucket(")

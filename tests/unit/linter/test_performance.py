@@ -221,6 +221,20 @@ def test_traffic_of_zero_is_what_tests_count(zero: str, expected: str | None) ->
     assert [line[: len(expected or "")] for line in lines] == [expected] * (expected is not None)
 
 
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ("dict(stage=1, overlap_comm=True)", "PERF111: a GPU is waited for before each reduction: up to 8 times a"),
+        ("dict(stage=2, overlap_comm=True)", "PERF111: a GPU is waited for before each reduction: up to 8 times a"),
+        ("dict(stage=2, overlap_comm=False)", None),
+        ("dict(stage=3, overlap_comm=True)", None),
+    ],
+)
+def test_an_overlap_that_waits_for_the_device(zero: str, expected: str | None) -> None:
+    lines = of_pipelines(f"{MODEL}zero = {zero}\n")
+    assert [line[: len(expected or "")] for line in lines] == [expected] * (expected is not None)
+
+
 def test_accumulation_with_zero_2_is_an_info() -> None:
     (found,) = findings(f"{MODEL}zero = 2\nbatch = dict(accumulation=4)\n", ignored=())
     assert (found.code, found.severity) == ("PERF109", "info")
