@@ -87,6 +87,14 @@ def apply_pair(name: str) -> list[tuple[Tensor, Tensor, bool]]:
     return results
 
 
+@pytest.fixture(params=[True, False], ids=["over gloo", "as over NCCL"])
+def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of a sum: gloo's shortcuts, and torch's own collectives, which NCCL runs; here gloo runs both."""
+    if not request.param:
+        monkeypatch.setattr(collectives, "_over_gloo", lambda axis: False)
+
+
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("name", PAIRS)
 def test_pair(name: str) -> None:
     forward, backward = PAIRS[name]
@@ -181,6 +189,23 @@ def reduced(dtype: torch.dtype) -> bool:
     return piece.wait().dtype == dtype and torch.equal(piece.wait(), whole.chunk(3, 1)[axis.index])
 
 
+def sums_of_two() -> list[Tensor]:
+    axis = Groups(Mesh(tensor=Cuboid(y=2))).axis("y")
+    x = numbers(axis.index, (4, 2, 6))
+    return [collectives.all_reduce(x, axis), *(collectives.reduce_scatter(x, axis, dim) for dim in (0, 1, 2, -2))]
+
+
+@pytest.mark.usefixtures("branch")
+def test_sums_of_two_ranks() -> None:
+    """For which gloo has a shortcut of its own."""
+    whole = numbers(0, (4, 2, 6)) + numbers(1, (4, 2, 6))
+    for rank, (total, *pieces) in enumerate(on_ranks(2, sums_of_two)):
+        assert torch.equal(total, whole)
+        for piece, dim in zip(pieces, (0, 1, 2, -2), strict=True):
+            assert torch.equal(piece, whole.chunk(2, dim)[rank])
+
+
+@pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_sum_of_pieces_in_every_type(dtype: torch.dtype) -> None:
     """Small whole numbers: exact in all of them."""

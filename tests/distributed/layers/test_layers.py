@@ -9,11 +9,13 @@ from __future__ import annotations
 import pytest
 
 from dslpar.core.mesh import Tensor
+from dslpar.distributed import collectives
 from tests.distributed.layers.cases import CASES, errors
 from tests.distributed.layers.compare_dense import TOLERANCE
 from tests.distributed.layers.sampled_rows import PROOF, PROVEN, seen, seen_in
 from tests.support.layouts import INNERS, KEEPS, RESIDUALS, everything, mode_of
 from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
 
 
 def assert_exact(tensor: Tensor, *cases: str) -> None:
@@ -31,6 +33,16 @@ def test_layers_equal_dense_ones(name: str) -> None:
 @pytest.mark.parametrize("name", PROVEN)
 def test_all_layers_equal_dense_ones(name: str) -> None:
     assert_exact(PROVEN[name])
+
+
+QUICK = {"1d-2", "1d-sequence-2", "3d-8"}
+
+
+@pytest.mark.parametrize("name", sampled(PROOF, QUICK))
+def test_layers_equal_dense_ones_as_over_nccl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gloo's shortcuts: by the collectives that NCCL runs."""
+    monkeypatch.setattr(collectives, "_over_gloo", lambda axis: False)
+    assert_exact(PROVEN[name], *PROOF[name])
 
 
 def test_one_process_equals_dense() -> None:
