@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 import shutil
 import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dslpar.cli.main import main
 from dslpar.core.errors import DslparError
 from dslpar.data import documents
 from dslpar.data.documents import Form, cut, documents_of
@@ -54,6 +57,32 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     tokenize(Request([str(corpus(folder))], str(folder / "tokens")))
     return folder / "tokens"
+
+
+# ---- progress ----
+
+
+def test_progress_ends_at_the_bytes_of_all_files(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    folder = corpus(tmp_path)
+    tokenize(Request([str(folder)], str(tmp_path / "tokens")), lambda done, total: told.append((done, total)))
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert told == sorted(told)
+    assert {total for _, total in told} == {size}
+    assert told[-1][0] == size
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_bar_is_for_terminals(tmp_path: Path, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = stream()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert main(["data", "tokenize", str(corpus(tmp_path)), "-o", str(tmp_path / "tokens")]) == 0
+    assert ("B/s" in shown.getvalue()) is shown.isatty()
 
 
 # ---- what is written ----
