@@ -19,6 +19,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers import Attention, Block, Form, Rotary, attention, gather, initialize, normal, placement
 from tests.distributed.layers.cases.blocks import documents, padding
 from tests.distributed.layers.compare_dense import BATCH, HIDDEN, KV_HEADS, QUERY_HEADS, SEQUENCE, numbers
+from tests.support import ring_sums
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.versions import needs_torch
@@ -204,6 +205,26 @@ def test_bfloat16_comes_out_as_it_went_in_and_near(layout: str) -> None:
     for found in on_ranks(LAYOUTS[layout].size, in_bfloat16, LAYOUTS[layout]):
         assert found["dtypes"] == {torch.bfloat16}
         assert max(found["errors"]) < 0.03
+
+
+@pytest.mark.parametrize("layout", ["1d-4", "2d-4", "3d-8"])
+def test_bfloat16_is_near_where_sums_round_at_each_hop(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in NCCL's ring. A sum over n ranks is rounded n - 1 times and not once: within the same 3 %."""
+    ring_sums.install(monkeypatch)
+    for found in on_ranks(LAYOUTS[layout].size, in_bfloat16, LAYOUTS[layout], timeout=120):
+        assert found["dtypes"] == {torch.bfloat16}
+        assert max(found["errors"]) < 0.03
+
+
+@pytest.mark.parametrize(("ranks", "error"), [(2, 1.7e-3), (8, 3.7e-3), (16, 5.0e-3)])
+def test_what_a_ring_of_bfloat16_loses(ranks: int, error: float) -> None:
+    """Of normal numbers, as a share of the norm: n - 1 roundings of a sum that grows, for the one of a wide sum."""
+    parts = list(torch.randn(ranks, 100_000, generator=torch.Generator().manual_seed(1)).bfloat16())
+    exact = torch.stack(parts).double().sum(0)
+    lost = (ring_sums.in_order(parts, 0).double() - exact).norm() / exact.norm()
+    wide = (torch.stack(parts).float().sum(0).bfloat16().double() - exact).norm() / exact.norm()
+    assert lost.item() == pytest.approx(error, rel=0.1)
+    assert wide.item() == pytest.approx(1.7e-3, rel=0.1)
 
 
 # ---- ranks agree ----
