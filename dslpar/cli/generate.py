@@ -11,6 +11,7 @@ from dslpar.cli.action import import_with_torch
 EPILOG = """\
 dslpar generate outputs/gpt --prompt 'def main(' --max-tokens 50
 dslpar generate outputs/gpt --prompts prompts.txt --temperature 0.8 --top-p 0.95 --format json
+dslpar generate outputs/chat --chat --prompt 'What is 2 + 2?'
 torchrun --nproc-per-node 8 -m dslpar generate outputs/gpt --prompts prompts.txt
 
 One process holds the whole model, whatever the layout of the run was. Under a launcher the layout
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     help = 'a file with a prompt a line; of a .jsonl file, each line\'s "prompt"'
     parser.add_argument("--prompts", metavar="FILE", help=help)
+    help = "each prompt is what a user says, and the assistant answers: by the run's chat template, or its tokenizer's"
+    parser.add_argument("--chat", action="store_true", help=help)
     help = "a tokenizer.json, or a folder with one; default: the run's, or that of its token files, or bytes"
     parser.add_argument("--tokenizer", metavar="PATH", help=help)
     help = "the most new tokens; default: 100, or as many as the model has positions for"

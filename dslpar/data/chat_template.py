@@ -57,6 +57,14 @@ class Renderer:
             return Rendered(text, [(0, len(text))])
         return Rendered(text, spans if marks else self._by_prefixes(conversation, text))
 
+    def prompt(self, conversation: Conversation) -> str:
+        """Return a conversation's text up to where the assistant is to answer.
+
+        Raises:
+            TemplateProblemError, ValueError: as for the whole.
+        """
+        return self._run(conversation, prompt=True)[0]
+
     def _by_prefixes(self, conversation: Conversation, whole: str) -> list[Span]:
         found = []
         for index, message in enumerate(conversation.messages):

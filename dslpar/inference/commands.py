@@ -92,18 +92,28 @@ def _open(args: argparse.Namespace, overrides: Sequence[str], world_size: int) -
 def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device: torch.device) -> None:
     codec = codec_of(trained.job, args.tokenizer)
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
+    texts, stop, end = prompts, list(args.stop), codec.end
+    if args.chat:
+        from dslpar.inference.questions import questions_of  # it needs transformers, for Jinja as it runs it
+
+        questions = questions_of(trained.job, args.tokenizer)
+        texts = [questions.write(prompt) for prompt in prompts]
+        # As a token where it is one: a special token is no text of an answer.
+        end = codec.token(questions.answer_ends, end)
+        stop += [questions.answer_ends] if questions.answer_ends else []
     options = Options(
         max_tokens=args.max_tokens,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
-        end=codec.end,
-        is_stopped=lambda new: _stop_at(codec.decode(new), args.stop) is not None,
+        end=end,
+        is_stopped=lambda new: _stop_at(codec.decode(new), stop) is not None,
         batch=trained.job.spec.batch.micro_size or DEFAULT_BATCH,
     )
     with logging.prints_to_log(None):
         model = InferenceModel(trained, groups, device)
-        made = generate(model, [codec.encode(prompt) for prompt in prompts], options)
+        made = generate(model, [codec.encode(text) for text in texts], options)
     if groups.rank == 0:
-        _print(args.format, prompts, made, codec, args.stop)
+        # Of a conversation, the answer alone: what stands before it is the template's.
+        _print(args.format, [""] * len(texts) if args.chat else texts, made, codec, stop)
 
 
 def _print(format: str, prompts: Sequence[str], made: Sequence[Ids], codec: Codec, stop: Sequence[str]) -> None:

@@ -44,6 +44,11 @@ class Codec(NamedTuple):
             ids = list(self.tokenizer.encode(text, add_special_tokens=False).ids)
         return [*ids, self.end] if self.ends_prompt and self.end is not None else ids
 
+    def token(self, text: str, default: int | None) -> int | None:
+        """Return the id of a text that is one token; else `default`."""
+        found = self.tokenizer.token_to_id(text) if self.tokenizer is not None and text else None
+        return default if found is None else int(found)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens; bytes that are no UTF-8 are replaced."""
         if self.tokenizer is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from dslpar.core.visible import visible_lines
 from tests.support.forked_runs import start_job, train_alone
-from tests.support.runs import metrics
+from tests.support.runs import metrics, start
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -75,3 +77,17 @@ def test_another_template_is_another_run(tmp_path: Path) -> None:
     done = train_alone("--config", written, output, "--resume", "data.packing=False")
     assert done.status == 1
     assert "CKP202" in done.output
+
+
+def test_a_prompt_is_asked_as_training_has_written_it(tmp_path: Path) -> None:
+    written = config(tmp_path, GPT, False)
+    assert train_alone("--config", written, f"train.output_dir={tmp_path / 'out'}", "train.steps=3").status == 0
+    command = [sys.executable, "-m", "dslpar", "generate", str(tmp_path / "out"), "--max-tokens", "8"]
+    asked = "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    plain = start([*command, "--prompt", asked, "--stop", "<|im_end|>", "--format", "json"])
+    chat = start([*command, "--chat", "--prompt", "1+1?", "--format", "json"])
+    assert (plain.status, chat.status) == (0, 0), plain.output + chat.output
+    assert json.loads(chat.output) == json.loads(plain.output)
+    shown = start([*command, "--chat", "--prompt", "1+1?"]).output
+    assert "im_start" not in shown, "the answer alone"
+    assert shown == visible_lines(json.loads(chat.output)[0]["text"]) + "\n"
