@@ -57,8 +57,8 @@ class Attention(Layer):
         layer_idx: int | None = None,
     ) -> None:
         super().__init__(groups, layer_idx)
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.heads = local_heads(groups, hidden_size, num_heads, num_kv_heads, rotary=rotary is not None)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = hidden_size // num_heads
         self.causal, self.rotary, self.dropout = causal, rotary, dropout
         self.cuts = placement.inner_cuts(groups.tensor)

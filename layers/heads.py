@@ -21,13 +21,18 @@ from dslpar.linter.registry import rule_finding
 _CODES = ("TEN201", "TEN205", "TEN206", "TEN207", "TEN209")
 
 
-def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int, *, rotary: bool) -> list[int]:
-    """Return how many heads of queries, keys and values each rank computes. Raises: DslparError: all that is wrong."""
+def local_heads(
+    groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: int | None, *, rotary: bool
+) -> list[int]:
+    """Return how many heads of queries, keys and values each rank computes; `num_kv_heads` None: as many as queries.
+
+    Raises:
+        DslparError: all that is wrong.
+    """
     for code, name, count in (("TEN205", "num_heads", num_heads), ("TEN207", "num_kv_heads", num_kv_heads)):
-        if count < 1:
+        if count is not None and count < 1:
             raise DslparError([_finding(code, name, f"{name} is {count}", f"{name}=1, or more")])
-    # Of as many heads of keys as of queries nothing is said: most often nobody has written their number.
-    sizes = divisors.Attention(hidden_size, num_heads, num_kv_heads if num_kv_heads != num_heads else None, rotary)
+    sizes = divisors.Attention(hidden_size, num_heads, num_kv_heads, rotary)
     conditions = divisors.attention(sizes, groups.tensor)
     wrong = {each.code: each for each in conditions if each.code in _CODES and not each.holds}
     if "TEN205" in wrong:
@@ -41,7 +46,8 @@ def local_heads(groups: Groups, hidden_size: int, num_heads: int, num_kv_heads: 
             ]
         )
     shared_by = groups.axis(*inner_cuts(groups.tensor).features).size
-    return [num_heads // shared_by, num_kv_heads // shared_by, num_kv_heads // shared_by]
+    kept = (num_heads if num_kv_heads is None else num_kv_heads) // shared_by
+    return [num_heads // shared_by, kept, kept]
 
 
 def _finding(code: str, key: str, message: str, hint: str) -> Finding:

@@ -16,8 +16,8 @@ from importlib.metadata import version
 from dslpar.distributed.determinism import VARIABLES
 from dslpar.layout.resolve import Job
 
-_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Its name since torch 2.9, which warns of the other one; and before."""
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Its name since torch 2.9, which warns of the others; before; and on ROCm."""
 _RENAMED_IN = (2, 9)
 
 

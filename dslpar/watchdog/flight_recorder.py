@@ -6,7 +6,8 @@
 torch records the last collectives of NCCL and of gloo by itself (TORCH_FR_BUFFER_SIZE says how many; 0: none), by
 process group and number. Its own `torchfrtrace` compares the records of all ranks after they were dumped to files; here
 they are compared while the job hangs. What was taken from it: a rank that has enqueued less than its peers of a group
-is who they wait for.
+is who they wait for. Sends between two ranks are left out, and a ring holds the last ones of all groups together: of a
+rank without a group in its record nothing is known.
 
 It imports the standard library alone: guards load it.
 """
@@ -20,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 HEADER = "Collectives, by torch's flight recorder:"
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Its name since torch 2.11 or so, of any backend; and before that, of NCCL."""
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""NCCL's recorder, and that of gloo and whatever else is on a CPU: two of them, which a job over NCCL may both have."""
 _LINE = re.compile(r"^  (\S+) \(group (\S+)\): (\d+) enqueued, (\d+) done(?:; waits in (.*))?$", re.MULTILINE)
 
 
@@ -36,14 +37,17 @@ class GroupRecord(NamedTuple):
     waits_in: str
     """The first that has not ended: all_reduce of [3, 4] Float; empty: none."""
 
+    @property
+    def operation(self) -> str:
+        """The name of that one."""
+        return self.waits_in.partition(" ")[0]
+
 
 def record() -> str:
     """Return this process's record; empty where torch has none. It imports nothing: a lock may be held."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    dump = next((getattr(c10d, name) for name in _DUMPS if hasattr(c10d, name)), None)
-    if dump is None:
-        return ""
-    return format_entries(json.loads(dump(True, False)).get("entries", ()))
+    dumps = [getattr(c10d, name) for name in _DUMPS if hasattr(c10d, name)]
+    return format_entries([entry for dump in dumps for entry in json.loads(dump(True, False)).get("entries", ())])
 
 
 def format_entries(entries: Any) -> str:
@@ -53,7 +57,7 @@ def format_entries(entries: Any) -> str:
         if not entry["is_p2p"]:  # numbered by pairs of ranks
             groups.setdefault(" ".join(entry["process_group"]), []).append(entry)
     lines = [_line(group) for _, group in sorted(groups.items())]
-    return "\n".join([HEADER, *lines]) + "\n" if lines else ""
+    return "\n".join([HEADER, *lines]) + "\n\n" if lines else ""
 
 
 def _line(entries: list[Mapping[str, Any]]) -> str:
@@ -70,8 +74,13 @@ def _line(entries: list[Mapping[str, Any]]) -> str:
     return f"  {'_'.join(name.split()) or 'unnamed'} (group {group}): {last} enqueued, {done} done{waits}"
 
 
+def split(text: str) -> tuple[str, str]:
+    """Return the record with which a rank's text begins, empty where there is none, and its stacks."""
+    record, blank, stacks = text.partition("\n\n")
+    return (record + blank, stacks) if text.startswith(HEADER) else ("", text)
+
+
 def parse(text: str) -> dict[str, GroupRecord]:
     """Return what `record` wrote, by torch's names of the groups, which are the same on all their ranks."""
-    _, _, lines = text.rpartition(HEADER)
-    found = _LINE.findall(lines) if HEADER in text else []
+    found = _LINE.findall(split(text)[0])
     return {group: GroupRecord(name, int(last), int(done), waits) for name, group, last, done, waits in found}

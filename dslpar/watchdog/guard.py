@@ -15,23 +15,21 @@ Rank 0's guard is the hub of the job: the others connect to it once the ranks ha
 It is a state machine: what an event does depends on what is known of the job. Beside the states, two clocks run against
 the rank alone (rank_process.py). This table is TRANSITIONS below: the action, and the next state where it is another.
 
-    event             WATCHING                      COLLECTING            ENDING                ABORTED             GONE
-    JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING     -                     pass_on -> GONE       -
-    JOB_ENDS          end_rank -> ENDING            end_rank -> ENDING    end_rank              end_rank -> GONE      -
-    RANK_GONE         report_death -> GONE          report_death -> GONE  report_death -> GONE  -                     -
-    RANK_ABORTED      hold_back -> ABORTED          hold_back -> ABORTED  -                     -                     -
-    ABORT_STANDS      -                             -                     -                     report_death -> GONE  -
-    HOST_SILENT       end_job -> ENDING             end_job -> ENDING     -                     end_job -> GONE       -
-    HUB_UNREACHABLE   warn                          warn                  -                     -                     -
-    RANK_STUCK        report_stuck                  -                     -                     -                     -
-    STACKS_WANTED     collect_stacks -> COLLECTING  -                     -                     -                     -
-    STACKS_COLLECTED  -                             blame -> ENDING       -                     -                     -
-    SHOW_STACKS       show_stacks                   show_stacks           show_stacks           -                     -
-    SIGTERM_RECEIVED  start_grace                   start_grace           start_grace           -                     -
-    GRACE_OVER        end_overdue                   end_overdue           end_overdue           -                     -
-    KILL_DUE          kill_rank                     kill_rank             kill_rank             -                     -
-    STOP_ORDERED      signal_rank                   signal_rank           signal_rank           -                     -
-    LAUNCH_LOST       end_orphan                    end_orphan            end_orphan            -                     -
+    event             WATCHING                      COLLECTING            ENDING                GONE
+    JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING     -                     -
+    JOB_ENDS          end_rank -> ENDING            end_rank -> ENDING    end_rank              -
+    RANK_GONE         report_death -> GONE          report_death -> GONE  report_death -> GONE  -
+    HOST_SILENT       end_job -> ENDING             end_job -> ENDING     -                     -
+    HUB_UNREACHABLE   warn                          warn                  -                     -
+    RANK_STUCK        report_stuck                  -                     -                     -
+    STACKS_WANTED     collect_stacks -> COLLECTING  -                     -                     -
+    STACKS_COLLECTED  -                             blame -> ENDING       -                     -
+    SHOW_STACKS       show_stacks                   show_stacks           show_stacks           -
+    SIGTERM_RECEIVED  start_grace                   start_grace           start_grace           -
+    GRACE_OVER        end_overdue                   end_overdue           end_overdue           -
+    KILL_DUE          kill_rank                     kill_rank             kill_rank             -
+    STOP_ORDERED      signal_rank                   signal_rank           signal_rank           -
+    LAUNCH_LOST       end_orphan                    end_orphan            end_orphan            -
 
 A guard that was itself held up (a machine that swaps, a virtual one that moves) takes that time off before it accuses
 anybody. That hang detection belongs in a process of its own is how NVIDIA's resiliency extension has it; stacks of all
@@ -73,8 +71,6 @@ _PAUSE_S = 2.0
 """A pause of our own that is not held against others."""
 _LAUNCHERS_S = 2.0
 """How long launchers have to end by themselves when a host and our rank are gone."""
-_BETTER_CAUSE_S = SILENCE_S + 2.0
-"""How long a rank's abort waits for what may have caused it, such as a host that is gone."""
 _COLLECT_S = 3.0
 """In which ranks must have shown their stacks."""
 
@@ -88,8 +84,6 @@ class State(Enum):
     """A rank is stuck; all guards are asked for stacks. The hub alone, or a guard that never met it."""
     ENDING = auto()
     """The job has failed; the rank has been told to end."""
-    ABORTED = auto()
-    """The rank has aborted in C++, as NCCL's watchdog has it when a peer is lost: a better cause may still be told."""
     GONE = auto()
     """The rank is gone, and the guard leaves."""
 
@@ -102,10 +96,6 @@ class Event(Enum):
     JOB_ENDS = auto()
     """The hub says so."""
     RANK_GONE = auto()
-    RANK_ABORTED = auto()
-    """It is gone by SIGABRT, of a thread that Python does not know."""
-    ABORT_STANDS = auto()
-    """No better cause was told since."""
     HOST_SILENT = auto()
     """The hub has heard nothing from a host, or another guard nothing from the hub."""
     HUB_UNREACHABLE = auto()
@@ -148,7 +138,6 @@ class Guard:
         self.launchers: Sequence[orphans.Process] = ()
         self._beat_s, self._beat_progress = 0.0, Progress()
         self._collecting_since_s, self._stuck = 0.0, ""
-        self._abort_stands_s = float("inf")
         self._stops: set[int] = set()
         """Signals that `dslpar launch` has ordered."""
 
@@ -174,7 +163,7 @@ class Guard:
         self.launchers = orphans.launchers_of(self.settings.pid)  # while the rank lives: nobody knows later
         with contextlib.suppress(OSError, AttributeError):  # an old kernel; then _tick notices
             pidfd = os.pidfd_open(self.settings.pid)
-            self.poller.watch(pidfd, partial(self._notice_death, pidfd))
+            self.poller.watch(pidfd, partial(self.handle, Event.RANK_GONE))
         self.poller.watch(self.settings.signals, self._read_signals)
         if self.rank.page.ending:  # an earlier guard was killed in the middle of it
             self.rank.end(self.rank.page.ending, self.now)
@@ -198,9 +187,7 @@ class Guard:
         if paused_s > _PAUSE_S:
             self._forgive(paused_s)
         if self.rank.is_gone():
-            self._notice_death()
-        if self.now > self._abort_stands_s:
-            self.handle(Event.ABORT_STANDS)
+            self.handle(Event.RANK_GONE)
         if self.hub is not None and self.hub.server is not None:
             self.hub.server.expire()
         if self.launch.is_lost(self.now):
@@ -217,13 +204,6 @@ class Guard:
             self.handle(Event.RANK_STUCK, stuck)
         if self.state is State.COLLECTING and self._has_all_stacks():
             self.handle(Event.STACKS_COLLECTED)
-
-    def _notice_death(self, pidfd: int | None = None) -> None:
-        """The rank is gone, of itself or as others were lost to it. `pidfd`: what has told it, and tells it no more."""
-        if pidfd is not None:
-            self.poller.unwatch(pidfd)
-        aborted = self.settings.world_size > 1 and verdicts.is_abort_beside_python(self.rank.read("stack"))
-        self.handle(Event.RANK_ABORTED if aborted and self.state in _UNDECIDED else Event.RANK_GONE)
 
     def _forgive(self, paused_s: float) -> None:
         """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
@@ -362,10 +342,6 @@ class Guard:
         self.host_lost = host_lost
         self.rank.end(Ending.JOB_FAILED, self.now)
 
-    def hold_back(self) -> None:
-        """Tell nobody yet: the failure that the abort may come from is told by another guard."""
-        self._abort_stands_s = self.now + _BETTER_CAUSE_S
-
     def report_death(self) -> None:
         """Find out how the rank has ended, and fail the job unless it was in order, or to be expected."""
         rank, status = self.rank, self.rank.wait_status()
@@ -482,7 +458,7 @@ class Transition(NamedTuple):
     """None: the same."""
 
 
-_Row = dict[State, Transition]
+_Row = Mapping[State, Transition]
 
 
 def _in(states: Sequence[State], action: Callable[..., None], next_state: State | None = None) -> _Row:
@@ -492,12 +468,10 @@ def _in(states: Sequence[State], action: Callable[..., None], next_state: State 
 _UNDECIDED = (State.WATCHING, State.COLLECTING)
 _ALIVE = (*_UNDECIDED, State.ENDING)
 TRANSITIONS: Mapping[Event, _Row] = {
-    Event.JOB_FAILED: _in(_UNDECIDED, Guard.pass_on, State.ENDING) | _in([State.ABORTED], Guard.pass_on, State.GONE),
-    Event.JOB_ENDS: _in(_ALIVE, Guard.end_rank, State.ENDING) | _in([State.ABORTED], Guard.end_rank, State.GONE),
+    Event.JOB_FAILED: _in(_UNDECIDED, Guard.pass_on, State.ENDING),
+    Event.JOB_ENDS: _in(_ALIVE, Guard.end_rank, State.ENDING),
     Event.RANK_GONE: _in(_ALIVE, Guard.report_death, State.GONE),
-    Event.RANK_ABORTED: _in(_UNDECIDED, Guard.hold_back, State.ABORTED),
-    Event.ABORT_STANDS: _in([State.ABORTED], Guard.report_death, State.GONE),
-    Event.HOST_SILENT: _in(_UNDECIDED, Guard.end_job, State.ENDING) | _in([State.ABORTED], Guard.end_job, State.GONE),
+    Event.HOST_SILENT: _in(_UNDECIDED, Guard.end_job, State.ENDING),
     Event.HUB_UNREACHABLE: _in(_UNDECIDED, Guard.warn),
     Event.RANK_STUCK: _in([State.WATCHING], Guard.report_stuck),
     Event.STACKS_WANTED: _in([State.WATCHING], Guard.collect_stacks, State.COLLECTING),

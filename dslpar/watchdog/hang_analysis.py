@@ -1,8 +1,9 @@
 """Hang analysis: which of the ranks that wait for each other holds the others up.
 
-By their flight records, where torch keeps them (flight_recorder.py): the rank that has not come to a collective in
-which its peers wait. Else by where their stacks are: a rank that is in no collective, while others are. With NCCL a
-rank does not wait in its collective but later, where it reads a result from the device: it is not to blame either.
+By where their stacks are: a rank that is in no collective, while others are. With NCCL a rank does not wait in its
+collective but later, where it reads a result from the device: it is not to blame either. Flight records, where torch
+keeps them (flight_recorder.py), tell for which of several such ranks the others wait, and of ranks that all wait whether
+they do so in a circle, or in different collectives.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class RankStacks(NamedTuple):
     @property
     def frames(self) -> str:
         """The stacks alone."""
-        return self.stacks.partition(flight_recorder.HEADER)[0]
+        return flight_recorder.split(self.stacks)[1]
 
     @property
     def waits(self) -> bool:
@@ -63,23 +64,24 @@ class _Wait(NamedTuple):
 
 
 def find_blocking_rank(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str]:
-    """Return the rank that holds the others up, and what shows it."""
-    if recorded := _by_flight_records(ranks):
-        return recorded
+    """Return the rank that holds the others up, and what shows it.
+
+    A rank is to blame where its stack shows that it does not wait; of several, one that its peers wait for by their
+    records. Where all wait, records tell of circles, and of ranks in another collective than their peers.
+    """
+    waits = _waits(ranks)
     last_step = max(rank.step for rank in ranks)
     behind = [rank for rank in ranks if rank.step < last_step]
     elsewhere = [rank for rank in ranks if not rank.waits]
     if elsewhere:
+        missed = {number for wait in waits for number in wait.missing}
         places = Counter(_place(rank.frames) for rank in elsewhere)
-        first = min(elsewhere, key=lambda rank: (rank.step, places[_place(rank.frames)]))
-        reading = sum(rank.reads_device for rank in ranks)
-        waiting = len(ranks) - len(elsewhere) - reading
-        said = [f"{waiting} of {len(ranks)} ranks wait in a collective"] if waiting else []
-        said += [f"{reading} of {len(ranks)} ranks wait for the device"] if reading else []
-        if not said:  # as NCCL has it too: a rank whose queue of kernels is full waits wherever it is
-            usual, number = places.most_common(1)[0]
-            said = [f"{number} of {len(ranks)} ranks are {usual}"]
-        return first, f"it is {_place(first.frames)}, while {' and '.join(said)}"
+        candidates = [rank for rank in elsewhere if rank.rank in missed] or elsewhere
+        first = min(candidates, key=lambda rank: (rank.step, places[_place(rank.frames)]))
+        return first, f"it is {_place(first.frames)}, {_what_others_do(first, ranks, waits)}"
+    by_records = _of_circle(ranks, waits) or _of_mismatch(ranks, waits)
+    if by_records is not None:
+        return by_records
     if behind:
         return behind[0], f"it is behind the others, in a collective: {_place(behind[0].frames)}"
     if any(rank.reads_device for rank in ranks):
@@ -87,53 +89,68 @@ def find_blocking_rank(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str]:
     return ranks[0], "all ranks wait in a collective, though not in the same one, or the network has lost it"
 
 
-def _by_flight_records(ranks: Sequence[RankStacks]) -> tuple[RankStacks, str] | None:
-    """Return the rank for which others wait and that waits for nobody, by their records; None where they do not tell.
+def _what_others_do(first: RankStacks, ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> str:
+    peers = [wait for wait in waits if first.rank in wait.missing]
+    if peers:
+        group, record = peers[0].group, peers[0].record
+        number = sum(wait.group == group for wait in peers)
+        what = f"{record.waits_in}, number {record.done + 1} of its group {record.name}"
+        return f"and has not come to {what}, in which {number} of its peers wait"
+    reading = sum(rank.reads_device for rank in ranks)
+    waiting = sum(rank.waits for rank in ranks) - reading
+    said = [f"{waiting} of {len(ranks)} ranks wait in a collective"] if waiting else []
+    said += [f"{reading} of {len(ranks)} ranks wait for the device"] if reading else []
+    if not said:  # as NCCL has it too: a rank whose queue of kernels is full waits wherever it is
+        usual, number = Counter(_place(rank.frames) for rank in ranks).most_common(1)[0]
+        said = [f"{number} of {len(ranks)} ranks are {usual}"]
+    return f"while {' and '.join(said)}"
+
+
+def _waits(ranks: Sequence[RankStacks]) -> list[_Wait]:
+    """Return who waits in which collective, by flight records, and for whom.
 
     Ranks of a group number its collectives alike, so a rank that has enqueued fewer has not come to the others' yet.
     """
     records = {rank.rank: flight_recorder.parse(rank.stacks) for rank in ranks}
-    by_number = {rank.rank: rank for rank in ranks}
-    waits = [
+    return [
         _Wait(number, group, record, _missing(records, group, record.done + 1))
         for number, groups in records.items()
         for group, record in groups.items()
         if record.waits_in
     ]
-    held_up = [wait for wait in waits if wait.missing]
-    if not held_up:
-        return _by_mismatch(waits, by_number)
-    waiting = {wait.rank for wait in held_up}
-    to_blame = Counter(missing for wait in held_up for missing in wait.missing if missing not in waiting)
-    if to_blame:
-        first = by_number[min(to_blame, key=lambda number: (-to_blame[number], number))]
-        peers = [wait for wait in held_up if first.rank in wait.missing]
-        group, record = peers[0].group, peers[0].record
-        number = sum(wait.group == group for wait in peers)
-        what = f"{record.waits_in}, number {record.done + 1} of its group {record.name}, in which {number} of its peers"
-        return first, f"it is {_place(first.frames)}, and has not come to {what} wait"
-    one = held_up[0]
-    other = next(wait for wait in held_up if wait.rank in one.missing)
-    return by_number[one.rank], (
-        f"ranks {one.rank} and {other.rank} wait for each other: {_in(one)}, and {_in(other)}; all ranks must take"
-        " their collectives in one order"
-    )
 
 
 def _missing(records: dict[int, dict[str, GroupRecord]], group: str, number: int) -> list[int]:
-    """Return the ranks of a group that have not enqueued its collective of that number."""
+    """Return the ranks that have used a group, and have not enqueued its collective of that number."""
     return [rank for rank, groups in records.items() if group in groups and groups[group].enqueued < number]
 
 
-def _by_mismatch(waits: Sequence[_Wait], by_number: dict[int, RankStacks]) -> tuple[RankStacks, str] | None:
-    """Return a rank that is in another collective than its peers, under the same number of the same group."""
+def _of_circle(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
+    """Return the first of ranks that wait for each other in a circle: their collectives are in no common order."""
+    held_up = {wait.rank: wait for wait in reversed(waits) if wait.missing}
+    for number in held_up:
+        path = [number]
+        while (following := held_up[path[-1]].missing[0]) in held_up and following not in path:
+            path.append(following)
+        if following in path:
+            circle = sorted(path[path.index(following) :])
+            said = ", ".join(_in(held_up[each]) for each in circle)
+            named = " and ".join(map(str, circle))
+            first = next(rank for rank in ranks if rank.rank == circle[0])
+            return first, f"ranks {named} wait for each other: {said}; all ranks must take collectives in one order"
+    return None
+
+
+def _of_mismatch(ranks: Sequence[RankStacks], waits: Sequence[_Wait]) -> tuple[RankStacks, str] | None:
+    """Return a rank that is in another kind of collective than its peers, under the same number of the same group."""
     for wait in waits:
         same = [other for other in waits if (other.group, other.record.done) == (wait.group, wait.record.done)]
-        kinds = Counter(other.record.waits_in for other in same)
+        kinds = Counter(other.record.operation for other in same)
         if len(kinds) > 1:
             usual = kinds.most_common(1)[0][0]
-            odd = next(other for other in reversed(same) if other.record.waits_in != usual)
-            return by_number[odd.rank], f"it is in another collective than its peers: {_in(odd)}; they are in {usual}"
+            odd = next(other for other in reversed(same) if other.record.operation != usual)
+            first = next(rank for rank in ranks if rank.rank == odd.rank)
+            return first, f"its group takes different collectives: {_in(odd)}; others are in {usual}"
     return None
 
 

@@ -283,7 +283,7 @@ def _flight_record() -> str:
     try:
         return flight_recorder.record()
     except Exception as error:  # noqa: BLE001
-        return f"(no flight record: {error!r})\n"
+        return f"{flight_recorder.HEADER} none, {error!r}\n\n"
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ class RankProcess:
             if now == size > 0 and flight.exists():  # it grows no more
                 break
             size = now
-        return self.read("stacks") + self.read("flight")
+        return self.read("flight") + self.read("stacks")  # in this order: of long stacks the end is cut off
 
     # ---- its marks ----
 

@@ -25,18 +25,25 @@ def make_report(who: Rank, at: str, error: BaseException, trace: TracebackType |
         kind = "interrupt"
     line = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:_MAX_LINE]
     if isinstance(error, DslparError):
-        whole = f"{error}\n{_place(trace)}"  # it says all but which line of a program it is about
+        whole = f"{error}\n{_place(error, trace)}"  # it says all but which line of a program it is about
     else:
         whole = "".join(traceback.format_exception(type(error), error, trace))
     text = messages.cut(whole)
     return Report(who, kind, time.time(), line, text + advice(error), at)
 
 
-def _place(trace: TracebackType | None) -> str:
-    """Return the frames of a traceback that are the user's own: neither dslpar's nor an installed package's."""
+def _place(error: DslparError, trace: TracebackType | None) -> str:
+    """Return the frames of a finding's traceback that are the user's own: neither dslpar's nor an installed package's.
+
+    Of one that was raised from another finding, those of the first; from an error of another kind, that in full.
+    """
+    cause = error.__cause__
+    while isinstance(cause, DslparError):
+        trace, cause = cause.__traceback__, cause.__cause__
     frames = [frame for frame in traceback.extract_tb(trace) if not _INSTALLED.search(frame.filename)]
     own = [frame for frame in frames if not frame.filename.startswith(f"{_DSLPAR}{os.sep}")]
-    return "".join(["raised by\n", *traceback.format_list(own)]) if own else ""
+    place = "".join(["raised by\n", *traceback.format_list(own)]) if own else ""
+    return place + ("".join(traceback.format_exception(cause)) if cause is not None else "")
 
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen|[/\\]lib[/\\]python3\.\d+[/\\]")

@@ -14,7 +14,6 @@ from dslpar.watchdog.status_page import Progress
 
 FATAL = "Fatal Python error"
 """How faulthandler begins when Python crashes."""
-_ABORTED = f"{FATAL}: Aborted"
 _MAX_NAMES = 8
 
 
@@ -25,11 +24,6 @@ class Failure(NamedTuple):
     """None: the rank itself has told."""
     host_lost: bool = False
     """Whether a host is gone, so that launchers may wait for it for ever."""
-
-
-def is_abort_beside_python(stack: str) -> bool:
-    """Whether a thread that Python does not know has aborted the process, such as NCCL's watchdog: none is current."""
-    return stack.startswith(_ABORTED) and "Current thread" not in stack
 
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:

@@ -17,6 +17,7 @@ from typing import TextIO
 import pytest
 import torch
 
+from dslpar.core.catalog import finding
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
 from dslpar.distributed import bootstrap
@@ -179,6 +180,30 @@ def test_a_finding_that_stops_a_program_is_told_with_the_program_s_lines_alone()
     assert "Traceback" not in report.text
     assert own.count("File ") == 1
     assert "Attention(Groups(Mesh()), 64, 5)" in own
+
+
+def test_of_a_finding_raised_from_others_the_first_one_s_lines_and_what_is_no_finding_are_told() -> None:
+    def innermost() -> None:
+        Attention(Groups(Mesh()), 64, 5)
+
+    def wrapped() -> None:
+        try:
+            innermost()
+        except DslparError as error:
+            raise DslparError(error.findings) from error
+
+    with pytest.raises(DslparError) as caught:
+        wrapped()
+    text = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
+    assert "in innermost" in text
+    with pytest.raises(DslparError) as caught:
+        raise_from(ValueError("the cause"))
+    text = reports.make_report(marks.Rank(0, 1, "node", 1), "", caught.value, caught.tb).text
+    assert text.endswith("ValueError: the cause\n")
+
+
+def raise_from(cause: Exception) -> None:
+    raise DslparError([finding("CFG224", "no handler")]) from cause
 
 
 def test_an_index_out_of_range_on_a_gpu_says_where_to_look() -> None:

@@ -243,30 +243,6 @@ def test_a_signal_to_the_group_does_not_end_a_guard_that_starts(tmp_path: Path) 
     assert subprocess.run([sys.executable, "-c", EARLY.format(root=str(ROOT))], env=environ, timeout=60).returncode == 0
 
 
-ABORTS_BESIDE_PYTHON = """\
-import ctypes
-libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
-libc.pthread_create(ctypes.byref(thread), None, ctypes.cast(libc.abort, ctypes.c_void_p), None)
-time.sleep(600)
-"""
-"""In a thread that Python does not know, as NCCL's watchdog is one."""
-
-
-def test_an_abort_as_of_nccl_s_watchdog_waits_for_a_better_cause(tmp_path: Path) -> None:
-    with Ranks(tmp_path, WAITS, ABORTS_BESIDE_PYTHON, "time.sleep(1.5); raise ValueError('the cause')") as ranks:
-        assert ranks.statuses(20) == [1, -signal.SIGABRT, 1]
-        text = "\n".join(ranks.all_said())
-        assert "ValueError: the cause" in text
-        assert "crashed first" not in text
-
-
-@pytest.mark.prove
-def test_an_abort_of_which_no_better_cause_is_told_is_the_cause(tmp_path: Path) -> None:
-    with Ranks(tmp_path, WAITS, ABORTS_BESIDE_PYTHON) as ranks:
-        assert ranks.statuses(30) == [1, -signal.SIGABRT]
-        assert f"{at(1).replace('of 3', 'of 2')} crashed first" in "\n".join(ranks.all_said())
-
-
 @pytest.mark.parametrize("status", [3, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_rank_that_leaves_by_itself_in_the_middle_ends_the_others(tmp_path: Path, status: int) -> None:
     """With 0 no launcher would end them: they would wait for it until it was called a hang, of somebody else."""

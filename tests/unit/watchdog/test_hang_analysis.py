@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.watchdog.flight_recorder import GroupRecord, format_entries, parse
+from dslpar.watchdog.flight_recorder import GroupRecord, format_entries, parse, split
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
 
 IN = 'Thread 0x01 (most recent call first):\n  File "site-packages/torch/distributed/c10d.py", line 3 in all_reduce\n'
@@ -77,49 +77,88 @@ def test_a_record_of_torch_s_entries() -> None:
     assert text.splitlines()[1:] == [
         "  tensor (group 7): 6 enqueued, 4 done; waits in all_reduce of [3, 4] BFloat16",
         "  tensor (group 8): 3 enqueued, 3 done",
+        "",
     ]
-    assert parse("stacks before\n" + text)["7"] == GroupRecord("tensor", 6, 4, "all_reduce of [3, 4] BFloat16")
+    assert split(text + IN) == (text, IN)
+    assert parse(text + IN)["7"] == GroupRecord("tensor", 6, 4, "all_reduce of [3, 4] BFloat16")
     assert format_entries([sent]) == ""
     assert parse("stacks alone") == {}
 
 
 @pytest.mark.parametrize(
-    ("records", "rank", "why"),
+    ("ranks", "rank", "why"),
     [
         pytest.param(
-            (flight(("7", 5, 4)), flight(("7", 4, 4)), flight(("7", 5, 4))),
+            (flight(("7", 5, 4)) + IN, flight(("7", 4, 4)) + OUT, flight(("7", 5, 4)) + IN),
             1,
-            "and has not come to all_reduce of [3, 4] BFloat16, number 5 of its group tensor, in which 2 of its peers",
+            "it is in read (data.py, line 9), and has not come to all_reduce of [3, 4] BFloat16, number 5 of its group"
+            " tensor, in which 2 of its peers wait",
             id="one has not come",
         ),
         pytest.param(
-            (flight(("a", 5, 4), ("b", 2, 2)), flight(("a", 4, 4), ("b", 3, 2)), flight(("b", 2, 2))),
+            (flight(("a", 5, 4)) + IN, flight(("b", 2, 2)) + OUT, flight(("a", 4, 4)) + OUT),
             2,
-            "and has not come to all_reduce of [3, 4] BFloat16, number 3 of its group tensor, in which 1 of its peers",
-            id="0 waits for 1, and 1 for 2",
+            "and has not come to all_reduce",
+            id="of two elsewhere, the one that is waited for",
         ),
         pytest.param(
-            (flight(("a", 5, 4), ("b", 2, 2)), flight(("a", 4, 4), ("b", 3, 2))),
+            (flight(("a", 5, 4)) + IN, flight(("a", 4, 4)) + IN, OUT),
+            2,
+            "it is in read (data.py, line 9), while 2 of 3 ranks wait in a collective",
+            id="1 waits by sends, which no record has",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4)) + IN, flight(("a", 4, 4), ("b", 3, 2)) + OUT),
+            1,
+            "it is in read (data.py, line 9), and has not come to all_reduce",
+            id="it has a collective under way itself",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4), ("b", 2, 2)) + IN, flight(("a", 4, 4), ("b", 3, 2)) + IN),
             0,
             "ranks 0 and 1 wait for each other: rank 0 in all_reduce of [3, 4] BFloat16, number 5 of its group tensor,",
             id="in two orders",
         ),
         pytest.param(
-            (flight(("a", 5, 4)), flight(("a", 5, 4)), flight(("a", 5, 4), operation="all_gather")),
+            (
+                flight(("a", 5, 4)) + IN,
+                flight(("a", 4, 4), ("b", 3, 2), ("c", 1, 1)) + IN,
+                flight(("b", 2, 2), ("c", 2, 1)) + IN,
+            ),
+            1,
+            "ranks 1 and 2 wait for each other",
+            id="a circle beside one that waits for it",
+        ),
+        pytest.param(
+            (
+                flight(("a", 5, 4), ("c", 2, 2)) + IN,
+                flight(("a", 4, 4), ("b", 3, 2)) + IN,
+                flight(("b", 2, 2), ("c", 3, 2)) + IN,
+            ),
+            0,
+            "ranks 0 and 1 and 2 wait for each other",
+            id="a circle of three",
+        ),
+        pytest.param(
+            (flight(("a", 5, 4)) + IN, flight(("a", 5, 4)) + IN, flight(("a", 5, 4), operation="all_gather") + IN),
             2,
-            "it is in another collective than its peers: rank 2 in all_gather of [3, 4] BFloat16, number 5",
+            "its group takes different collectives: rank 2 in all_gather of [3, 4] BFloat16, number 5",
             id="another collective",
         ),
-        pytest.param((flight(("a", 5, 4)), flight(("a", 5, 4))), 0, "all ranks wait in a collective", id="lost"),
-        pytest.param((flight(("a", 5, 5)), "", flight(("a", 5, 5))), 0, "all ranks wait in a collective", id="none"),
+        pytest.param((flight(("a", 5, 4)) + IN, flight(("a", 5, 4)) + IN), 0, "all ranks wait in a", id="lost"),
+        pytest.param((flight(("a", 5, 5)) + IN, IN, flight(("a", 5, 5)) + IN), 0, "all ranks wait in a", id="none"),
     ],
 )
-def test_the_culprit_by_flight_records(records: tuple[str, ...], rank: int, why: str) -> None:
-    """With stacks that tell nothing: all are in a collective, as far as they show."""
-    shown = [RankStacks(number, "", "", 8, IN + record) for number, record in enumerate(records)]
-    who, words = find_blocking_rank(shown)
+def test_the_culprit_with_flight_records(ranks: tuple[str, ...], rank: int, why: str) -> None:
+    who, words = find_blocking_rank([RankStacks(number, "", "", 8, text) for number, text in enumerate(ranks)])
     assert who.rank == rank
     assert why in words
+
+
+def test_uneven_pieces_are_no_other_collective() -> None:
+    shapes = [flight(("a", 1, 0)), flight(("a", 1, 0)).replace("[3, 4]", "[4, 4]")]
+    _, words = find_blocking_rank([RankStacks(number, "", "", 8, text + IN) for number, text in enumerate(shapes)])
+    assert words.startswith("all ranks wait in a collective")
 
 
 def reading(tmp_path: Path) -> str:
