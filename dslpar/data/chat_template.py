@@ -33,6 +33,11 @@ class Rendered(NamedTuple):
     """What is learned."""
 
 
+_CLOCK = "strftime_now"
+_NO_CLOCK = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
+"""For templates that write the day's date, Llama 3.1's default: a resume on another day is to have the same text."""
+
+
 class TemplateProblemError(ValueError):
     """A template cannot be used at all; of a single conversation it is a ValueError."""
 
@@ -42,6 +47,7 @@ class Renderer:
 
     def __init__(self, template: Template, answers_only: bool, special: Iterable[str] = ()) -> None:
         self.template, self.answers_only = template, answers_only
+        self._text = (_NO_CLOCK if _CLOCK in template.text else "") + template.text
         self.special = tuple({*special, *filter(None, template.special.values())})
 
     def __call__(self, conversation: Conversation) -> Rendered:
@@ -91,7 +97,7 @@ class Renderer:
             rendered: Any = render_jinja_template(
                 [of.messages[:stop]],
                 tools=of.tools,
-                chat_template=self.template.text,
+                chat_template=self._text,
                 return_assistant_tokens_mask=marks,
                 add_generation_prompt=prompt,
                 **dict[str, Any](self.template.special),

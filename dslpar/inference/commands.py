@@ -14,13 +14,13 @@ from dslpar.core.visible import json_text, visible, visible_lines
 from dslpar.data.source import Source, find_source
 from dslpar.distributed.groups import Groups
 from dslpar.inference.evaluation import Result, all_parts, evaluate, held_out_parts
-from dslpar.inference.generation import DEFAULT_BATCH, Ids, Options, check_generates, generate
+from dslpar.inference.generation import DECODER_IDS, DEFAULT_BATCH, Ids, Options, check_generates, generate
 from dslpar.inference.model import InferenceModel
-from dslpar.inference.prompts import Codec, codec_of, read_prompts
+from dslpar.inference.prompts import codec_of, read_prompts
 from dslpar.inference.ranks import run_on_ranks
 from dslpar.inference.sampling import Sampling
 from dslpar.inference.trained import Trained, open_run
-from dslpar.policies.data_types import check_data
+from dslpar.policies.data_types import check_data, inputs_of
 from dslpar.reporting import logging
 from dslpar.schema.datasets import is_images
 
@@ -105,19 +105,22 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
         max_tokens=args.max_tokens,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
         end=end,
-        is_stopped=lambda new: _stop_at(codec.decode(new), stop) is not None,
+        is_stopped=lambda prompt, new: bool(stop) and _stop_at(codec.decode_after(prompt, new), stop) is not None,
         batch=trained.job.spec.batch.micro_size or DEFAULT_BATCH,
     )
     with logging.prints_to_log(None):
         model = InferenceModel(trained, groups, device)
-        made = generate(model, [codec.encode(text) for text in texts], options)
+        ids = [codec.encode(text) for text in texts]
+        made = generate(model, ids, options)
     if groups.rank == 0:
+        before = [[]] * len(ids) if DECODER_IDS in inputs_of(trained.job) else ids
+        found = [codec.decode_after(*each) for each in zip(before, made, strict=True)]
         # Of a conversation, the answer alone: what stands before it is the template's.
-        _print(args.format, [""] * len(texts) if args.chat else texts, made, codec, stop)
+        shown = [""] * len(texts) if args.chat else texts
+        _print(args.format, shown, [_until_stop(text, stop) for text in found], made)
 
 
-def _print(format: str, prompts: Sequence[str], made: Sequence[Ids], codec: Codec, stop: Sequence[str]) -> None:
-    texts = [_until_stop(codec.decode(new), stop) for new in made]
+def _print(format: str, prompts: Sequence[str], texts: Sequence[str], made: Sequence[Ids]) -> None:
     if format == "json":
         sys.stdout.write(json_text([{"text": text, "tokens": new} for text, new in zip(texts, made, strict=True)]))
         return

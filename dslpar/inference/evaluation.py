@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError, Finding
+from dslpar.data.corpus import FileSlice
 from dslpar.data.order import Samples, sample_indices
 from dslpar.data.source import Part, Source, make_samples
 from dslpar.distributed import collectives
@@ -66,7 +68,22 @@ def _whole(train: Part, held_out: Part) -> Part:
         return held_out._replace(rows=train.rows._replace(num_held_out=0))
     if train.dataset is not None:
         return held_out._replace(dataset=train.dataset)
-    return held_out._replace(files=(*train.files, *held_out.files))
+    if train.conversations is not None and held_out.conversations is not None:
+        same = train.conversations.files == held_out.conversations.files
+        stop = held_out.conversations.stop if same else train.conversations.stop  # else they are of data.eval_path
+        return held_out._replace(conversations=train.conversations._replace(stop=stop, training=False))
+    return held_out._replace(files=_joined((*train.files, *held_out.files)))
+
+
+def _joined(slices: Sequence[FileSlice]) -> tuple[FileSlice, ...]:
+    """Return the slices, those that were cut from each other as one: a text ends where its file ends."""
+    found: list[FileSlice] = []
+    for each in slices:
+        if found and (found[-1].path, found[-1].stop) == (each.path, each.start):
+            found[-1] = found[-1]._replace(stop=each.stop)
+        else:
+            found.append(each)
+    return tuple(found)
 
 
 def evaluate(
@@ -86,6 +103,9 @@ def evaluate(
         size = collectives.broadcast_object(samples.num_samples if samples else 0, groups.axis("pipe"))
         count = size if limit is None else min(limit, size)
         num_samples += _add_part(model, tally, samples, count)
+    if not num_samples:
+        hint = "more data, or a smaller batch.micro_size"
+        raise_finding("BAT203", "there is no sample to measure the model on", hint, model.job.path, "data")
     of_replicas = collectives.gather_objects(tally, groups.axis("data"))
     pipe = groups.axis("pipe")
     total = collectives.broadcast_object(metrics.sum_tallies(of_replicas), pipe, source=pipe.size - 1)

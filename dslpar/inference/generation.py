@@ -43,8 +43,8 @@ class Options(NamedTuple):
     sampling: Sampling = Sampling()
     end: int | None = None
     """The id that ends a text; it is the last one of what is returned."""
-    is_stopped: Callable[[Ids], bool] = lambda new: False
-    """Whether a text of these new ids is at its end."""
+    is_stopped: Callable[[Ids, Ids], bool] = lambda prompt, new: False
+    """Whether a text of these new ids, behind those of its prompt, is at its end."""
     batch: int = DEFAULT_BATCH
     """Prompts that are run together."""
 
@@ -80,7 +80,7 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
     Raises:
         DslparError: a prompt is empty or too long, or has an id that the model does not know.
     """
-    max_tokens = _check_prompts(model, prompts, options)
+    most = _check_prompts(model, prompts, options)
     data = model.groups.axis("data")
     streams = streams_of(prompts)
     # Those of like lengths together: their steps are those of the longest after the shortest.
@@ -90,19 +90,18 @@ def generate(model: InferenceModel, prompts: Sequence[Sequence[int]], options: O
     for begin in range(0, len(mine), options.batch):
         numbers = mine[begin : begin + options.batch]
         samples = [(list(prompts[number]), streams[number]) for number in numbers]
-        batch = _Batch(model, samples, options, max_tokens)
+        batch = _Batch(model, samples, options, [most[number] for number in numbers])
         found |= dict(zip(numbers, batch.run(), strict=True))
     everything = {number: new for part in collectives.gather_objects(found, data) for number, new in part.items()}
     return [everything[number] for number in range(len(prompts))]
 
 
-def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> int:
-    """Return the most new tokens. Raises DslparError, with every prompt that cannot be used."""
+def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], options: Options) -> list[int]:
+    """Return the most new tokens of each prompt. Raises DslparError, with every prompt that cannot be used."""
     job, multiple, vocab_size = model.job, model.length_multiple, vocab_size_of(model)
     limit = max_length(job)
     room = None if limit is None else limit // multiple * multiple
     findings = []
-    longest = max(map(len, prompts), default=0)
     for number, prompt in enumerate(prompts, 1):
         if not prompt:
             findings.append(finding("BAT217", f"prompt {number} has no tokens", "write some text", job.path))
@@ -121,8 +120,8 @@ def _check_prompts(model: InferenceModel, prompts: Sequence[Sequence[int]], opti
     if findings:
         raise DslparError(findings)
     if options.max_tokens is not None:
-        return options.max_tokens
-    return DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, room - longest)
+        return [options.max_tokens] * len(prompts)
+    return [DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, room - len(prompt)) for prompt in prompts]
 
 
 def vocab_size_of(model: InferenceModel) -> int:
@@ -135,12 +134,13 @@ class _Batch:
     """Prompts that are run together."""
 
     def __init__(
-        self, model: InferenceModel, samples: list[tuple[Ids, int]], options: Options, max_tokens: int
+        self, model: InferenceModel, samples: list[tuple[Ids, int]], options: Options, most: list[int]
     ) -> None:
-        """`samples`: prompts, each with its stream of random numbers."""
-        self.model, self.options, self.max_tokens = model, options, max_tokens
+        """`samples`: prompts, each with its stream of random numbers; `most`: new tokens of each."""
+        self.model, self.options = model, options
         self.num_prompts, self.multiple = len(samples), model.length_multiple
         padding = -len(samples) % model.batch_multiple
+        self.most = most + most[-1:] * padding
         samples = samples + samples[-1:] * padding  # what is made of a copy is dropped
         prompts = [list(prompt) for prompt, _ in samples]
         self.streams = [stream for _, stream in samples]
@@ -162,13 +162,17 @@ class _Batch:
                 if len(self.ids[number]) == position and not is_done[number]:  # a longer prompt goes on with its own
                     self.ids[number].append(token)
                     new = self._new(number)
-                    is_done[number] = token == self.options.end or self.options.is_stopped(new)
-                    is_done[number] |= len(new) == self.max_tokens
+                    is_done[number] = token == self.options.end or self.options.is_stopped(self._prompt(number), new)
+                    is_done[number] |= len(new) == self.most[number]
             begin = 0 if cache is None else position // self.multiple * self.multiple
         return [self._new(number) for number in range(self.num_prompts)]
 
     def _new(self, number: int) -> Ids:
         return self.ids[number][self.starts[number] :]
+
+    def _prompt(self, number: int) -> Ids:
+        """Return what the text goes on with; of an encoder's prompt nothing."""
+        return [] if self.is_encoder_decoder else self.ids[number][: self.starts[number]]
 
     def _tokens_after(self, position: int, begin: int, cache: KeyValueCache | None) -> Ids:
         """Return the id that each sample [batch] has after a position, on all ranks; run are tokens from `begin` on."""

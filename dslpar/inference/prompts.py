@@ -24,6 +24,9 @@ from dslpar.schema.token_folders import TOKENIZER, read_token_folder
 from dslpar.schema.tokenizers import read_tokenizer
 from dslpar.schema.vocabularies import BYTES
 
+_CONTEXT = 8
+"""Tokens of a prompt that decide how what follows is written."""
+
 
 class Codec(NamedTuple):
     """Text to ids, and back."""
@@ -38,11 +41,18 @@ class Codec(NamedTuple):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""
+        text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair, which JSON can hold
         if self.tokenizer is None:
             ids = [self.first_byte + byte for byte in text.encode()]
         else:
             ids = list(self.tokenizer.encode(text, add_special_tokens=False).ids)
         return [*ids, self.end] if self.ends_prompt and self.end is not None else ids
+
+    def decode_after(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """Return the text of new ids behind a prompt's: tokenizers may begin a text without the blank before a word."""
+        before = list(prompt[-_CONTEXT:])
+        known, whole = self.decode(before), self.decode([*before, *new])
+        return whole[len(known) :] if before and whole.startswith(known) else self.decode(new)
 
     def token(self, text: str, default: int | None) -> int | None:
         """Return the id of a text that is one token; else `default`."""
@@ -118,7 +128,7 @@ def read_prompts(path: str) -> list[str]:
         DslparError: the file cannot be read, holds no prompt, or a line of JSON has none; with its line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not at other breaks, which a text may hold
     except (OSError, UnicodeDecodeError) as error:
         raise_finding("BAT217", f"cannot read {path!r}: {error}", "a text file with a prompt a line", path)
     if not path.endswith(".jsonl"):

@@ -10,6 +10,7 @@ Lines are as OpenAI's and TRL's data have them, {"messages": [{"role": ..., "con
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,7 +60,14 @@ def read_lines(path: str, max_bytes: int = -1) -> Iterator[Line]:
     """Yield the lines of a file that hold something, and end within its first `max_bytes`; -1: all. Raises: OSError."""
     read = 0
     with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
-        for number, text in enumerate(file, 1):
+        lines = enumerate(file, 1)
+        while True:
+            try:
+                number, text = next(lines)
+            except StopIteration:
+                return
+            except zlib.error as error:  # no OSError, as gzip's other errors are
+                raise OSError(f"it is no gzip file, or a damaged one: {error}") from None
             read += len(text)
             if 0 <= max_bytes < read:
                 return
@@ -89,6 +97,13 @@ def parse(text: bytes) -> Conversation:
     if not any(message["role"] == ASSISTANT for message in messages):
         raise ValueError("the assistant says nothing")
     tools = value.get("tools")
+    if is_sharegpt and isinstance(tools, str) and tools.strip():
+        tools = parse_json(tools)
+        if not isinstance(tools, list):
+            raise ValueError("its 'tools' are a text that is no JSON list")
+    system = value.get("system") if is_sharegpt else None
+    if isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
     return Conversation(messages, tools if isinstance(tools, list) and tools else None)
 
 
@@ -101,14 +116,15 @@ def _message(item: Any, number: int, is_sharegpt: bool) -> dict[str, Any]:
     known = _SPEAKERS if is_sharegpt else _ROLES
     if not isinstance(role, str) or role not in known:
         raise ValueError(f"message {number}: {role_key!r} is {role!r}, not one of {', '.join(known)}")
+    rest = {key: value for key, value in item.items() if key not in (role_key, content_key)}
     # An answer may be calls of tools alone.
     if content is None and item.get("tool_calls"):
-        return {**item, "role": role}
+        return {**rest, "role": known[role], "content": None} if is_sharegpt else item
     if not isinstance(content, str):
         raise ValueError(f"message {number}: {content_key!r} is {_described(content)}, not a text")
     if known[role] == ASSISTANT and not content.strip() and not item.get("tool_calls"):
         raise ValueError(f"message {number}: an answer is empty")
-    return {"role": known[role], "content": content} if is_sharegpt else item
+    return {**rest, "role": known[role], "content": content} if is_sharegpt else item
 
 
 def _described(value: object) -> str:

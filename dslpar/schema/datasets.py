@@ -137,7 +137,7 @@ class ChatData:
     seq_len: PositiveInt | None = key(default=None, resume="free", synonyms="max_length cutoff_len")
     """Tokens of a sample, longer conversations end there; left out: the model's max_seq_len."""
     assistant_only_loss: bool = key(
-        default=True, resume="reported", synonyms="train_on_inputs mask_prompt completion_only_loss train_on_prompt"
+        default=True, resume="refused", synonyms="train_on_inputs mask_prompt completion_only_loss train_on_prompt"
     )
     """Learn what the assistant says, and nothing else; False: all of a conversation."""
     packing: bool = key(default=False, resume="refused", synonyms="sample_packing")

@@ -2,8 +2,8 @@
 
 By where their stacks are: a rank that is in no collective, while others are. With NCCL a rank does not wait in its
 collective but later, where it reads a result from the device: it is not to blame either. Flight records, where torch
-keeps them (flight_recorder.py), tell for which of several such ranks the others wait, and of ranks that all wait whether
-they do so in a circle, or in different collectives.
+keeps them (flight_recorder.py), tell for which of several such ranks the others wait; and of ranks that all wait,
+whether they do so in a circle, or in different collectives.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dslpar.core.errors import DslparError
 from dslpar.data.source import all_counted, find_source, make_samples
+from dslpar.inference.evaluation import all_parts
 from dslpar.layers.loss import IGNORE_INDEX
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
@@ -318,3 +319,23 @@ def test_a_character_of_several_tokens_is_learned_whole(tmp_path: Path) -> None:
     config = job(tmp_path, tokenizer=folder.name, template=marked, eval_fraction=0)
     _, labels = make_samples(config, find_source(config).train, ()).batch([0], [0])
     assert (labels >= 0).sum() == 4, "four bytes, of which each is a token"
+
+
+def test_a_template_has_no_clock(tmp_path: Path) -> None:
+    """As Llama 3.1's, which writes today's date: what is learned would change over night."""
+    dated = "{{ strftime_now('%d %b %Y') }}|" + CHATML.text
+    (line,) = [json.loads(text) for text in written(tmp_path).read_text().splitlines()[:1]]
+    said = Renderer(CHATML._replace(text=dated), answers_only=True)(Conversation(line["messages"]))
+    assert said.text.startswith("26 Jul 2024|<|im_start|>")
+
+
+def test_all_conversations_are_those_of_both_parts(tmp_path: Path) -> None:
+    written(tmp_path)
+    for data in ({}, {"eval_fraction": 0.5}, {"eval_path": "chat.jsonl"}):
+        config = job(tmp_path, **data)
+        source = find_source(config)
+        (whole,) = all_parts(source)
+        assert whole.conversations is not None
+        lines = len((tmp_path / "chat.jsonl").read_text().splitlines())
+        assert (whole.conversations.start, whole.conversations.stop) == (0, lines), data
+        assert not whole.conversations.training

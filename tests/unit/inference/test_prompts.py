@@ -8,11 +8,13 @@ import pytest
 
 from dslpar.core.errors import DslparError
 from dslpar.data.tokenize import Request, tokenize
-from dslpar.inference.prompts import codec_of
+from dslpar.data.train_tokenizer import train_tokenizer
+from dslpar.inference.prompts import codec_of, read_prompts
 from dslpar.layout.resolve import Job
 from dslpar.linter import check
+from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
-MODEL = "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=256, max_seq_len=8)\n"
+MODEL = "model = dict(type='GPT', num_layers=1, hidden_size=8, num_heads=2, vocab_size=400, max_seq_len=8)\n"
 OWN = "dict(type='my.Data')"
 
 
@@ -36,3 +38,26 @@ def test_ids_of_nobody_s_tokenizer_need_one(tmp_path: Path, data: str) -> None:
     with pytest.raises(DslparError, match=r"BAT212.*nothing says which tokenizer") as caught:
         codec_of(job_of(tmp_path, data))
     assert "--tokenizer" in caught.value.findings[0].help
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason=NO_TRANSFORMERS)
+@pytest.mark.parametrize("model", ["bpe", "unigram", "wordpiece"])
+def test_what_follows_a_prompt_is_written_as_in_one_text(tmp_path: Path, model: str) -> None:
+    """Decoded by themselves, the ids of " world" have no blank in two of the three."""
+    (tmp_path / "text.txt").write_text("hello world this is some text\n" * 200)
+    train_tokenizer([str(tmp_path / "text.txt")], str(tmp_path / "own"), 120 if model == "unigram" else 330, model)
+    codec = codec_of(job_of(tmp_path, "dict(files=['text.txt'], tokenizer='own')"))
+    whole, prompt = codec.encode("hello world this"), codec.encode("hello")
+    assert whole[: len(prompt)] == prompt
+    assert codec.decode_after(prompt, whole[len(prompt) :]) == " world this"
+    assert codec.decode_after([], whole).strip() == "hello world this"
+
+
+def test_a_file_s_prompts_are_its_lines_and_nothing_else_breaks_them(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\x0ctwo\n\nthree\u2028four\n")
+    assert read_prompts(str(tmp_path / "prompts.txt")) == ["one\x0ctwo", "three\u2028four"]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a\u2028b"}\n{"prompt": "\\ud83d"}\n')
+    found = read_prompts(str(tmp_path / "prompts.jsonl"))
+    assert found[0] == "a\u2028b"
+    (tmp_path / "a.txt").write_text("ab " * 400)
+    assert codec_of(job_of(tmp_path, "dict(files=['a.txt'])")).encode(found[1]) == [ord("?")]

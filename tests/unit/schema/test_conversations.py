@@ -114,3 +114,36 @@ def test_only_a_file_s_name_is_a_path() -> None:
         data = ChatData(files=("x",), template=template)
         found = with_absolute_paths({"template": template}, data, "/folder/cfg.py")
         assert found["template"] == ("/folder/own.jinja" if is_path else template)
+
+
+def test_sharegpt_s_lines_are_taken_whole() -> None:
+    call = [{"type": "function", "function": {"name": "add", "arguments": {}}}]
+    line = {
+        "system": "Be short.",
+        "tools": json.dumps([{"name": "add"}]),
+        "conversations": [
+            {"from": "human", "value": "1+1?"},
+            {"from": "gpt", "value": None, "tool_calls": call},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "2", "weight": 1},
+        ],
+    }
+    found = parse(json.dumps(line).encode())
+    assert found.tools == [{"name": "add"}]
+    assert found.messages == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": None, "tool_calls": call},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "2", "weight": 1},
+    ]
+    with pytest.raises(ValueError, match="no JSON list"):
+        parse(json.dumps(line | {"tools": '{"name": "add"}'}).encode())
+
+
+def test_a_damaged_gz_is_an_error_of_the_file(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"messages": []}\n' * 1000)
+    path = tmp_path / "chat.jsonl.gz"
+    path.write_bytes(whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:])
+    with pytest.raises(OSError, match="gzip"):
+        list(read_lines(str(path)))
