@@ -66,7 +66,8 @@ SILENT = [
     "parallel = dict(pipeline=8)\nzero = 1\nprecision = 'bf16'",
     "parallel = dict(pipeline=8)\nzero = dict(stage=1, offload_optimizer='cpu')",
     "parallel = dict(tensor=dict(size=8, mode='1d'))\nzero = dict(stage=3, offload_param='cpu')",
-    "zero = dict(stage=2, reduce_bucket_size=5e8, overlap_comm=True, allgather_bucket_size=5e8)",
+    "zero = dict(stage=2, reduce_bucket_size=5e8, allgather_bucket_size=5e8)",
+    "zero = dict(stage=3, overlap_comm=True)",
     "zero = dict(stage=3, stage3_prefetch_bucket_size=5e7, sub_group_size=1e9, overlap_comm=True)",
     "zero = dict(stage=1, allgather_bucket_size=5e8)\nprecision = 'bf16'",
     "zero = dict(stage=1, reduce_bucket_size=5e8, offload_optimizer='cpu')\nprecision = 'bf16'",
@@ -189,7 +190,7 @@ def test_keys_lost_by_update_are_named() -> None:
         ("train = dict(steps='100')", "100 without quotes: '100' is a string"),
         ("train = dict(steps='1e3')", "1000 without quotes: '1e3' is a string"),
         ("model.bias = 'no'", "False without quotes ('no' is a string, in YAML 1.2 too)"),
-        ("zero = dict(stage=1, overlap_comm='on')", "True without quotes ('on' is a string, in YAML 1.2 too)"),
+        ("zero = dict(stage=3, overlap_comm='on')", "True without quotes ('on' is a string, in YAML 1.2 too)"),
         ("train = dict(steps='many')", "choose a whole number, at least 1 (and below 2**31)"),
     ],
 )
