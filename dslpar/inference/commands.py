@@ -94,13 +94,13 @@ def _generate(args: argparse.Namespace, trained: Trained, groups: Groups, device
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else ())]
     texts, stop, end = prompts, list(args.stop), codec.end
     if args.chat:
-        from dslpar.inference.questions import questions_of  # it needs transformers, for Jinja as it runs it
+        from dslpar.inference.chat_prompts import chat_prompts_of  # it needs transformers, for Jinja as it runs it
 
-        questions = questions_of(trained.job, args.tokenizer)
-        texts = [questions.write(prompt) for prompt in prompts]
+        asked = chat_prompts_of(trained.job, args.tokenizer)
+        texts = [asked.write(prompt) for prompt in prompts]
         # As a token where it is one: a special token is no text of an answer.
-        end = codec.token(questions.answer_ends, end)
-        stop += [questions.answer_ends] if questions.answer_ends else []
+        end = codec.token(asked.answer_ends, end)
+        stop += [asked.answer_ends] if asked.answer_ends else []
     options = Options(
         max_tokens=args.max_tokens,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),

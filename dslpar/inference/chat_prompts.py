@@ -1,8 +1,8 @@
 """Prompts as what a user says to the assistant: written by the template that the model has learned its answers in.
 
-    questions = questions_of(job, tokenizer=None)
-    questions.write("What is 2 + 2?")        # "<|im_start|>user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n"
-    questions.answer_ends                    # "<|im_end|>": what the template writes behind an answer
+    asked = chat_prompts_of(job, tokenizer=None)
+    asked.write("What is 2 + 2?")        # "<|im_start|>user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n"
+    asked.answer_ends                    # "<|im_end|>": what the template writes behind an answer
 
 The template is the run's (data of type 'chat'), or else its tokenizer's own: see dslpar/data/chat_template.py.
 """
@@ -25,7 +25,7 @@ _ANSWER = "yes"
 """Any answer: what follows it in a conversation ends all of them."""
 
 
-class Questions(NamedTuple):
+class ChatPrompts(NamedTuple):
     """How prompts are asked."""
 
     renderer: Renderer
@@ -47,7 +47,7 @@ class Questions(NamedTuple):
             raise_finding("BAT219", f"a conversation of one question: {error}", hint, self.path, "data.template")
 
 
-def questions_of(job: Job, tokenizer: str | None = None) -> Questions:
+def chat_prompts_of(job: Job, tokenizer: str | None = None) -> ChatPrompts:
     """Return how a run's prompts are asked; `tokenizer`: a file or folder that is to be used instead of the run's.
 
     Raises:
@@ -72,4 +72,4 @@ def questions_of(job: Job, tokenizer: str | None = None) -> Questions:
         raise_finding("BAT219", str(error), "correct the template", job.path, "data.template")
     except ValueError as error:
         raise_finding("BAT219", f"a conversation of one question: {error}", "correct it", job.path, "data.template")
-    return Questions(renderer, whole.rpartition(_ANSWER)[2].strip(), job.path)
+    return ChatPrompts(renderer, whole.rpartition(_ANSWER)[2].strip(), job.path)

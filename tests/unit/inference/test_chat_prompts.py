@@ -18,7 +18,7 @@ from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 if not HAS_TRANSFORMERS:
     pytest.skip(NO_TRANSFORMERS, allow_module_level=True)
 
-from dslpar.inference.questions import questions_of
+from dslpar.inference.chat_prompts import chat_prompts_of
 
 GPT = section.GPT(num_layers=1, hidden_size=8, num_heads=2, vocab_size=400, max_seq_len=64)
 OWN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}"
@@ -37,26 +37,26 @@ def tokenizer(folder: Path, **values: Any) -> str:
 
 
 def test_bytes_are_asked_by_chatml(tmp_path: Path) -> None:
-    questions = questions_of(job(tmp_path, ChatData(files=("chat.jsonl",))))
-    assert questions.write("yes?") == "<|im_start|>user\nyes?<|im_end|>\n<|im_start|>assistant\n"
-    assert questions.answer_ends == "<|im_end|>"
+    asked = chat_prompts_of(job(tmp_path, ChatData(files=("chat.jsonl",))))
+    assert asked.write("yes?") == "<|im_start|>user\nyes?<|im_end|>\n<|im_start|>assistant\n"
+    assert asked.answer_ends == "<|im_end|>"
 
 
 @pytest.mark.parametrize("data", [ChatData(files=("chat.jsonl",), tokenizer="own"), TextData(tokenizer="own")])
 def test_a_tokenizer_s_own_template_is_taken(tmp_path: Path, data: Any) -> None:
     tokenizer(tmp_path / "own", chat_template=OWN, eos_token="</s>")
-    questions = questions_of(job(tmp_path, data))
-    assert questions.write("2 + 2?") == "[user]2 + 2?</s>\n[assistant]"
-    assert questions.answer_ends == "</s>"
+    asked = chat_prompts_of(job(tmp_path, data))
+    assert asked.write("2 + 2?") == "[user]2 + 2?</s>\n[assistant]"
+    assert asked.answer_ends == "</s>"
 
 
 def test_the_run_s_template_goes_before_the_tokenizer_s_and_another_tokenizer_before_both(tmp_path: Path) -> None:
     tokenizer(tmp_path / "own", chat_template=OWN, eos_token="</s>")
     plain = "{% for m in messages %}{{ m.content }}|{% endfor %}"
-    questions = questions_of(job(tmp_path, ChatData(files=("c.jsonl",), tokenizer="own", template=plain)))
-    assert (questions.write("a"), questions.answer_ends) == ("a|", "|")
+    asked = chat_prompts_of(job(tmp_path, ChatData(files=("c.jsonl",), tokenizer="own", template=plain)))
+    assert (asked.write("a"), asked.answer_ends) == ("a|", "|")
     other = tokenizer(tmp_path / "other", chat_template=OWN.replace("[", "<"), eos_token="<end>")
-    assert questions_of(job(tmp_path, ChatData(files=("c.jsonl",))), other).answer_ends == "<end>"
+    assert chat_prompts_of(job(tmp_path, ChatData(files=("c.jsonl",))), other).answer_ends == "<end>"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_run_s_template_goes_before_the_tokenizer_s_and_another_tokenizer_be
 def test_what_cannot_be_asked_is_refused(tmp_path: Path, template: str | None, code: str, said: str) -> None:
     tokenizer(tmp_path / "own", **({} if template is None else {"chat_template": template}))
     with pytest.raises(DslparError) as caught:
-        questions_of(job(tmp_path, ChatData(files=("c.jsonl",), tokenizer="own")))
+        chat_prompts_of(job(tmp_path, ChatData(files=("c.jsonl",), tokenizer="own")))
     (found,) = caught.value.findings
     assert (found.code, found.key) == (code, "data.template")
     assert said in found.message
