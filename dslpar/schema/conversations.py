@@ -98,7 +98,7 @@ def parse(text: bytes) -> Conversation:
         raise ValueError("the assistant says nothing")
     tools = value.get("tools")
     if is_sharegpt and isinstance(tools, str) and tools.strip():
-        tools = parse_json(tools)
+        tools = parse_json(tools.encode("utf-8", "replace"))
         if not isinstance(tools, list):
             raise ValueError("its 'tools' are a text that is no JSON list")
     system = value.get("system") if is_sharegpt else None
