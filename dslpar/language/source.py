@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import os
 import re
-import stat
 from collections.abc import Mapping
 from typing import Any
 
 from dslpar.core.errors import Location
+from dslpar.core.regular_file import read_bounded
 from dslpar.language.errors import ConfigError
 from dslpar.language.limits import MAX_SOURCE_BYTES, MAX_TOKENS, limit_error
 
@@ -61,8 +61,8 @@ def read_source(path: str, texts: Mapping[str, str]) -> Source:
     if text is not None:
         return Source(path, text)
     try:
-        data = _read_regular(path)
-    except (OSError, ValueError) as error:
+        data = read_bounded(path, MAX_SOURCE_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError("CFG009", f"cannot read {path!r}: {reason}") from None
     if len(data) > MAX_SOURCE_BYTES:
@@ -79,23 +79,6 @@ def import_by_position(name: str, importer: str) -> str:
     if not module or not os.path.isfile(f"{path}.py"):
         return ""
     return f"write `from .{module} import {last}`, which reads a config by its position"
-
-
-def _read_regular(path: str) -> bytes:
-    # Without O_NONBLOCK, to open a FIFO waits for somebody who writes to it.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
-        # In chunks, since the size that fstat reports is no bound: a file may grow, and those of /proc say 0.
-        chunks: list[bytes] = []
-        while sum(len(chunk) for chunk in chunks) <= MAX_SOURCE_BYTES:
-            chunks.append(os.read(descriptor, MAX_SOURCE_BYTES + 1))
-            if not chunks[-1]:
-                break
-        return b"".join(chunks)
-    finally:
-        os.close(descriptor)
 
 
 def decode(data: bytes, path: str) -> str:

@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.regular_file import read_bounded
 from dslpar.schema.datasets import CHATML, ChatData, absolute_path, names_template_file
 from dslpar.schema.tokenizers import TOKENIZER_CONFIG
 
 TEMPLATE_FILE = "chat_template.jinja"
+_MAX_BYTES = 16 << 20
+"""Of a template, or the tokenizer_config.json that has one: some KiB, or some hundred with thousands of tokens."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CHATML = (
     "{% for message in messages %}"
@@ -76,8 +79,7 @@ def template_of(data: ChatData, config_path: str) -> Template:
 
 def _config_in(folder: str) -> Mapping[str, Any]:
     try:
-        with open(os.path.join(folder, TOKENIZER_CONFIG), encoding="utf-8") as file:
-            values = json.load(file)
+        values = json.loads(read_bounded(os.path.join(folder, TOKENIZER_CONFIG), _MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -98,9 +100,11 @@ def _of_config(value: object) -> str:
 
 def _read(path: str) -> Template:
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        data = read_bounded(path, _MAX_BYTES)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         return Template(path=path, problem=f"cannot read the template {path!r}: {reason}")
+    if len(data) > _MAX_BYTES:
+        return Template(path=path, problem=f"the template {path!r} is longer than {_MAX_BYTES:,} bytes")
     return Template(text, path=path) if text.strip() else Template(path=path, problem=f"the template {path!r} is empty")

@@ -109,7 +109,8 @@ def _demand(reader: Reader, source_key: str, required: Iterable[str], typed: Typ
     given = {entry.name for entry in typed.entries if entry.node.value is not None}
     for name in required:
         key = f"{source_key}.{name}"
-        if name not in given and key not in reader.config.unknown | reader.invalid:
+        # Not their union: it would be made anew for each layer of a list of thousands.
+        if name not in given and key not in reader.config.unknown and key not in reader.invalid:
             reader.missing_key(name, source_key, node.location, key, f", which {typed.name} needs")
 
 

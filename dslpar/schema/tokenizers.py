@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.regular_file import read_bounded
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -66,8 +67,7 @@ def read_tokenizer(path: str) -> TokenizerFile:
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file_path = os.path.join(path, TOKENIZER_JSON) if os.path.isdir(path) else path
     try:
-        with open(file_path, "rb") as file:
-            text = file.read(_MAX_BYTES + 1)
+        text = read_bounded(file_path, _MAX_BYTES)
     except FileNotFoundError:
         return TokenizerFile(file_path, problem="there is no such file", missing=True)
     except OSError as error:
@@ -100,9 +100,8 @@ def _ids_of(values: Any) -> tuple[dict[str, int], frozenset[int]]:
 def _names_in(folder: str) -> dict[str, str]:
     """Return what tokenizer_config.json calls special tokens; empty where there is none that can be read."""
     try:
-        with open(os.path.join(folder, TOKENIZER_CONFIG), encoding="utf-8") as file:
-            values = json.load(file)
-    except (OSError, ValueError):
+        values = json.loads(read_bounded(os.path.join(folder, TOKENIZER_CONFIG), _MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     found = {}
     for name in SPELLINGS if isinstance(values, dict) else ():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.core.regular_file import read_bounded
 from dslpar.schema.tables import load_table
 
 PACKAGE = "transformers."
@@ -144,14 +145,13 @@ def read_config_json(folder: str) -> ConfigFile:
 
     path = os.path.join(folder, CONFIG_JSON)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_BYTES + 1)
+        text = read_bounded(path, MAX_BYTES).decode()
     except FileNotFoundError:
         return ConfigFile(path, {}, problem="there is no such file", missing=True)
     except (OSError, UnicodeDecodeError) as error:
         return ConfigFile(path, {}, problem=getattr(error, "strerror", None) or "it is no UTF-8 text")
     if len(text) > MAX_BYTES:
-        return ConfigFile(path, {}, problem=f"it is longer than {MAX_BYTES:,} characters")
+        return ConfigFile(path, {}, problem=f"it is longer than {MAX_BYTES:,} bytes")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -90,8 +90,8 @@ def _reads_a_config(args: tuple[Any, ...]) -> bool:
     if path == "<string>":  # Python 3.13's tokenizer looks there for the line of an error
         return True
     is_own_text = path.startswith(str(ROOT / "dslpar" / "core" / "catalog"))  # of findings, read when one is made
-    # Configs; what describes a tokenizer or a model; and the template of a chat.
-    return is_own_text or path.endswith((".py", ".yaml", ".yml", ".json", ".jinja"))
+    # Configs; what describes a tokenizer or a model; and, by any name but in no other folder, the template of a chat.
+    return is_own_text or path.endswith((".py", ".yaml", ".yml", ".json")) or os.path.dirname(path) == os.getcwd()
 
 
 def _never(args: tuple[Any, ...]) -> bool:
