@@ -5,6 +5,8 @@
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
 # make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
 # make bench   side-by-side measurements, as ratios
+# make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed": some of it
+# make gpu-wheels  for a machine with torch, and no network: what `make gpu` needs there, in build/gpu-wheels
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3
@@ -42,7 +44,7 @@ $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove parts versions lint bench docs
+.PHONY: help setup demo test prove parts versions lint bench docs gpu gpu-wheels
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -97,3 +99,23 @@ docs: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m compileall -q dslpar layers
 	$(BIN)/python -m benchmarks
+
+# Of another Python than ours, perhaps: DeepSpeed and hjson come as sources and run on any; the others as built.
+GPU_WHEELS := build/gpu-wheels
+GPU_PYTHON ?= 3.12
+GPU_SOURCES := deepspeed hjson
+GPU_BUILT := annotated-types einops msgpack ninja packaging psutil py-cpuinfo pydantic pydantic-core PyYAML safetensors \
+	tqdm typing-extensions typing-inspection xxhash
+
+gpu-wheels: $(STAMP)
+	@rm -rf $(GPU_WHEELS)
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation \
+		--constraint constraints.txt --wheel-dir $(GPU_WHEELS) $(GPU_SOURCES)
+	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
+		--python-version $(GPU_PYTHON) --constraint constraints.txt --dest $(GPU_WHEELS) $(GPU_BUILT)
+	@du -sm $(GPU_WHEELS) | awk '{ print $$1 " MiB in " $$2; exit $$1 > 60 }'
+
+gpu:
+	@if test -d $(GPU_WHEELS); then $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-index \
+		--find-links $(GPU_WHEELS) $(GPU_SOURCES) $(GPU_BUILT); fi
+	$(PYTHON) -m benchmarks.gpu $(CHECKS)

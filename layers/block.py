@@ -156,11 +156,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (gate_and_up,) = ctx.saved_tensors
         gate, up = gate_and_up.chunk(2, -1)
-        grad = torch.empty_like(gate_and_up)
-        gate_grad, up_grad = grad.chunk(2, -1)
-        torch.mul(grads[0], functional.silu(gate), out=up_grad)
-        torch.ops.aten.silu_backward(grads[0] * up, gate, grad_input=gate_grad)
-        return grad
+        gate_grad: Tensor = torch.ops.aten.silu_backward(grads[0] * up, gate)
+        return torch.cat([gate_grad, functional.silu(gate).mul_(grads[0])], -1)
 
 
 _ACTIVATIONS: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {

@@ -38,14 +38,27 @@ class Sharding:
         """Gather, differentiable, where all ranks go on alike with the panel: the backward takes this rank's piece."""
         return self._gather(stored, collectives.gather_from_group)
 
+    def start_gather(self, stored: Tensor) -> Pending:
+        """Begin to `gather`."""
+        if self.axis.size == 1 or self.dim is None:
+            return Pending(stored)
+        if not self.blocks:
+            return collectives.start_all_gather(stored, self.axis, self.dim)
+        pieces = collectives.start_all_gather(stored.unsqueeze(0), self.axis)
+        return Pending(stored, finish=lambda _: self._by_block(pieces.wait()))
+
     def _gather(self, stored: Tensor, gather: Callable[[Tensor, Axis, int], Tensor]) -> Tensor:
         if self.axis.size == 1 or self.dim is None:
             return stored
         if not self.blocks:
             return gather(stored, self.axis, self.dim)
-        # Ranks' pieces come one after the other, each with its part of every block: sort them by block.
-        dim = self.dim % stored.dim()
-        blocks = self._split(gather(stored.unsqueeze(0), self.axis, 0), dim + 1)
+        return self._by_block(gather(stored.unsqueeze(0), self.axis, 0))
+
+    def _by_block(self, pieces: Tensor) -> Tensor:
+        """Join ranks' pieces [size, ...], each of which has its part of every block."""
+        assert self.dim is not None
+        dim = self.dim % (pieces.dim() - 1)
+        blocks = self._split(pieces, dim + 1)
         return torch.cat([piece for block in blocks for piece in block.unbind()], dim)
 
     def start_reduce(self, partial: Tensor) -> Pending:

@@ -14,9 +14,9 @@ begins before the end of what is kept is written over it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,12 +34,12 @@ class KeyValueCache:
     @contextmanager
     def chunk_at(self, begin: int) -> Iterator[None]:
         """Have modules run, within, on a chunk whose first token stands at `begin`."""
-        token = _IN_USE.set(self)
+        before, _IN_USE.cache = _IN_USE.cache, self
         self.begin = begin
         try:
             yield
         finally:
-            _IN_USE.reset(token)
+            _IN_USE.cache = before
 
     def extended(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the chunk's keys and values [B, G, chunk, D]; return those of all tokens to its end, likewise."""
@@ -51,15 +51,21 @@ class KeyValueCache:
         return k, v
 
 
-_IN_USE: ContextVar[KeyValueCache | None] = ContextVar("the cache in use", default=None)
+class _InUse(threading.local):
+    """The cache of what this thread runs. No ContextVar, whose values torch.compile cannot read."""
+
+    cache: KeyValueCache | None = None
+
+
+_IN_USE = _InUse()
 
 
 def cache_in_use() -> KeyValueCache | None:
     """Return the cache of the sequences that are run; None: whole sequences are."""
-    return _IN_USE.get()
+    return _IN_USE.cache
 
 
 def first_position() -> int:
     """Return the position of the first token of the sequences that are run: 0, but for chunks beside a cache."""
-    cache = _IN_USE.get()
+    cache = _IN_USE.cache
     return 0 if cache is None else cache.begin

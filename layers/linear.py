@@ -16,14 +16,14 @@ W is gathered over q. Backward is the same with gather and reduce exchanged, and
     wgrad     dW = reduce_W(gather_Y(dY).T @ gather_X(X)), all-reduced over d
 
 In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction and
-wgrad's product; with `sequence`, 2205.05198. `keep` says which gathered panels live until the backward.
+wgrad's product, and of X's second gathering and dgrad's product; with `sequence`, 2205.05198. `keep` says which
+gathered panels live until the backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis
+from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
 from dslpar.layers import lora, placement
 from dslpar.layers.dropout import shard_seed
@@ -55,11 +55,13 @@ class MatmulSharding:
     keeps_x: bool
     """Whether the gathered X lives until the backward; else it is gathered again."""
     keeps_w: bool
+    is_local: bool = field(init=False)
+    """Whether no rank needs what another one stores."""
 
-    @cached_property
-    def is_local(self) -> bool:
-        """Whether no rank needs what another one stores."""
-        return self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
+    def __post_init__(self) -> None:
+        """Look once: a forward asks for each linear."""
+        is_local = self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
+        object.__setattr__(self, "is_local", is_local)
 
 
 def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
@@ -128,23 +130,26 @@ class _ShardedMatmul(torch.autograd.Function):
         sharding: MatmulSharding = ctx.sharding
         x, weight, *matrices = ctx.saved_tensors
         needs_x, needs_w, needs_b, *_ = ctx.needs_input_grad
-        x_grad, w_grad, b_grad, x_panel, x_panel_grad = None, None, None, None, None
+        x_grad, w_grad, b_grad, x_panel_grad = None, None, None, None
         if needs_x or needs_w or ctx.adapters:
             y_grad = sharding.y.gather(grads[0])
         if needs_x:
             w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
+        if needs_w or ctx.adapters:
+            # Under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
+            gathering = Pending(x) if sharding.keeps_x else sharding.x.start_gather(x)
+        if needs_x:
             x_panel_grad = y_grad @ w_panel
         adapter_grads: list[Tensor] = []
         if ctx.adapters:
-            x_panel = x if sharding.keeps_x else sharding.x.gather(x)
+            x_panel = gathering.wait()
+            gathering = Pending(x_panel)
             for adapter, a, b in zip(ctx.adapters, matrices[::2], matrices[1::2], strict=True):
                 adapter_grads += adapter.backward(y_grad, x_panel, a, b, x_panel_grad)
         if x_panel_grad is not None:
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
         if needs_w:
-            if x_panel is None:
-                x_panel = x if sharding.keeps_x else sharding.x.gather(x)
-            w_panel_grad = y_grad.flatten(0, -2).t() @ x_panel.flatten(0, -2)
+            w_panel_grad = y_grad.flatten(0, -2).t() @ gathering.wait().flatten(0, -2)
             # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
             w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
         if needs_b:

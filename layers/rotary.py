@@ -38,21 +38,20 @@ class Rotary:
         Its first token stands at position `first`; D is even.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = _table(self.theta, x.shape[3], first, x.shape[1], x.device, wide)
+        cos, sin = _table(self.theta, x.shape[3], first, x.shape[1], x.device, wide).unbind()
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
+@torch.compiler.assume_constant_result  # else a compiled block would make its table in every forward
 @lru_cache(maxsize=8)
-def _table(
-    theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each [sequence, 1, D/2]."""
+def _table(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return cosines and sines, [2, sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
     with torch.inference_mode(False):  # else a table first made in evaluation could not serve training
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
         positions = torch.arange(first, first + length, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, theta**-exponents).unsqueeze(1)
-        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+        return torch.stack([angles.cos(), angles.sin()]).to(device, dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -62,20 +61,18 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.num_heads = num_heads
-        y = torch.empty_like(x)
-        y[:, :, num_heads:] = x[:, :, num_heads:]
-        a, b = x[:, :, :num_heads].to(cos.dtype).chunk(2, -1)
-        rotated = y[:, :, :num_heads]
-        wide = rotated if y.dtype == cos.dtype else torch.empty_like(rotated, dtype=cos.dtype)
-        real, imaginary = wide.chunk(2, -1)
-        torch.mul(a, cos, out=real).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=imaginary).addcmul_(a, sin)
-        if wide is not rotated:
-            rotated.copy_(wide)
-        return y
+        return _rotated(x, cos, sin, num_heads, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        x_grad: Tensor = _Rotate.apply(grads[0], cos, -sin, ctx.num_heads)  # type: ignore[no-untyped-call]
-        return x_grad, None, None, None
+        return _rotated(grads[0], cos, sin, ctx.num_heads, -1), None, None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, num_heads: int, sign: int) -> Tensor:
+    """Rotate by `sign` times the angles. Out of place, so that torch.compile can make one kernel of it."""
+    a, b = x[:, :, :num_heads].to(cos.dtype).chunk(2, -1)
+    real = (a * cos).addcmul_(b, sin, value=-sign)
+    imaginary = (b * cos).addcmul_(a, sin, value=sign)
+    rotated = torch.cat([real, imaginary], -1).to(x.dtype)
+    return rotated if num_heads == x.shape[2] else torch.cat([rotated, x[:, :, num_heads:]], 2)

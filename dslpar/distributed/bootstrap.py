@@ -274,9 +274,12 @@ def teardown_distributed(*, together: bool = True) -> None:
     A run that went well ends `together`; one that is refused does not wait for ranks that may be elsewhere.
     """
     import torch.distributed as dist
+    from deepspeed.accelerator import get_accelerator
 
     if together:
         dist.barrier()
+    # A program's last step may still be on its device: a communicator must not go while a kernel uses it.
+    get_accelerator().synchronize()
     dist.destroy_process_group()
 
 

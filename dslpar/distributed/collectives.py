@@ -23,7 +23,7 @@ nanotron and picotron write them. The last four rely on copies that are equal on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,6 +51,13 @@ class Axis:
     """Global ranks of the group, in order."""
     group: dist.ProcessGroup | None = None
     """The group made real; None only where one process trains by itself."""
+    group_name: str = field(default="", compare=False, repr=False)
+    """By which torch's functional collectives know it."""
+
+    def __post_init__(self) -> None:
+        """Keep the name: torch.compile reads no attribute of a process group."""
+        if self.group is not None:
+            object.__setattr__(self, "group_name", self.group.group_name)
 
     def __deepcopy__(self, memo: object) -> Axis:
         """Return itself: a copy of a layer communicates with the same ranks."""
@@ -72,6 +79,20 @@ class Pending(NamedTuple):
         return self.received if self.finish is None else self.finish(self.received)
 
 
+_functional = torch.ops._c10d_functional
+"""torch's collectives as operations, which torch.compile takes into its graph: no Work, and nothing in place."""
+
+
+def _traced(received: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Pending:
+    """Return what a functional collective has begun."""
+
+    def wait(received: Tensor) -> Tensor:
+        received = _functional.wait_tensor(received)
+        return received if finish is None else finish(received)
+
+    return Pending(received, (), wait)
+
+
 # ---- plain collectives ----
 
 
@@ -79,11 +100,29 @@ def all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
     """Concatenate the tensors of all ranks along `dim`, in the axis's order; shapes must agree."""
     if axis.size == 1:
         return x
+    if torch.compiler.is_compiling():
+        return start_all_gather(x, axis, dim).wait()
     flat = x.new_empty(axis.size * x.numel())  # flat: gloo knows no other form of "concatenated along dim 0"
     _all_gather(flat, x.reshape(-1), group=axis.group)
-    pieces = flat.view(axis.size, *x.shape)
-    dim %= x.dim()
-    return pieces.movedim(0, dim).flatten(dim, dim + 1)
+    return _joined(flat, axis.size, x.shape, dim)
+
+
+def start_all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
+    """Start `all_gather`."""
+    if axis.size == 1:
+        return Pending(x)
+    if torch.compiler.is_compiling():
+        flat = _functional.all_gather_into_tensor(x.reshape(-1), axis.size, axis.group_name)
+        return _traced(flat, partial(_joined, size=axis.size, shape=x.shape, dim=dim))
+    flat = x.new_empty(axis.size * x.numel())
+    work = _all_gather(flat, x.reshape(-1), group=axis.group, async_op=True)
+    return Pending(flat, [work], partial(_joined, size=axis.size, shape=x.shape, dim=dim))
+
+
+def _joined(flat: Tensor, size: int, shape: torch.Size, dim: int) -> Tensor:
+    """Concatenate along `dim` pieces of that shape, which stand one after the other."""
+    dim %= len(shape)
+    return flat.view(size, *shape).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
@@ -102,6 +141,9 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
         return Pending(x)
     dim %= x.dim()
     pieces = torch.unflatten(x, dim, (axis.size, -1)).movedim(dim, 0).contiguous()
+    if torch.compiler.is_compiling():
+        piece = _functional.reduce_scatter_tensor(pieces.view(-1), "sum", axis.size, axis.group_name)
+        return _traced(piece, lambda piece: piece.view(pieces.shape[1:]))
     if _over_gloo(axis):
         # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements: each
         # rank receives its piece of every rank's tensor, and sums them up itself.
@@ -117,6 +159,8 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
     """Start `all_reduce` of a temporary that nothing else will read: it may write into `x` itself."""
     if axis.size == 1:
         return Pending(x)
+    if torch.compiler.is_compiling():
+        return _traced(_functional.all_reduce(x.contiguous(), op, axis.group_name))
     x = x.contiguous()
     if axis.size == 2 and op == "sum" and _over_gloo(axis):
         # Two ranks that send each other all they have send as many elements, in a third of the time of gloo's own
@@ -136,13 +180,23 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
         return x
     split_dim, concat_dim = split_dim % x.dim(), concat_dim % x.dim()
     parts = torch.unflatten(x, split_dim, (axis.size, -1)).movedim(split_dim, 0).contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=axis.group)
+    if torch.compiler.is_compiling():
+        equal = [1] * axis.size
+        received = _traced(_functional.all_to_all_single(parts, equal, equal, axis.group_name)).wait()
+    else:
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=axis.group)
     return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1)
 
 
 def start_ring_shift(x: Tensor, axis: Axis) -> Pending:
     """Start sending `x` to the next rank of the ring, and receiving the previous rank's."""
+    if torch.compiler.is_compiling():
+        # torch has no functional send: an all-to-all in which each rank has something for one other alone.
+        to, of = (
+            [len(x) if rank == (axis.index + step) % axis.size else 0 for rank in range(axis.size)] for step in (1, -1)
+        )
+        return _traced(_functional.all_to_all_single(x.contiguous(), of, to, axis.group_name))
     received = torch.empty_like(x)
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
     # In one batch: NCCL would wait for ever where two ranks both send before either receives.

@@ -21,6 +21,8 @@ M    function                        symptom                                    
                                      a checkpoint was loaded
 10   `without_eager_state`           ZeRO makes Adagrad anew in one group of defaults   engine/test_optimizers.py
 11   `compute_norm_without_zero`     without ZeRO in fp32 the gradient norm is None     engine/test_engine.py
+12   `read_norms_once`               the host waits for the device five times a step    engine/test_host_reads.py
+13   `fill_without_copies`           and once more for each norm, to copy a constant    engine/test_host_reads.py
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -31,20 +33,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
+
+ReadNorms = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Copies scalars to the host, in one wait for the device."""
 
 
 def skip_shm_op() -> None:
@@ -216,21 +221,28 @@ class _LazyAdagrad(torch.optim.Optimizer):
         return flags
 
 
-def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis) -> None:
+def compute_norm_without_zero(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
     """M11. Compute the gradient norm where DeepSpeed's is None: without ZeRO in fp32, over one replica (`model_axis`).
 
     It is computed when `_take_model_step` begins: after gradients are averaged over data, before they are clipped. A
-    step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run.
+    step whose gradient is not finite is skipped there too, as ZeRO skips it: else the stage would change the run. The
+    same norm clips the gradients, where DeepSpeed would reduce it once more.
     """
     take_model_step = ds_engine._take_model_step
 
+    def clip() -> None:
+        coefficient = ds_engine.gradient_clipping() / (ds_engine._global_grad_norm + 1e-6)  # as torch and ZeRO have it
+        if coefficient < 1:
+            torch._foreach_mul_([p.grad for p in ds_engine.module.parameters() if p.grad is not None], coefficient)
+
     def with_norm(lr_kwargs: object) -> None:
-        ds_engine._global_grad_norm = owned_grad_norm(ds_engine.module, model_axis)
+        (square,) = read([owned_square_norm(ds_engine.module, model_axis)])
+        ds_engine._global_grad_norm = math.sqrt(square)
         ds_engine.optimizer.overflow = not math.isfinite(ds_engine._global_grad_norm)  # which _take_model_step reads
         with _no_step(ds_engine.optimizer) if ds_engine.optimizer.overflow else nullcontext():
             take_model_step(lr_kwargs)
 
-    ds_engine._take_model_step = with_norm
+    ds_engine._take_model_step, ds_engine.clip_fp32_gradients = with_norm, clip
 
 
 @contextmanager
@@ -244,8 +256,8 @@ def _no_step(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         optimizer.step = step  # type: ignore[method-assign]
 
 
-def owned_grad_norm(module: nn.Module, model_axis: Axis) -> float:
-    """Return the 2-norm of all gradients of a replica, each element counted once, by the rank that owns it.
+def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
+    """Return the squared 2-norm of all gradients of a replica, each element counted once, by the rank that owns it.
 
     `p.tensor_model_parallel` marks what this rank owns. In float64, so that the order of parts does not show.
     """
@@ -253,4 +265,37 @@ def owned_grad_norm(module: nn.Module, model_axis: Axis) -> float:
     device = next(module.parameters()).device
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in owned]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
-    return math.sqrt(collectives.all_reduce(total, model_axis).item())
+    return collectives.all_reduce(total, model_axis)
+
+
+def read_norms_once(ds_engine: DeepSpeedEngine, read: ReadNorms) -> None:
+    """M12. Have ZeRO know its gradient's norms on the host by one call of `read`, and an overflow by them.
+
+    It scans all gradients for what is not finite, waits for the answer, computes the norms, and waits for them each
+    time it compares one: on an accelerator each wait leaves the device without work. A gradient that is not finite has
+    no finite norm, and ZeRO skips a step for that as well: in fp16, in fp32, and in bf16 where it checks overflows.
+    With the optimizer on the CPU it keeps its own account of overflows, and is left as it is.
+    """
+    zero = ds_engine.optimizer
+    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
+        return
+    if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
+        scaled_global_norm = zero.scaled_global_norm
+        zero.scaled_global_norm = lambda **kwargs: read([scaled_global_norm(**kwargs)])[0]
+    elif hasattr(zero, "_get_norm_groups"):  # ZeRO 3
+        norm_groups = zero._get_norm_groups
+        zero._get_norm_groups = lambda: read(norm_groups())
+    else:
+        return
+    if zero.dtype != torch.bfloat16 or getattr(zero, "check_grad_overflow", True):
+        zero.has_overflow = lambda *args, **kwargs: False
+
+
+def fill_without_copies() -> None:
+    """M13. Have ZeRO mark a norm that is not finite without a copy from the host, for which the host would wait."""
+    for name in ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"):
+        import_module(name).mask_nan_or_inf_with_val_inplace = _mask_nonfinite_
+
+
+def _mask_nonfinite_(input: Tensor, device: object = None, val: float = -1.0) -> None:
+    input.masked_fill_(~torch.isfinite(input), val)

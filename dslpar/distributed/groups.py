@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import combinations
+from itertools import combinations, permutations
 
 import torch.distributed as dist
 
@@ -47,9 +47,9 @@ class Groups:
         # A group for axes of one rank as well: where a function takes a group, None means the whole world.
         alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
-        self._by_names: dict[tuple[str, ...], Axis] = {}
         for names in _needed_axes(mesh):
             self._axes.setdefault(self._key(names), self._make_axis(names, timeout))
+        self._by_names = self._axes_by_names()
 
     @classmethod
     def without_processes(cls, mesh: Mesh, rank: int = 0) -> Groups:
@@ -60,10 +60,10 @@ class Groups:
         groups = cls.__new__(cls)
         groups.mesh, groups.rank, groups.coord = mesh, rank, mesh.coord(rank)
         groups._axes = {frozenset[str](): Axis(1, 0, (rank,))}
-        groups._by_names = {}
         for key in map(groups._key, _needed_axes(mesh)):
             peers = mesh.peers(rank, *key)
             groups._axes[key] = Axis(len(peers), peers.index(rank), peers)
+        groups._by_names = groups._axes_by_names()
         return groups
 
     def __deepcopy__(self, memo: object) -> Groups:
@@ -82,9 +82,8 @@ class Groups:
 
     def axis(self, *names: str) -> Axis:
         """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
-        if names not in self._by_names:  # layers ask in each forward
-            self._by_names[names] = self._axes[self._key(names)]
-        return self._by_names[names]
+        known = self._by_names.get(names)
+        return self._axes[self._key(names)] if known is None else known
 
     def subgroup(self, name: str, indices: Sequence[int]) -> dist.ProcessGroup | None:
         """Make a group of some of this rank's peers over an axis, by their index; None on those that are not in it.
@@ -104,6 +103,12 @@ class Groups:
         peers = [axis.peers[index] for index in sorted(indices)]
         group: dist.ProcessGroup = dist.new_group(peers, use_local_synchronization=True)
         return group
+
+    def _axes_by_names(self) -> dict[tuple[str, ...], Axis]:
+        """Look up what layers ask for in each forward, in any order: torch.compile guards a table that never grows."""
+        orders = (names for length in range(1, len(TENSOR_AXES) + 1) for names in permutations(TENSOR_AXES, length))
+        named = ((), ("tensor",), ("x",), ("data",), ("pipe",), ("model",), ("pipe", "data", "tensor"))
+        return {names: self._axes[self._key(names)] for names in (*orders, *named)}
 
     def _key(self, names: tuple[str, ...]) -> frozenset[str]:
         """Return the named axes that have more than one rank: an axis of one adds nobody to the group."""

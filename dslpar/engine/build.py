@@ -18,15 +18,17 @@ from dslpar.core.catalog import raise_finding
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups, Mpu
 from dslpar.engine import gradient_handlers, optimizers, partition
+from dslpar.engine.compiled_layers import compile_layers
 from dslpar.engine.engine import Engine
+from dslpar.engine.host_reads import HostReads
 from dslpar.engine.model import model_from_job
-from dslpar.engine.pipeline_module import pipeline_module
+from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.layers.parameter import external_parameters
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.resolve import Job
 from dslpar.models import LayeredModel, LayerSpec, assemble
-from dslpar.models.layered import Finish, Loss
+from dslpar.models.layered import Finish, LayeredModule, Loss
 
 
 def build_engine(
@@ -53,6 +55,7 @@ def build_engine(
     deepspeed_patches.skip_shm_op()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
+    deepspeed_patches.fill_without_copies()
     model = model or model_from_job(job)
     handlers = gradient_handlers.handler_classes(job)
     job, layers = partition.partition_layers(job, model, groups)
@@ -61,6 +64,8 @@ def build_engine(
     # Before DeepSpeed sees the module: there, a stage without parameters raises on its own ranks, and the others wait
     # for it (DeepSpeed's issue 1522).
     partition.check_module(job, module, groups)
+    if job.spec.train.compile:
+        compile_layers(module, job.spec.train.compile_backend)
     parameters = parameter_groups(module)
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
@@ -77,12 +82,14 @@ def build_engine(
     # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
     deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
+    host_reads = HostReads(groups, ds_engine.device)
+    deepspeed_patches.read_norms_once(ds_engine, host_reads.read)
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
-        deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"))
+        deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"), host_reads.read)
     if job.spec.zero.stage == 3:
         deepspeed_patches.register_external_parameters(external_parameters(module))
     gradient_handlers.install(ds_engine, handlers)  # last: a step begins with them, and norms are of what they leave
-    return engine_class(job, groups, ds_engine, model, all_counted)
+    return engine_class(job, groups, ds_engine, model, all_counted, host_reads)
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
@@ -111,7 +118,7 @@ def _check_precision(job: Job) -> None:
         raise_finding("PRE201", message, hint, job.path, "precision")
 
 
-def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Groups) -> nn.Module:
+def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Groups) -> LayeredModule | Pipeline:
     seed, checkpointing = job.spec.train.seed, job.spec.activation_checkpoint
     interval = checkpointing.interval if checkpointing else 0
     if job.mesh.pipe == 1:

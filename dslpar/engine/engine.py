@@ -31,6 +31,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.engine import executor, pipeline_module
 from dslpar.engine.executor import LossFn, concatenate
+from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
@@ -65,8 +66,17 @@ class Engine:
     skipped: bool
     """Whether the last step was skipped, since its gradient was not finite; the weights are then as before."""
 
-    def __init__(self, job: Job, groups: Groups, ds_engine: Any, model: LayeredModel, all_counted: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        groups: Groups,
+        ds_engine: Any,
+        model: LayeredModel,
+        all_counted: bool,
+        host_reads: HostReads,
+    ) -> None:
         self.job, self.groups, self.deepspeed, self._model = job, groups, ds_engine, model
+        self.host_reads = host_reads
         self._loss_fn, self._all_counted = model.loss(groups), all_counted
         self.grad_norm, self.lr, self.skipped = math.nan, math.nan, False
         self._step_pending = False
@@ -135,9 +145,10 @@ class Engine:
 
     def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Take an optimizer step on `accumulation` micro-batches a rank; return the global batch's loss before it."""
-        loss = self.forward_backward(micro_batches).loss
+        loss, *_ = self._forward_backward(micro_batches, keep_outputs=False, criterion=None)
+        self.host_reads.defer(loss)
         self.step()
-        return loss
+        return self.host_reads.loss
 
     def eval_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
         """Return the loss over the global batch, without a step."""
@@ -153,6 +164,13 @@ class Engine:
         keep_outputs: return the model's outputs and the labels too.
         criterion: (output, label) to the mean over the micro-batch, for this call; None: the engine's own.
         """
+        loss, output, label = self._forward_backward(micro_batches, keep_outputs, criterion)
+        return Output(loss.item(), output, label)
+
+    def _forward_backward(
+        self, micro_batches: Iterable[MicroBatch], keep_outputs: bool, criterion: LossFn | None
+    ) -> tuple[Tensor, Any, Any]:
+        """Do as `forward_backward`; return what `Output` has, with the loss still on the device."""
         adds = self._unreduced and self._num_batches > 0
         if not adds:
             self._check_order("forward_backward", step_pending=False)
@@ -168,7 +186,7 @@ class Engine:
             result = executor.pipeline_forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce)
         else:
             result = executor.forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce, not adds)
-        return self._output(result, batches, keep_outputs)
+        return self._results(result, batches, keep_outputs)
 
     def forward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None
@@ -178,7 +196,8 @@ class Engine:
         counted = self._with_denominator(batches, criterion is not None)
         run = executor.pipeline_forward_only if self._has_pipeline else executor.forward_only
         result = run(self.deepspeed, criterion or self._loss_fn, counted, keep_outputs)
-        return self._output(result, batches, keep_outputs)
+        loss, output, label = self._results(result, batches, keep_outputs)
+        return Output(loss.item(), output, label)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -220,6 +239,7 @@ class Engine:
         self._step_pending = False
         if not self._at_step_start:
             return
+        self.host_reads.finish()
         # DeepSpeed has counted one batch.
         self.deepspeed.global_samples += max(0, self._num_batches - 1) * self.job.batch.global_size
         self._num_batches = 0
@@ -302,14 +322,16 @@ class Engine:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.job.spec.precision.dtype) if inputs else None
         return to_device(value, self.deepspeed.device, dtype, self.job.path)
 
-    def _output(self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool) -> Output:
+    def _results(
+        self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool
+    ) -> tuple[Tensor, Any, Any]:
         # DeepSpeed's pipeline has averaged over replicas already.
-        loss = (result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)).item()
+        loss = result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)
         if not (keep_outputs and self.is_last_stage):
-            return Output(loss)
+            return loss, None, None
         # One by one: ranks may store pieces of each micro-batch.
         outputs = [self._model.whole_output(self.groups, output) for output in result.outputs]
-        return Output(loss, concatenate(outputs), concatenate([labels for _, labels in batches]))
+        return loss, concatenate(outputs), concatenate([labels for _, labels in batches])
 
     # ---- calls in the wrong order ----
 

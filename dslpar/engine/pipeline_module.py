@@ -124,13 +124,17 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
 
         It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
         """
+        return run_layers([spec.step(layer) for spec, layer in self.built_layers()], x, self._interval)
+
+    def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
+        """Return this stage's layers in their order, each with its module."""
         begin, end = self.parts[self.stage_id : self.stage_id + 2]
         layers = []
         for index, spec in enumerate(self.specs[begin:end], begin):
             # DeepSpeed keeps a layer's module under its index, or under its key if it is tied.
             own = hasattr(self, str(index))
-            layers.append(spec.step(self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]))
-        return run_layers(layers, x, self._interval)
+            layers.append((spec, self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]))
+        return layers
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
         """Return the tied weights whose gradients DeepSpeed sums over stages, each with the ranks that hold it."""

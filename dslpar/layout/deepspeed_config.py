@@ -42,6 +42,11 @@ CHOICES: Mapping[str, Decision] = {
         "micro-batches add up in fp32, not in the 8 or 11 bits of the model's type",
         ("precision.dtype", "zero.stage"),
     ),
+    "communication_data_type": Decision(
+        "fp32",
+        "replicas' gradients add up in fp32 too: in bf16 each hop of a ring would round its sum",
+        ("precision.dtype", "zero.stage"),
+    ),
     "zero_allow_untested_optimizer": Decision(
         True, "this optimizer acts elementwise, so ZeRO's shards of it are right", ("optimizer.type", "zero.stage")
     ),
@@ -135,6 +140,8 @@ def _precision(spec: sections.Spec) -> Config:
     config: Config = {dtype: {"enabled": True, **spec.precision.extra}}
     if spec.zero.stage:
         config["data_types"] = _choices("data_types.grad_accum_dtype")
+    if spec.zero.stage and dtype == "bf16":  # fp16 has more bits, and a scale for what it cannot hold
+        config |= _choices("communication_data_type")
     return config
 
 

@@ -111,7 +111,11 @@ class LayeredModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
-        return run_layers([spec.step(self.get_submodule(spec.owner)) for spec in self.specs], x, self.interval)
+        return run_layers([spec.step(layer) for spec, layer in self.built_layers()], x, self.interval)
+
+    def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
+        """Return the layers in their order, each with its module; a tied one with its owner's."""
+        return [(spec, self.get_submodule(spec.owner)) for spec in self.specs]
 
 
 def build_module(model: LayeredModel, groups: Groups, seed: int, interval: int = 0) -> LayeredModule:

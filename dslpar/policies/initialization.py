@@ -50,7 +50,8 @@ def _drawn(model: Any, name: str, seed: int) -> nn.Module:
     setattr(parent, last, leaf)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stable_hash(seed, name))
+            # Not torch.manual_seed, which would seed an accelerator's generators too: nothing here is drawn on one.
+            torch.default_generator.manual_seed(stable_hash(seed, name))
             for length in range(len(path), -1, -1):
                 model._init_weights(model.get_submodule(".".join(path[:length])))
     finally:

@@ -27,6 +27,7 @@ from dslpar.schema.types import (
     AxisOrder,
     Betas,
     Choice,
+    CompileBackend,
     CountList,
     Dict,
     DType,
@@ -461,6 +462,12 @@ class Train:
     deterministic: bool = key(default=False, resume="reported", synonyms="use_deterministic_algorithms")
     """Same bits each time on the same layout and machine: torch's deterministic algorithms, cuBLAS's fixed workspace,
     NCCL's ring. Slower; an operation that has no such form is an error."""
+    compile: bool = key(default=False, resume="reported", synonyms="torch_compile use_compile")
+    """Whether torch.compile makes fewer kernels of the repeated layers; the first step then takes minutes. With ZeRO 0
+    to 2: ZeRO 3 gathers weights between the operations of a layer."""
+    compile_backend: CompileBackend = key(default="inductor", resume="reported", synonyms="torch_compile_backend")
+    """'inductor' (kernels of its own), or 'aot_eager' (the same graphs without: to find out which of the two is at
+    fault)."""
     clip_grad_norm: PositiveFloat | None = key(
         default=None,
         resume="reported",
@@ -493,7 +500,8 @@ class Train:
     """Steps in a row that may be skipped since the loss or the gradient is not finite, before the run is ended; left
     out: 3, or with fp16's dynamic loss scale, as many as that takes to fall to its least."""
     term_grace: PositiveFloat = key(default=10, resume="free")
-    """Seconds after SIGTERM in which the step under way is finished and a checkpoint saved; then the rank is ended."""
+    """Seconds after SIGTERM in which the step under way, or on a GPU also the next one, is finished and a checkpoint
+    saved; then the rank is ended."""
     requeue_status: ExitStatus = key(default=75, resume="free")
     """Exit status of a run that was stopped by SIGTERM, on which a scheduler queues it again."""
     dist: Dist = key(default_factory=Dist)

@@ -26,6 +26,7 @@ Path: TypeAlias = str
 TensorMode: TypeAlias = str
 DType: TypeAlias = str
 ResumeFrom: TypeAlias = str
+CompileBackend: TypeAlias = str
 IntList: TypeAlias = tuple[int, ...]
 CountList: TypeAlias = tuple[int, ...]
 StrList: TypeAlias = tuple[str, ...]
@@ -156,6 +157,7 @@ TYPES: Mapping[str, ValueType] = {
         lambda items: tuple(items) in ORDERS, "('pipe', 'data', 'tensor') or ('data', 'pipe', 'tensor')"
     ),
     "DType": one_of(("fp32", "bf16", "fp16")),
+    "CompileBackend": one_of(("inductor", "aot_eager")),
     "LogLevel": one_of(("debug", "info", "warning", "error", "critical")),
     "OffloadDevice": one_of(("cpu", "none"), {"nvme": "offload to NVMe is not part of this version of dslpar"}),
     "WarmupType": one_of(("log", "linear")),

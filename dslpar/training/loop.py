@@ -67,7 +67,7 @@ class Trainer:
         """The checkpoint of the last step done, if there is one."""
         self._write_error: OSError | None = None
         self._folder_gone = False
-        """Whether the run folder was deleted or moved; after `_sync_ranks`, all ranks know."""
+        """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
         self._num_skipped = 0
         """Steps in a row, up to the last, without a finite loss and gradient."""
         self._first_step = engine.steps_done + 1
@@ -104,18 +104,21 @@ class Trainer:
             metrics = stack.enter_context(_open_to_append(self.folder / METRICS)) if self.folder else None
             bar = stack.enter_context(logging.progress_bar(train.steps, engine.steps_done, shown=bool(metrics)))
             stack.callback(self._prefetcher.close)
+            stack.callback(setattr, engine.host_reads, "local_flags", engine.host_reads.local_flags)
+            engine.host_reads.local_flags = self._local_flags
             self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
                 if metrics is not None:
                     self._write(metrics, record)
                 self._after_step(record)
-                self.stopped = self._sync_ranks()
+                self.stopped = self._heed(engine.host_reads.any_rank)
                 # After the last step and every save_interval steps; also when told to stop; never if that is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
                 self._check_finite(record)
                 bar.update()
+            self._sync_ranks()  # of what has happened after the last step
         monitors.close(engine.deepspeed.monitor)
         if self._folder_gone:
             raise failures.run_folder_gone(engine, self.last_checkpoint)
@@ -216,18 +219,25 @@ class Trainer:
 
     # ---- ranks together ----
 
+    def _local_flags(self) -> tuple[bool, bool, bool]:
+        """What this rank has to tell: it was told to stop, it could not write, the run folder is gone."""
+        return self.session.stop_requested, self._write_error is not None, self._folder_gone
+
     def _sync_ranks(self) -> bool:
-        """Return whether any rank was told to stop, or the run folder is gone: all ranks know it at the same step, and
-        stop after it.
+        """Return whether any rank was told to stop by now, or the run folder is gone; as `_heed`."""
+        return self._heed(any_rank(self.engine, *self._local_flags()))
+
+    def _heed(self, flags: Sequence[bool]) -> bool:
+        """Return whether to stop, by the flags of all ranks: a step tells them what each knew before it waited for it.
 
         Raises:
             DslparError: on every rank, if one could not write.
         """
-        flags = (self.session.stop_requested, self._write_error is not None, self._folder_gone)
-        stopping, write_failed, self._folder_gone = any_rank(self.engine, *flags)
+        told, write_failed, folder_gone = flags
         if write_failed:
             raise failures.disk_full(self.engine, self._write_error)
-        return stopping or self._folder_gone
+        self._folder_gone |= folder_gone
+        return told or folder_gone
 
     # ---- metrics ----
 
@@ -239,7 +249,7 @@ class Trainer:
                 truncate_csv(path, self.engine.steps_done)
 
     def _write(self, metrics: TextIO, record: Record) -> None:
-        """Write and log a step's line; an error is kept for `_sync_ranks`: all ranks know of it before one ends."""
+        """Write and log a step's line; an error is kept for the flags: all ranks know of it before one ends."""
         try:
             write_record(metrics, record)
             self._folder_gone = not is_in_place(metrics)

@@ -34,13 +34,14 @@ from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.engine import Engine, Output
 from dslpar.engine.executor import LossFn
+from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, take_batch
 from dslpar.engine.model import check_criterion, loss_of
 from dslpar.engine.pipeline_module import held_layers, shared_params
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
 from dslpar.reporting.run_dir import CHECKPOINTS, CONFIG, SOURCES
-from dslpar.training.session import SLOW_FACTOR, Session, any_rank
+from dslpar.training.session import SLOW_FACTOR, Session
 
 OWN_OPTIMIZER = object()
 """Stands for the engine's own optimizer where a program names none."""
@@ -58,10 +59,19 @@ class ProgramEngine(Engine):
     """
 
     def __init__(
-        self, job: Job, groups: Groups, ds_engine: Any, model: LayeredModel, all_counted: bool, *, session: Session
+        self,
+        job: Job,
+        groups: Groups,
+        ds_engine: Any,
+        model: LayeredModel,
+        all_counted: bool,
+        host_reads: HostReads,
+        *,
+        session: Session,
     ) -> None:
-        super().__init__(job, groups, ds_engine, model, all_counted)
+        super().__init__(job, groups, ds_engine, model, all_counted, host_reads)
         self.session, self.stopped = session, False
+        host_reads.local_flags = self._local_flags
         self.in_loop = False
         """Whether `dslpar.fit` runs: its loop bounds the calls, and stops after a step, by itself."""
         self.resumed_from: Checkpoint | None = None
@@ -185,12 +195,14 @@ class ProgramEngine(Engine):
 
     # ---- told to stop ----
 
+    def _local_flags(self) -> tuple[bool, ...]:
+        return (self.session.stop_requested,) if self.session.stops_on_signal else ()
+
     def _stop_if_told(self) -> None:
-        """Save, if any rank was told to stop in the step that is done."""
-        if not self.session.stops_on_signal or self.stopped or self.in_loop:
+        """Save, if any rank was told to stop before it waited for the step's numbers."""
+        if self.in_loop or self.stopped:
             return
-        (told,) = any_rank(self, self.session.stop_requested)
-        if told:
+        if any(self.host_reads.any_rank):
             saved = str(self.save()) if self.session.train.save_interval != 0 else ""
             self.session.mark_stopped(self.steps_done, saved)
             self.stopped = True
@@ -203,6 +215,12 @@ class ProgramEngine(Engine):
             raise SystemExit(self.session.train.requeue_status)
 
     # ---- the engine's calls, in their bounds ----
+
+    def train_batch(self, micro_batches: Iterable[MicroBatch]) -> float:
+        """As Engine's; ends the program where it was told to stop."""
+        self._leave_if_stopped()
+        with self._step_phase():
+            return super().train_batch(micro_batches)
 
     def forward_backward(
         self, micro_batches: Iterable[MicroBatch], keep_outputs: bool = False, criterion: LossFn | None = None

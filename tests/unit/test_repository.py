@@ -273,7 +273,9 @@ def test_an_unknown_part_of_prove_is_refused() -> None:
     assert "no part 'nothing' of make prove; the parts are: unit layers" in refused.stderr
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "prove", "parts", "lint", "bench", "docs"])
+@pytest.mark.parametrize(
+    "target", ["setup", "demo", "test", "prove", "parts", "lint", "bench", "docs", "gpu", "gpu-wheels"]
+)
 def test_make_has(target: str) -> None:
     planned = run("make", "-n", target)
     assert planned.returncode == 0, planned.stderr

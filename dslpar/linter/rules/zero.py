@@ -134,6 +134,14 @@ def secondary_shards(cx: Context) -> Iterator[Problem]:
         yield cx.problem(key, message, f"{fitting}: best the ranks of one host")
 
 
+@rule("ZER110", "compiled-with-zero-3")
+def compiled_with_zero_3(cx: Context) -> Iterator[Problem]:
+    """train.compile at ZeRO 3."""
+    if cx.spec.train.compile and cx.spec.zero.stage == 3:
+        message = "train.compile at ZeRO stage 3, which gathers weights between the operations of a compiled layer"
+        yield cx.problem("train.compile", message, "zero.stage=2, or leave train.compile out")
+
+
 @rule("PRE103", "optimizer-keeps-fp32")
 def optimizer_keeps_fp32(cx: Context) -> Iterator[Problem]:
     """Optimizer states in bf16, offloaded, with an optimizer that keeps them in fp32."""
@@ -156,5 +164,6 @@ RULES = (
     scale_that_never_changes,
     refused_by_zero,
     secondary_shards,
+    compiled_with_zero_3,
     optimizer_keeps_fp32,
 )

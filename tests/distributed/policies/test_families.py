@@ -61,19 +61,25 @@ CUTS = (placement.residual_cuts, placement.inner_cuts)
 
 
 @lru_cache
+def by_policy(family: str) -> HuggingFaceModel:
+    """The model of that family, made once, before ranks fork: by its policy, or one that is derived and proven."""
+    return HuggingFaceModel(*hf.subject(hf.FAMILIES[family]))
+
+
+@lru_cache
 def plain(family: str, padded: bool) -> tuple[dict[str, torch.Tensor], compare.Batch, compare.Result]:
     model, weights = hf.plain(hf.FAMILIES[family])
-    policy = HuggingFaceModel(*hf.subject(hf.FAMILIES[family])).policy
+    policy = by_policy(family).policy
     return weights, *compare.reference(model, compare.make_inputs(model.config, policy.inputs, padded=padded), policy)
 
 
 def off(family: str, layout: str, padded: bool) -> dict[str, float]:
     """How far each tensor is off on the rank that is farthest."""
     weights, given, reference = plain(family, padded)
-    tensor = LAYOUTS[layout] if layout else mesh.Tensor()
+    model, tensor = by_policy(family), LAYOUTS[layout] if layout else mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        return compare.worst(compare.by_policy(hf.subject(hf.FAMILIES[family]), weights, tensor, given), reference)
+        return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
 
     found = on_ranks(mesh.Mesh(tensor=tensor).world_size, rank)
     return {name: max(each[name] for each in found) for name in found[0]}
@@ -111,10 +117,10 @@ def test_a_weight_that_is_another_is_seen() -> None:
     weights, given, reference = plain("llama", True)
     weights = {name: value.clone() for name, value in weights.items()}
     weights["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-8
-    subject, tensor = hf.subject(hf.FAMILIES["llama"]), mesh.Tensor()
+    model, tensor = by_policy("llama"), mesh.Tensor()
 
     def rank() -> dict[str, float]:
-        return compare.worst(compare.by_policy(subject, weights, tensor, given), reference)
+        return compare.worst(compare.by_policy(model, weights, tensor, given), reference)
 
     (found,) = on_ranks(1, rank)
     assert found["logits"] > CLOSE

@@ -72,6 +72,7 @@ REASONS: Mapping[str, str] = {
     "ZER105": "the step would run on the other device than its state, slowly or not at all",
     "ZER108": "DeepSpeed refuses it on other ranks, at the first step, or where it loads a checkpoint",
     "ZER109": _WRONG,
+    "ZER110": _OURS,
 }
 
 BESIDE_OTHERS = frozenset({"PAR102"})

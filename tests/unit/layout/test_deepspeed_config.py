@@ -49,6 +49,7 @@ def test_the_whole_dict() -> None:
         "zero_optimization": {"stage": 1, "use_multi_rank_bucket_allreduce": False, "reduce_bucket_size": 1000},
         "bf16": {"enabled": True},
         "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
     }
 
@@ -96,6 +97,16 @@ def test_fp16_keys_are_passed_on() -> None:
     made = ds_config(job(zero=schema_sections.Zero(stage=1), precision=precision))
     assert made["fp16"] == {"enabled": True, "initial_scale_power": 8}
     assert made["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_bf16_is_summed_over_replicas_in_fp32_and_the_author_may_have_it_otherwise() -> None:
+    def made(dtype: str, stage: int, **raw: object) -> object:
+        precision, zero = schema_sections.Precision(dtype=dtype), schema_sections.Zero(stage=stage)
+        return ds_config(job(zero=zero, precision=precision, deepspeed=raw)).get("communication_data_type")
+
+    assert [made("bf16", stage) for stage in (1, 2, 3)] == ["fp32"] * 3
+    assert (made("fp16", 1), made("fp32", 1)) == (None, None)
+    assert made("bf16", 1, communication_data_type="bf16") == "bf16"
 
 
 def test_an_optimizer_by_name_is_not_in_the_dict() -> None:

@@ -193,6 +193,9 @@ TOGETHER = [
     ("zero = dict(stage=3, zero_hpz_partition_size=99)", []),  # DeepSpeed takes the world
     ("zero = dict(stage=2, zero_hpz_partition_size=3)", []),
     ("zero = dict(stage=3, zero_hpz_partition_size=2)\nparallel = dict(tensor=dict(size=2, mode='1d'))", ["ZER109"]),
+    ("zero = 3\ntrain = dict(compile=True)", ["ZER110"]),
+    ("zero = 3\ntrain = dict(compile=False)", []),
+    ("zero = 2\ntrain = dict(compile=True)", []),
     (STATES + CPU_ADAM + "zero = dict(stage=2, offload_optimizer='cpu')", ["PRE103"]),
     (STATES + "zero = dict(stage=2)", []),
     ("zero = 1\nprecision = dict(dtype='fp16', initial_scale_power=62)", []),

@@ -1,0 +1,194 @@
+"""What an accelerator would be asked to do, counted on a CPU where nothing runs on one.
+
+    with count_kernels() as counts: block(x).backward(...)
+    with count_waits() as waits: engine.train_batch(batches)
+
+Collectives are those of torch's fake process group. Kernels are operations of torch's dispatcher that compute or move
+elements: views and allocations are none. The host waits for the device where it reads a tensor's value, where it copies
+a value of its own to the device without pinned memory, and where it asks for it (`synchronize`). A value is the host's
+own where it was made of Python's numbers, or of such values alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+ALLOCATIONS = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "_unsafe_view",
+    "promote_types",
+)
+COPIES = ("clone", "copy_", "_to_copy", "contiguous", "cat", "stack")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
+PRODUCT_PREFIXES = ("_scaled_dot_product", "_flash_attention")
+
+
+@dataclass
+class Kernels:
+    """What was asked of the device."""
+
+    kernels: int = 0
+    layout_copies: int = 0
+    """Kernels that move elements and compute nothing, but for changes of type."""
+    num_bytes: int = 0
+    """Read and written by all kernels, each of which reads its inputs and writes its outputs once."""
+    collectives: int = 0
+    exposed: int = 0
+    """Collectives that are waited for with no product enqueued since they began."""
+    by_name: Counter[str] = field(default_factory=Counter)
+
+
+class _KernelMode(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Kernels()
+        self._under_way: list[int] = []
+        """For each collective not waited for, how many products were enqueued when it began."""
+        self._products = 0
+        self._just_began = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        namespace, name = func.namespace, func._schema.name.rpartition("::")[2]
+        self._just_began = False
+        if namespace in ("c10d", "_c10d_functional"):
+            if name == "wait_tensor":
+                self.wait()
+            elif name != "barrier":
+                self.counts.collectives += 1
+                self._under_way.append(self._products)
+                self._just_began = True
+                values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+                if not values.get("asyncOp", True):
+                    self.wait()
+            return result
+        if func.is_view or name in ALLOCATIONS:
+            # An allocation's contents are what a collective that never runs leaves: zeros, not what was in memory.
+            if name.startswith(("empty", "new_empty")) and isinstance(result, Tensor):
+                result.zero_()
+            return result
+        tensors = [leaf for leaf in tree_flatten((args, kwargs, result))[0] if isinstance(leaf, Tensor)]
+        self.counts.kernels += 1
+        self.counts.by_name[name] += 1
+        self.counts.num_bytes += sum(each.numel() * each.element_size() for each in tensors)
+        if name in COPIES and len({each.dtype for each in tensors}) == 1:
+            self.counts.layout_copies += 1
+        self._products += name in PRODUCTS or name.startswith(PRODUCT_PREFIXES)
+        return result
+
+    def wait(self) -> None:
+        """A collective is waited for: the last one where nothing came since it began, else the oldest."""
+        if self._under_way:
+            began = self._under_way.pop(-1 if self._just_began else 0)
+            self.counts.exposed += began == self._products
+
+
+@contextmanager
+def count_kernels() -> Iterator[Kernels]:
+    """Count what is asked of the device within the context."""
+    mode, original = _KernelMode(), FakeWork.wait
+
+    def wait(self: Any, *args: Any) -> Any:
+        mode.wait()
+        return original(self, *args)
+
+    FakeWork.wait = wait
+    try:
+        with mode:
+            yield mode.counts
+    finally:
+        FakeWork.wait = original
+
+
+# ---- waits of the host ----
+
+CHECKS_OF_CPUS = "check_range"
+"""Reads on a CPU; on an accelerator the device itself looks at the ids, and nobody waits."""
+_READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "is_nonzero", "nonzero")
+
+
+@dataclass
+class Waits:
+    """How often the host waited for the device, and where."""
+
+    reads: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    """Of values of the host's own to the device."""
+    synchronizations: list[str] = field(default_factory=list)
+
+
+class _WaitMode(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = Waits()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        on_host = all(getattr(each, "is_of_host", False) for each in tensors)
+        to_device = kwargs.get("device") is not None or any(isinstance(each, torch.device) for each in args)
+        to_device &= not _is_counter_of_steps()
+        if name in _READS and tensors and not on_host and not _place_in(CHECKS_OF_CPUS):
+            self.waits.reads.append(_place())
+        if to_device and ((func is torch.tensor) or (tensors and on_host and name == "to")):
+            self.waits.copies.append(_place())
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and not to_device and (tensors or func is torch.tensor) and on_host:
+            result.is_of_host = True  # type: ignore[attr-defined]
+        return result
+
+
+@contextmanager
+def count_waits() -> Iterator[Waits]:
+    """Count where the host waits for the device within the context."""
+    mode, accelerator = _WaitMode(), get_accelerator()
+    synchronize = accelerator.synchronize
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        mode.waits.synchronizations.append(_place())
+        return synchronize(*args, **kwargs)
+
+    accelerator.synchronize = counted
+    try:
+        with mode:
+            yield mode.waits
+    finally:
+        accelerator.synchronize = synchronize
+
+
+def _is_counter_of_steps() -> bool:
+    """Whether torch's optimizers are at work: their counters of steps are on the host, and say so by a device."""
+    return "/torch/optim/" in sys._getframe(2).f_code.co_filename
+
+
+def _place_in(function: str) -> bool:
+    return any(frame.name == function for frame in traceback.extract_stack(limit=4))
+
+
+def _place() -> str:
+    """Return the line of code that is at work, of this project or of DeepSpeed."""
+    for frame in reversed(traceback.extract_stack()):
+        if "torch" not in frame.filename.split("/") and not frame.filename.endswith("device_counter.py"):
+            return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}: {frame.line}"
+    return "?"

@@ -1,0 +1,1 @@
+"""What only a GPU can show: `python -m benchmarks.gpu`, or `make gpu`."""

@@ -1,0 +1,154 @@
+"""Layers on the device: their numbers against float64, no wait of the host, kernels, bits, memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.rows import Row, at_most, holds
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.forecast import memory
+from dslpar.layers import Block, Form, Rotary, initialize
+from dslpar.models.recompute import Step, run_layers
+
+FORMS = {
+    "GPT": Form(),
+    "Llama": Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=4, bias=False),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Relative to the largest element: a few dozen roundings of a sum whose terms are as large as it is."""
+
+
+def _block(form: str, hidden: int, heads: int, dropout: float = 0.0) -> Block:
+    groups = Groups(Mesh())
+    block = Block(groups, hidden, heads, form=FORMS[form], dropout=dropout)
+    initialize(block, groups, seed=1)
+    return block
+
+
+def _input(hidden: int, device: torch.device, dtype: torch.dtype, micro: int = 2, sequence: int = 256) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(micro, sequence, hidden, generator=generator, dtype=torch.float64)
+    return x.to(device, dtype).requires_grad_()
+
+
+def _results(block: nn.Module, x: Tensor) -> list[Tensor]:
+    y = block(x)
+    y.backward(torch.ones_like(y) / 8)
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(p.grad for p in block.parameters() if p.grad is not None)]
+
+
+def numbers(device: torch.device) -> Iterator[Row]:
+    """A block's output and gradients in each dtype, against the same in float64 on the CPU."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    hidden, heads = (256, 8) if device.type == "cpu" else (1024, 16)
+    for form in FORMS:
+        block = _block(form, hidden, heads)
+        exact = _results(copy.deepcopy(block).double(), _input(hidden, torch.device("cpu"), torch.float64))
+        for dtype, tolerance in TOLERANCE.items():
+            found = _results(copy.deepcopy(block).to(device, dtype), _input(hidden, device, dtype))
+            off = max(
+                float((own.double().cpu() - other).abs().max() / other.abs().max())
+                for own, other in zip(found, exact, strict=True)
+            )
+            yield at_most(f"{form} block, {str(dtype).removeprefix('torch.')}, against float64", off, tolerance)
+
+
+def waits(device: torch.device) -> Iterator[Row]:
+    """That neither forward nor backward of a block waits for the device; torch makes an error of it."""
+    for form in FORMS:
+        block = _block(form, 256, 8).to(device, torch.bfloat16)
+        x = _input(256, device, torch.bfloat16)
+        _results(block, x)  # tables are made at their first use
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            _results(block, x)
+            said = "none"
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        yield holds(f"{form} block: waits of the host", said, "none", said == "none")
+
+
+def kernels(device: torch.device) -> Iterator[Row]:
+    """Kernels of a block by torch's profiler, and which attention ran."""
+    for form in FORMS:
+        block = _block(form, 1024, 16).to(device, torch.bfloat16)
+        x = _input(1024, device, torch.bfloat16)
+        _results(block, x)
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            _results(block, x)
+            torch.cuda.synchronize()
+        names = [each.name for each in seen.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+        attention = [name for name in names if "flash" in name.lower() or "fmha" in name.lower()]
+        yield Row(f"{form} block: kernels, forward and backward", str(len(names)))
+        yield holds(
+            f"{form} block: attention",
+            attention[0][:28] if attention else "no fused one",
+            "a fused kernel",
+            bool(attention),
+        )
+
+
+def bits(device: torch.device) -> Iterator[Row]:
+    """That recomputing with dropout on changes no bit, and that two runs of the same are the same."""
+    torch.use_deterministic_algorithms(True)
+    for form in FORMS:
+        results = []
+        for interval in (0, 1, 0):
+            blocks = [_block(form, 256, 8, dropout=0.1).to(device, torch.bfloat16) for _ in range(2)]
+            x = _input(256, device, torch.bfloat16)
+            torch.manual_seed(5)
+            y = run_layers([Step(block, True) for block in blocks], x, interval)
+            y.backward(torch.ones_like(y))
+            results.append([y.detach(), x.grad, *(p.grad for block in blocks for p in block.parameters())])
+        first, recomputed, again = results
+        yield holds(
+            f"{form} blocks, dropout: again", _differing(first, again), "0 tensors differ", not _differing(first, again)
+        )
+        yield holds(
+            f"{form} blocks, dropout: recomputed",
+            _differing(first, recomputed),
+            "0 tensors differ",
+            not _differing(first, recomputed),
+        )
+
+
+def _differing(ours: list[Tensor | None], theirs: list[Tensor | None]) -> int:
+    return sum(not torch.equal(own, other) for own, other in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+
+
+def saved(device: torch.device) -> Iterator[Row]:
+    """Memory that a block keeps for its backward, over the closed form of dslpar.forecast.memory."""
+    hidden, heads, micro, sequence = 2048, 16, 4, 2048
+    block = _block("GPT", hidden, heads).to(device, torch.bfloat16)
+    x = _input(hidden, device, torch.bfloat16, micro, sequence)
+    _results(block, x)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = block(x)
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - before - y.numel() * 2
+    from dslpar.models.gpt import costs, section
+
+    model = section.GPT(
+        num_layers=1,
+        hidden_size=hidden,
+        num_heads=heads,
+        ffn_hidden_size=4 * hidden,
+        vocab_size=1,
+        max_seq_len=sequence,
+    )
+    forecast = 2 * float(costs.layer_memory(model, Mesh().tensor, micro * sequence).saved.elements)
+    ratio = kept / forecast
+    assert isinstance(costs.layer_memory(model, Mesh().tensor, 1), memory.LayerMemory)
+    yield holds(
+        "GPT block: kept for the backward, over the forecast", f"{ratio:.3f}", "0.95 to 1.10", 0.95 <= ratio <= 1.10
+    )

@@ -1,0 +1,88 @@
+"""Training through DeepSpeed on one device: precisions, ZeRO stages, offload, recomputation; what a step waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from benchmarks.gpu.rows import Row, holds
+from benchmarks.gpu.world import engine_of, one_rank
+
+STEPS = 12
+CONFIG = """
+model = dict(type='GPT', num_layers=2, hidden_size=128, num_heads=4, vocab_size=256, max_seq_len=64, {form})
+optimizer = dict(type='AdamW', lr=3e-3)
+batch = dict(micro_size=4, accumulation=2)
+train = dict(steps=100, clip_grad_norm=1.0{train})
+"""
+LLAMA = "norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, num_kv_heads=2, tie_embeddings=False"
+KINDS: Mapping[str, str] = {
+    "fp32": "zero = 0\n",
+    "bf16, ZeRO 1": "precision = 'bf16'\nzero = 1\n",
+    "bf16, ZeRO 2": "precision = 'bf16'\nzero = 2\n",
+    "bf16, ZeRO 3": "precision = 'bf16'\nzero = 3\n",
+    "fp16, ZeRO 1": "precision = 'fp16'\nzero = 1\n",
+    "fp16, ZeRO 2": "precision = 'fp16'\nzero = 2\n",
+    "bf16, ZeRO 2, offloaded": "precision = 'bf16'\nzero = dict(stage=2, offload_optimizer='cpu')\n",
+    "bf16, ZeRO 1, recomputed": "precision = 'bf16'\nzero = 1\nactivation_checkpoint = 1\n",
+    "bf16, ZeRO 1, compiled": "precision = 'bf16'\nzero = 1\n",
+}
+CLOSE = 0.05
+"""Relative: half precision's losses after some steps, against those of float32."""
+
+
+def learns(device: torch.device) -> Iterator[Row]:
+    """Losses of GPT and Llama over the same micro-batches, in each precision and at each ZeRO stage."""
+    with one_rank(device):
+        for form, keys in (("GPT", ""), ("Llama", LLAMA)):
+            reference = math.nan
+            for kind, more in KINDS.items():
+                if device.type == "cpu" and ("compiled" in kind or "offload" in kind):
+                    continue  # which compile C++ for minutes
+                train = ", compile=True" if "compiled" in kind else ""
+                first, last = _losses(CONFIG.format(form=keys, train=train) + more, device)
+                if kind == "fp32":
+                    reference = last
+                near = abs(last - reference) <= CLOSE * reference
+                yield holds(
+                    f"{form}, {kind}: loss after {STEPS} steps",
+                    f"{first:.3f} -> {last:.3f}",
+                    f"within {CLOSE:.0%} of {reference:.3f}",
+                    near and last < first,
+                )
+
+
+def _losses(config: str, device: torch.device) -> tuple[float, float]:
+    engine = engine_of(config)
+    ids = torch.randint(256, (4, 65), generator=torch.Generator().manual_seed(3))
+    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * 2
+    losses = [engine.train_batch(batches) for _ in range(STEPS)]
+    return losses[0], losses[-1]
+
+
+def step_waits(device: torch.device) -> Iterator[Row]:
+    """How often a step waits for the device: warnings of torch's, each of which is one."""
+    import warnings
+
+    with one_rank(device):
+        engine = engine_of(CONFIG.format(form="", train="") + KINDS["bf16, ZeRO 1"])
+        ids = torch.randint(256, (4, 65), device=device)
+        batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * 2
+        for _ in range(3):
+            engine.train_batch(batches)
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.train_batch(batches)
+        torch.cuda.set_sync_debug_mode("default")
+        places = [
+            f"{each.filename.rpartition('/')[2]}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)
+        ]
+        yield holds(
+            "a step, accumulation 2: waits of the host",
+            f"{len(places)}: {', '.join(places)}"[:60],
+            "1",
+            len(places) == 1,
+        )

@@ -1,0 +1,59 @@
+"""train.compile: a run with compiled layers is the run without, in pipelines, tensor groups, ZeRO and recomputation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dslpar.layout.resolve import Job
+from dslpar.schema import sections
+from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+
+CLOSE = 1e-6
+"""Relative, in float32: what the proofs of layouts ask of a loss."""
+PIPE = {"pipeline": sections.PipelineParallel(size=2)}
+ONE_D = {"tensor": sections.TensorParallel(size=2, mode="1d", sequence=True)}
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
+    # name: (world, ZeRO stage, parallel, recompute)
+    "one process": (1, 0, {}, False),
+    "data 2, ZeRO 2": (2, 2, {}, False),
+    "1d 2 with sequence, recomputed": (2, 1, ONE_D, True),
+    "pipe 2": (2, 1, PIPE, False),
+    "pipe 2, 1d 2 with sequence, recomputed": (4, 1, PIPE | ONE_D, True),
+}
+
+
+def _losses(made: Job) -> tuple[list[float], list[float], int]:
+    """Losses and norms of three steps, and how many graphs torch has made."""
+    torch._dynamo.utils.counters.clear()
+    engine = engine_of(made)
+    losses, norms = [], []
+    for step in range(3):
+        losses.append(engine.train_batch(batches(made, engine.groups.coord["data"], step)))
+        norms.append(engine.grad_norm)
+    return losses, norms, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("name", sampled(LAYOUTS, {"pipe 2, 1d 2 with sequence, recomputed"}))
+def test_a_run_with_compiled_layers_is_the_run_without(name: str) -> None:
+    world, stage, parallel, recompute = LAYOUTS[name]
+
+    def run(compiled: bool) -> list[tuple[list[float], list[float], int]]:
+        made = job(
+            world,
+            parallel=sections.Parallel(**parallel),
+            zero=sections.Zero(stage=stage),
+            activation_checkpoint=sections.ActivationCheckpoint(interval=1) if recompute else None,
+            train=sections.Train(steps=3, compile=compiled, compile_backend="aot_eager"),
+        )
+        return on_ranks(world, _losses, made, init="deepspeed", timeout=240)
+
+    for plain, compiled in zip(run(False), run(True), strict=True):
+        assert plain[2] == 0
+        assert compiled[2] == 1, "all blocks of a rank share one graph"
+        assert compiled[0] == pytest.approx(plain[0], rel=CLOSE)
+        assert compiled[1] == pytest.approx(plain[1], rel=CLOSE)

@@ -1,0 +1,80 @@
+"""A whole model, its loss and their backward on torch's meta device, in every mode: nothing is left on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.models import GPT, build_module
+from tests.support.fake_world import on_last_ranks
+from tests.support.layouts import LAYOUTS
+
+NAMES = (
+    "1d-2",
+    "1d-sequence-2",
+    "2d-4",
+    "2.5d-8-depth-2",
+    "3d-8",
+    "cuboid-1-2-2-sequence-batch",
+    "ring-2",
+    "ulysses-2",
+)
+FORMS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "positions": "rotary",
+        "bias": False,
+        "tie_embeddings": False,
+        "num_kv_heads": 4,
+    },
+}
+
+
+class _OnCpu(TorchDispatchMode):
+    """Collects operations on a CPU: of vectors and more, for a scalar may be the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        self.count += 1
+        if any(each.device.type == "cpu" and each.dim() for each in tensors):
+            self.found.add(str(func))
+        return result
+
+
+def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, str]:
+    groups = Groups(Mesh(tensor=tensor))
+    model = GPT(num_layers=2, hidden_size=48, num_heads=12, vocab_size=70, max_seq_len=24, **form)
+    ids = torch.zeros((8, 24), dtype=torch.int64, device="meta")
+    with torch.device("meta"):
+        module = build_module(model, groups, seed=1)
+    model.loss(groups)(module(ids), ids)  # tables are made on the CPU, at their first use
+    with _OnCpu() as mode:
+        loss = model.loss(groups)(module(ids), ids)
+        loss.backward()
+    grads = [p.grad for p in module.parameters()]
+    assert all(grad is not None and grad.is_meta for grad in grads)
+    return sorted(mode.found), mode.count, loss.device.type
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_left_on_the_cpu(form: str) -> None:
+    tensors = [mesh.Tensor(), *(LAYOUTS[name] for name in NAMES)]
+    found = on_last_ranks(lambda tensor: _on_cpu(FORMS[form], tensor), tensors)
+    for name, (on_cpu, count, device) in zip(("one process", *NAMES), found, strict=True):
+        assert (on_cpu, device) == ([], "meta"), name
+        assert count > 100
