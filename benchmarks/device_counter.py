@@ -40,6 +40,8 @@ ALLOCATIONS = (
 )
 COPIES = ("clone", "copy_", "_to_copy", "contiguous", "cat", "stack")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear")
+PICKS = ("gather", "scatter_", "scatter_add_")
+"""Of the large tensor they touch as many elements as there are indices."""
 PRODUCT_PREFIXES = ("_scaled_dot_product", "_flash_attention")
 
 
@@ -66,6 +68,8 @@ class _KernelMode(TorchDispatchMode):
         """For each collective not waited for, how many products were enqueued when it began."""
         self._products = 0
         self._just_began = False
+        self._cast: Tensor | None = None
+        """What the last operation has made, if that changed a type."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -87,10 +91,18 @@ class _KernelMode(TorchDispatchMode):
             if name.startswith(("empty", "new_empty")) and isinstance(result, Tensor):
                 result.zero_()
             return result
-        tensors = [leaf for leaf in tree_flatten((args, kwargs, result))[0] if isinstance(leaf, Tensor)]
+        inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}  # which is the result
+        tensors = [leaf for leaf in tree_flatten((args, inputs, result))[0] if isinstance(leaf, Tensor)]
+        if name in PICKS:
+            tensors = [each for each in tensors if each.numel() <= args[2].numel()] * 2
         self.counts.kernels += 1
         self.counts.by_name[name] += 1
-        self.counts.num_bytes += sum(each.numel() * each.element_size() for each in tensors)
+        self.counts.num_bytes += sum(map(_num_bytes, tensors))
+        if name == "_softmax" and args[0] is self._cast:
+            # softmax(x, dtype=torch.float32) upcasts by a kernel of its own on a CPU alone.
+            self.counts.kernels -= 1
+            self.counts.num_bytes -= 2 * _num_bytes(args[0])
+        self._cast = result if name == "_to_copy" else None
         if name in COPIES and len({each.dtype for each in tensors}) == 1:
             self.counts.layout_copies += 1
         self._products += name in PRODUCTS or name.startswith(PRODUCT_PREFIXES)
@@ -101,6 +113,10 @@ class _KernelMode(TorchDispatchMode):
         if self._under_way:
             began = self._under_way.pop(-1 if self._just_began else 0)
             self.counts.exposed += began == self._products
+
+
+def _num_bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
 
 
 @contextmanager

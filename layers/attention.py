@@ -23,6 +23,7 @@ from dslpar.layers.dropout import shard_rng, shard_seed
 from dslpar.layers.heads import local_heads, local_samples
 from dslpar.layers.kv_cache import cache_in_use, first_position
 from dslpar.layers.linear import Linear
+from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
 from dslpar.layers.rotary import Rotary
 from dslpar.layers.sequence import AttentionDropout, RingOptions, ring, ulysses
@@ -65,6 +66,7 @@ class Attention(Layer):
         self.axis = groups.axis(*self.cuts.sequence)
         blocks = [count * self.head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
         self.qkv = Linear(groups, hidden_size, blocks, role="inward", bias=bias, init=init)
+        self.qkv.keep_memory_order()
         self.out = Linear(groups, hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
 
     def forward(self, x: Tensor, shared: Shared | None = None, mask: Tensor | None = None) -> Tensor:
@@ -79,20 +81,23 @@ class Attention(Layer):
             raise_finding("TEN226", message, "[batch, sequence, hidden], as it is stored", key="model")
         shared = self.share() if shared is None else shared
         mask = mask if mask is None else local_samples(self.groups, mask, x)
-        q, k, v = self._split_heads(self.qkv(x, shared))
-        y = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
-        return self.out(y.transpose(1, 2).flatten(2), shared)
+        qkv = self.qkv(x, shared)
+        sequence_dim = 0 if is_sequence_first(qkv) else 1
+        q, k, v = self._split_heads(as_stored(qkv), sequence_dim)
+        y = self._attend(q, k, v, mask)
+        y = y.movedim(2, sequence_dim).flatten(2)  # [batch, heads, sequence, D] as qkv stands
+        return self.out(y if sequence_dim == 1 else y.transpose(0, 1), shared)
 
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        """[batch, sequence, (A + 2 G)/y D] to queries, keys and values, each [batch, sequence, heads, D].
+    def _split_heads(self, qkv: Tensor, sequence_dim: int) -> tuple[Tensor, ...]:
+        """[batch, sequence, (A + 2 G)/y D], or by sequence first, to queries, keys, values [batch, heads, sequence, D].
 
         One split of one tensor: its backward joins the three gradients in a single copy.
         """
         heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
         if self.rotary is not None:
-            first = first_position() + self.axis.index * qkv.shape[1]
-            heads = self.rotary(heads, first=first, num_heads=sum(self.heads[:2]))
-        return torch.split(heads, self.heads, dim=2)
+            first = first_position() + self.axis.index * qkv.shape[sequence_dim]
+            heads = self.rotary(heads, first=first, num_heads=sum(self.heads[:2]), sequence_dim=sequence_dim)
+        return tuple(part.movedim(sequence_dim, 2) for part in torch.split(heads, self.heads, dim=2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[batch, heads, sequence, D] of this rank to the same; `mask` [batch, whole sequence] of its samples."""

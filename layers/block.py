@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.layers.attention import Attention
 from dslpar.layers.dropout import Dropout
 from dslpar.layers.linear import Linear
+from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.named_options import one_of
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
@@ -54,6 +55,7 @@ class MLP(Layer):
         blocks, self.activation = one_of(_ACTIVATIONS, activation, "activation")
         inner = ffn_hidden_size if blocks == 1 else [ffn_hidden_size] * blocks
         self.up = Linear(groups, hidden_size, inner, role="inward", bias=bias, init=init)
+        self.up.keep_memory_order()
         self.down = Linear(groups, ffn_hidden_size, hidden_size, role="outward", bias=bias, init=init_out)
 
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
@@ -128,6 +130,8 @@ class Block(Layer):
             init_out=init_out,
         )
         self.dropout = Dropout(groups, dropout)
+        for adds_to_residual in (self.attention.out, self.mlp.down):
+            adds_to_residual.keep_memory_order()  # the sum is contiguous, as the residual that it begins with
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored; `mask` as in `Attention.forward`."""
@@ -142,7 +146,8 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
     The backward computes silu(gate) again, so its input is all that is kept for it: 2 F numbers a token, where the
     composition of torch's two functions keeps 3 F.
     """
-    return cast("Tensor", _SwiGLU.apply(gate_and_up))  # type: ignore[no-untyped-call]
+    y: Tensor = _SwiGLU.apply(as_stored(gate_and_up))  # type: ignore[no-untyped-call]
+    return y.transpose(0, 1) if is_sequence_first(gate_and_up) else y
 
 
 class _SwiGLU(torch.autograd.Function):

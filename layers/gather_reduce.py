@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,20 +31,23 @@ class Sharding:
     blocks: tuple[int, ...] = ()
     """`dim` is blocks (q, k, v), with lengths in these proportions, each cut by itself; (): it is one block."""
 
-    def gather(self, stored: Tensor) -> Tensor:
-        """Gather the stored piece [..., n/size, ...] to the panel [..., n, ...]."""
-        return self._gather(stored, collectives.all_gather)
+    def gather(self, stored: Tensor, *, contiguous: bool = True) -> Tensor:
+        """Gather the stored piece [..., n/size, ...] to the panel [..., n, ...].
+
+        Not `contiguous`, the panel stands in memory as pieces arrive: tokens of a sequence by sequence first.
+        """
+        return self._gather(stored, partial(collectives.all_gather, contiguous=contiguous))
 
     def join(self, stored: Tensor) -> Tensor:
         """Gather, differentiable, where all ranks go on alike with the panel: the backward takes this rank's piece."""
         return self._gather(stored, collectives.gather_from_group)
 
-    def start_gather(self, stored: Tensor) -> Pending:
+    def start_gather(self, stored: Tensor, *, contiguous: bool = True) -> Pending:
         """Begin to `gather`."""
         if self.axis.size == 1 or self.dim is None:
             return Pending(stored)
         if not self.blocks:
-            return collectives.start_all_gather(stored, self.axis, self.dim)
+            return collectives.start_all_gather(stored, self.axis, self.dim, contiguous=contiguous)
         pieces = collectives.start_all_gather(stored.unsqueeze(0), self.axis)
         return Pending(stored, finish=lambda _: self._by_block(pieces.wait()))
 

@@ -23,7 +23,7 @@ gathered panels live until the backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -33,7 +33,7 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import lora, placement
+from dslpar.layers import lora, memory_order, overlap, placement
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
@@ -55,6 +55,10 @@ class MatmulSharding:
     keeps_x: bool
     """Whether the gathered X lives until the backward; else it is gathered again."""
     keeps_w: bool
+    keeps_memory_order: bool = False
+    """Whether tokens may come and go by sequence first in memory (memory_order.py); else all results are contiguous."""
+    comm_overlap: bool = False
+    """Whether collectives are cut into parts that run under products (overlap.py)."""
     is_local: bool = field(init=False)
     """Whether no rank needs what another one stores."""
 
@@ -62,6 +66,10 @@ class MatmulSharding:
         """Look once: a forward asks for each linear."""
         is_local = self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
         object.__setattr__(self, "is_local", is_local)
+
+    def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
+        """Whether this product is computed in parts: adapters need panels whole, and compilers cut by themselves."""
+        return self.comm_overlap and not adapters and not torch.compiler.is_compiling()
 
 
 def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) -> MatmulSharding:
@@ -75,6 +83,7 @@ def matmul_sharding(groups: Groups, role: Role, blocks: tuple[int, ...] = ()) ->
         depth=groups.axis("d"),
         keeps_x=keep in ("x", "both"),
         keeps_w=keep in ("w", "both"),
+        comm_overlap=groups.tensor.comm_overlap,
     )
 
 
@@ -108,13 +117,19 @@ class _ShardedMatmul(torch.autograd.Function):
         adapters: Sequence[lora.Applied],
         *matrices: Tensor,
     ) -> Tensor:
-        x_panel, w_panel = sharding.x.gather(x), sharding.w.gather(weight)
-        y = functional.linear(x_panel, w_panel, bias if sharding.y.axis.size == 1 else None)
-        for adapter, a, b in zip(adapters, matrices[::2], matrices[1::2], strict=True):
-            adapter.add_to(y, x_panel, a, b)
-        if sharding.y.axis.size > 1:
-            y = sharding.y.reduce(y)
-            y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
+        w_panel = sharding.w.gather(weight)
+        if sharding.overlaps(adapters):
+            y, x_panel = overlap.linear(x, w_panel, sharding.x, sharding.y)
+            y = y if sharding.keeps_memory_order else y.contiguous()
+            y = y if bias is None else y.add_(bias)
+        else:
+            x_panel = sharding.x.gather(x, contiguous=not sharding.keeps_memory_order)
+            y = memory_order.linear(x_panel, w_panel, bias if sharding.y.axis.size == 1 else None)
+            for adapter, a, b in zip(adapters, matrices[::2], matrices[1::2], strict=True):
+                adapter.add_to(y, x_panel, a, b)
+            if sharding.y.axis.size > 1:
+                y = sharding.y.reduce(y)
+                y = y if bias is None else y.add_(bias)  # after the sum: each rank's partial product would add it once
         # What is not gathered is saved itself, never a view: ZeRO 3 empties the Parameter and fills it again.
         needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.save_for_backward(
@@ -128,18 +143,22 @@ class _ShardedMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sharding: MatmulSharding = ctx.sharding
+        contiguous = not sharding.keeps_memory_order
         x, weight, *matrices = ctx.saved_tensors
         needs_x, needs_w, needs_b, *_ = ctx.needs_input_grad
         x_grad, w_grad, b_grad, x_panel_grad = None, None, None, None
-        if needs_x or needs_w or ctx.adapters:
-            y_grad = sharding.y.gather(grads[0])
+        overlaps = needs_x and sharding.overlaps(ctx.adapters)
+        if not overlaps and (needs_x or needs_w or ctx.adapters):
+            y_grad = sharding.y.gather(grads[0], contiguous=contiguous)
         if needs_x:
             w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
         if needs_w or ctx.adapters:
             # Under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
-            gathering = Pending(x) if sharding.keeps_x else sharding.x.start_gather(x)
-        if needs_x:
-            x_panel_grad = y_grad @ w_panel
+            gathering = Pending(x) if sharding.keeps_x else sharding.x.start_gather(x, contiguous=contiguous)
+        if overlaps:
+            x_panel_grad, y_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
+        elif needs_x:
+            x_panel_grad = memory_order.linear(y_grad, w_panel.t())
         adapter_grads: list[Tensor] = []
         if ctx.adapters:
             x_panel = gathering.wait()
@@ -147,13 +166,14 @@ class _ShardedMatmul(torch.autograd.Function):
             for adapter, a, b in zip(ctx.adapters, matrices[::2], matrices[1::2], strict=True):
                 adapter_grads += adapter.backward(y_grad, x_panel, a, b, x_panel_grad)
         if x_panel_grad is not None:
+            x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
         if needs_w:
-            w_panel_grad = y_grad.flatten(0, -2).t() @ gathering.wait().flatten(0, -2)
+            w_panel_grad = memory_order.weight_gradient(y_grad, gathering.wait())
             # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
             w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
         if needs_b:
-            b_grad = grads[0].flatten(0, -2).sum(0)
+            b_grad = memory_order.tokens(grads[0]).sum(0)
         return x_grad and x_grad.wait(), w_grad, b_grad, None, None, *adapter_grads
 
 
@@ -217,6 +237,10 @@ class Linear(Layer):
         for features in self.output_gathers:
             y = features.join(y)
         return y
+
+    def keep_memory_order(self) -> None:
+        """Take and give tokens as they stand in memory: for code around that neither views nor flattens them."""
+        self.sharding = replace(self.sharding, keeps_memory_order=True)
 
     def add_adapter(
         self, r: int, *, scale: float, dropout: float = 0.0, name: str = "", blocks: slice = slice(None)

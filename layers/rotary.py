@@ -32,19 +32,25 @@ class Rotary:
     theta: float = 10000.0
     """The longest wavelength is 2 pi times this, in tokens (nearly: the last pair's exponent is 2/D short of 1)."""
 
-    def __call__(self, x: Tensor, first: int, num_heads: int | None = None) -> Tensor:
+    def __call__(self, x: Tensor, first: int, num_heads: int | None = None, sequence_dim: int = 1) -> Tensor:
         """Rotate the first `num_heads` heads (None: all) of `x` [batch, sequence, heads, D] to the same shape.
 
-        Its first token stands at position `first`; D is even.
+        Its first token stands at position `first`; D is even. `sequence_dim` 0: `x` is [sequence, batch, heads, D].
         """
         wide = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = _table(self.theta, x.shape[3], first, x.shape[1], x.device, wide).unbind()
+        table = _table(self.theta, x.shape[3], first, x.shape[sequence_dim], x.device, wide)
+        cos, sin = (table if sequence_dim == 1 else table.unsqueeze(2)).unbind()
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.assume_constant_result  # else a compiled block would make its table in every forward
+def _table(*key: Any) -> Tensor:
+    """Return `_made`'s, kept: a function of its own, since torch.compile looks through a cache."""
+    return _made(*key)
+
+
 @lru_cache(maxsize=8)
-def _table(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _made(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines, [2, sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
     with torch.inference_mode(False):  # else a table first made in evaluation could not serve training

@@ -58,7 +58,7 @@ def layout_of(job: Job) -> Plain:
         "world_size": mesh.world_size,
         "pipe": mesh.pipe,
         "data": mesh.data,
-        "tensor": {name: value for name, value in cuboid.items() if name != "keep"},
+        "tensor": {name: value for name, value in cuboid.items() if name not in ("keep", "comm_overlap")},
         "order": list(mesh.order),
         "counts": None if job.stages.counts is None else list(job.stages.counts),
         "zero_stage": job.spec.zero.stage,

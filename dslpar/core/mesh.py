@@ -63,6 +63,8 @@ class Tensor:
     """What x splits."""
     impl: Impl = "ring"
     """Attention over a split sequence."""
+    comm_overlap: bool = False
+    """Whether collectives of a product are cut into parts that run under it."""
 
     @property
     def x(self) -> int:

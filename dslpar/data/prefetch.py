@@ -6,6 +6,7 @@
 
 torch's DataLoader prefetches with worker processes. A thread is enough here: what is slow is reading and decoding,
 which let other threads run, and nothing is copied between processes. The order is what `make` gives for a position.
+For an accelerator the thread also pins them, as torch's does, so that their copies to it wait for nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 MicroBatches = list[tuple[Any, Any]]
+Make = Callable[[int], Iterable[tuple[Any, Any]]]
+Pin = Callable[[MicroBatches], MicroBatches]
 
 
 class Prefetcher:
     """Steps of micro-batches by position; `make` gives those of the step that begins after so many samples.
 
-    `step_size` are the samples of a step; none is made ahead that would begin at or after `end`.
+    `step_size` are the samples of a step; none is made ahead that would begin at or after `end`. What is made ahead
+    goes through `pin`, in the thread.
     """
 
-    def __init__(self, make: Callable[[int], Iterable[tuple[Any, Any]]], step_size: int, end: float = math.inf) -> None:
-        self.make, self.step_size, self.end = make, step_size, end
+    def __init__(self, make: Make, step_size: int, end: float = math.inf, pin: Pin | None = None) -> None:
+        self.make, self.step_size, self.end, self.pin = make, step_size, end, pin
         self.wait_s = 0.0
         """Seconds that the last step waited for its micro-batches."""
         self._next: _Step | None = None
@@ -43,7 +47,7 @@ class Prefetcher:
         batches = ahead.result() if ahead is not None and ahead.consumed == consumed else list(self.make(consumed))
         self.wait_s = time.perf_counter() - began
         if consumed + self.step_size < self.end:
-            self._next = _Step(self.make, consumed + self.step_size)
+            self._next = _Step(self.make, consumed + self.step_size, self.pin)
             self._next.start()
         return iter(batches)
 
@@ -57,17 +61,18 @@ class Prefetcher:
 class _Step(threading.Thread):
     """Makes one step's micro-batches."""
 
-    def __init__(self, make: Callable[[int], Iterable[tuple[Any, Any]]], consumed: int) -> None:
+    def __init__(self, make: Make, consumed: int, pin: Pin | None) -> None:
         # A daemon: a disk that never answers must not keep a rank that has ended from ending.
         super().__init__(name="prefetch", daemon=True)
-        self.make, self.consumed = make, consumed
+        self.make, self.consumed, self.pin = make, consumed, pin
         self._batches: MicroBatches = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Make them; an error is kept for whoever asks for the result."""
         try:
-            self._batches = list(self.make(self.consumed))
+            batches = list(self.make(self.consumed))
+            self._batches = batches if self.pin is None else self.pin(batches)
         except BaseException as error:  # noqa: BLE001  # raised by result(), in the step that it belongs to
             self._error = error
 

@@ -152,7 +152,7 @@ def setup_distributed(
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
-    from dslpar.distributed import deepspeed_patches
+    from dslpar.distributed import deepspeed_patches, numa
 
     logging.disable(logging.NOTSET)
     if "OMP_NUM_THREADS" not in environ:
@@ -162,10 +162,14 @@ def setup_distributed(
     # DeepSpeed takes its device's number from these.
     environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
     accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
+    if accelerator.device_name() == "cuda":
+        numa.bind_to_node(torch.cuda.get_device_properties(device))
     deepspeed_patches.skip_shm_op()
     backend = accelerator.communication_backend_name()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
-    # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there.
+    # Not left to DeepSpeed, which would ask mpi4py for this rank's number; it takes over a group that is there. Without
+    # device_id: with it NCCL splits groups off the world's communicator, which all ranks must do together, and groups
+    # here are made by their members alone; and sends between stages would be in one order with the world's messages.
     dist.init_process_group(backend, store=store, rank=dist_env.rank, world_size=dist_env.world_size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 

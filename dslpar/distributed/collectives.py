@@ -96,37 +96,50 @@ def _traced(received: Tensor, finish: Callable[[Tensor], Tensor] | None = None) 
 # ---- plain collectives ----
 
 
-def all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
-    """Concatenate the tensors of all ranks along `dim`, in the axis's order; shapes must agree."""
+def all_gather(x: Tensor, axis: Axis, dim: int = 0, *, contiguous: bool = True) -> Tensor:
+    """Concatenate the tensors of all ranks along `dim`, in the axis's order; shapes must agree.
+
+    Pieces arrive one after the other. Not `contiguous`, the result is a view of what has arrived, its slowest dim `dim`
+    (unless that is the last one).
+    """
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling():
-        return start_all_gather(x, axis, dim).wait()
+        return start_all_gather(x, axis, dim, contiguous=contiguous).wait()
+    piece, finish = _to_gather(x, axis, dim, contiguous)
     flat = x.new_empty(axis.size * x.numel())  # flat: gloo knows no other form of "concatenated along dim 0"
-    _all_gather(flat, x.reshape(-1), group=axis.group)
-    return _joined(flat, axis.size, x.shape, dim)
+    _all_gather(flat, piece.reshape(-1), group=axis.group)
+    return finish(flat)
 
 
-def start_all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
+def start_all_gather(x: Tensor, axis: Axis, dim: int = 0, *, contiguous: bool = True) -> Pending:
     """Start `all_gather`."""
     if axis.size == 1:
         return Pending(x)
+    piece, finish = _to_gather(x, axis, dim, contiguous)
     if torch.compiler.is_compiling():
-        flat = _functional.all_gather_into_tensor(x.reshape(-1), axis.size, axis.group_name)
-        return _traced(flat, partial(_joined, size=axis.size, shape=x.shape, dim=dim))
+        return _traced(_functional.all_gather_into_tensor(piece.reshape(-1), axis.size, axis.group_name), finish)
     flat = x.new_empty(axis.size * x.numel())
-    work = _all_gather(flat, x.reshape(-1), group=axis.group, async_op=True)
-    return Pending(flat, [work], partial(_joined, size=axis.size, shape=x.shape, dim=dim))
+    return Pending(flat, [_all_gather(flat, piece.reshape(-1), group=axis.group, async_op=True)], finish)
+
+
+def _to_gather(x: Tensor, axis: Axis, dim: int, contiguous: bool) -> tuple[Tensor, Collective]:
+    """Return what to send, and what makes the result of all that arrives, flat."""
+    dim %= x.dim()
+    if contiguous or dim == x.dim() - 1:
+        return x, partial(_joined, size=axis.size, shape=x.shape, dim=dim)
+    piece = x.movedim(dim, 0)
+    shape = axis.size * piece.shape[0], *piece.shape[1:]
+    return piece, lambda flat: flat.view(shape).movedim(0, dim)
 
 
 def _joined(flat: Tensor, size: int, shape: torch.Size, dim: int) -> Tensor:
     """Concatenate along `dim` pieces of that shape, which stand one after the other."""
-    dim %= len(shape)
     return flat.view(size, *shape).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
-    """Sum over all ranks, and return this rank's piece of the sum along `dim`."""
+    """Sum over all ranks, and return this rank's piece of the sum along `dim`, as `x` stands in memory."""
     return start_reduce_scatter(x, axis, dim).wait()
 
 
@@ -140,19 +153,29 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int = 0) -> Pending:
     if axis.size == 1:
         return Pending(x)
     dim %= x.dim()
-    pieces = torch.unflatten(x, dim, (axis.size, -1)).movedim(dim, 0).contiguous()
+    pieces = torch.unflatten(x, dim, (axis.size, -1)).movedim(dim, 0)
+    finish: Collective | None = None
+    if not pieces.is_contiguous() and x.movedim(dim, 0).is_contiguous():
+        # `dim` is the slowest in memory: pieces along it stand one after the other, and need no copy.
+        pieces = torch.unflatten(x.movedim(dim, 0), 0, (axis.size, -1))
+        finish = partial(_with_first_dim_at, dim=dim)
+    pieces = pieces.contiguous()
     if torch.compiler.is_compiling():
         piece = _functional.reduce_scatter_tensor(pieces.view(-1), "sum", axis.size, axis.group_name)
-        return _traced(piece, lambda piece: piece.view(pieces.shape[1:]))
+        return _traced(piece.view(pieces.shape[1:]), finish)
     if _over_gloo(axis):
         # gloo's own reduce-scatter takes twice as long as its all-reduce. An all-to-all sends as many elements: each
         # rank receives its piece of every rank's tensor, and sums them up itself.
         pieces.stands_for = "reduce_scatter"  # type: ignore[attr-defined]  # read by tests.support.traffic_counter
         received = torch.empty_like(pieces)
         work = dist.all_to_all_single(received, pieces, group=axis.group, async_op=True)
-        return Pending(received, [work], lambda pieces: pieces.sum(0))
+        return Pending(received, [work], lambda pieces: finish(pieces.sum(0)) if finish else pieces.sum(0))
     piece = torch.empty_like(pieces[0])
-    return Pending(piece, [_reduce_scatter(piece.view(-1), pieces.view(-1), group=axis.group, async_op=True)])
+    return Pending(piece, [_reduce_scatter(piece.view(-1), pieces.view(-1), group=axis.group, async_op=True)], finish)
+
+
+def _with_first_dim_at(x: Tensor, dim: int) -> Tensor:
+    return x.movedim(0, dim)
 
 
 def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
@@ -189,15 +212,15 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     return received.movedim(0, concat_dim).flatten(concat_dim, concat_dim + 1)
 
 
-def start_ring_shift(x: Tensor, axis: Axis) -> Pending:
-    """Start sending `x` to the next rank of the ring, and receiving the previous rank's."""
+def start_ring_shift(x: Tensor, axis: Axis, received: Tensor | None = None) -> Pending:
+    """Start sending `x` to the next rank of the ring, and receiving the previous rank's, into `received` if given."""
     if torch.compiler.is_compiling():
         # torch has no functional send: an all-to-all in which each rank has something for one other alone.
         to, of = (
             [len(x) if rank == (axis.index + step) % axis.size else 0 for rank in range(axis.size)] for step in (1, -1)
         )
         return _traced(_functional.all_to_all_single(x.contiguous(), of, to, axis.group_name))
-    received = torch.empty_like(x)
+    received = torch.empty_like(x) if received is None else received
     ahead, behind = (axis.peers[(axis.index + step) % axis.size] for step in (1, -1))
     # In one batch: NCCL would wait for ever where two ranks both send before either receives.
     operations = [dist.P2POp(dist.isend, x, ahead, axis.group), dist.P2POp(dist.irecv, received, behind, axis.group)]

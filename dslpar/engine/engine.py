@@ -307,7 +307,11 @@ class Engine:
         """Return the micro-batches on the device, checked; none on stages that need none."""
         if not self.needs_data:
             return []
-        batches = [(self._to_device(x, inputs=True), self._to_device(y)) for x, y in micro_batches]
+        # The step ends with a read of its loss: until then nobody gets to write to what is copied.
+        batches = [
+            (self._to_device(x, inputs=True, non_blocking=True), self._to_device(y, non_blocking=True))
+            for x, y in micro_batches
+        ]
         check_sizes(batches, self.job)
         return batches
 
@@ -317,10 +321,10 @@ class Engine:
         num_labels = getattr(self._loss_fn, "num_labels", 1)
         return with_denominator(batches, num_labels, self.groups.axis("data"), self.job)
 
-    def _to_device(self, value: Any, inputs: bool = False) -> Any:
+    def _to_device(self, value: Any, inputs: bool = False, non_blocking: bool = False) -> Any:
         """Move a tensor, or a tuple of them, to the device; floating-point inputs in the model's dtype."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.job.spec.precision.dtype) if inputs else None
-        return to_device(value, self.deepspeed.device, dtype, self.job.path)
+        return to_device(value, self.deepspeed.device, dtype, self.job.path, non_blocking=non_blocking)
 
     def _results(
         self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool

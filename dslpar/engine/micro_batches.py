@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from dslpar.core.catalog import raise_finding
@@ -86,14 +87,30 @@ def with_denominator(batches: list[MicroBatch], num_labels: int, data: Axis, job
     return [(inputs, (*labels, denominator)) for (inputs, _), labels in zip(batches, given, strict=True)]
 
 
-def to_device(value: Any, device: torch.device, dtype: torch.dtype | None, path: str) -> Any:
-    """Move a tensor, or a tuple of them, to the device; floating-point ones in `dtype`, where one is given."""
+def to_device(
+    value: Any, device: torch.device, dtype: torch.dtype | None, path: str, *, non_blocking: bool = False
+) -> Any:
+    """Move a tensor, or a tuple of them, to the device; floating-point ones in `dtype`, where one is given.
+
+    `non_blocking`: the host does not wait for copies from pinned memory, which nobody may write to meanwhile.
+    """
     if isinstance(value, list | tuple):
-        return tuple(to_device(item, device, dtype, path) for item in value)
+        return tuple(to_device(item, device, dtype, path, non_blocking=non_blocking) for item in value)
     if not isinstance(value, Tensor):
         message = f"a micro-batch holds a {type(value).__name__}"
         raise_finding("BAT205", message, "give tensors, or tuples of tensors: (inputs, labels)", path)
-    return value.to(device, dtype if value.is_floating_point() else None)
+    return value.to(device, dtype if value.is_floating_point() else None, non_blocking=non_blocking)
+
+
+def pin(batches: list[MicroBatch]) -> list[MicroBatch]:
+    """Return micro-batches in pinned memory, from which copies to the accelerator wait for nothing."""
+    return [(_pinned(inputs), _pinned(labels)) for inputs, labels in batches]
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_pinned, value))
+    return get_accelerator().pin_memory(value) if isinstance(value, Tensor) else value
 
 
 def _pair(item: Any, job: Job) -> MicroBatch:

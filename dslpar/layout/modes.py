@@ -42,13 +42,15 @@ class TensorMode(NamedTuple):
     """Keys of parallel.tensor that mean something in this mode, besides size, mode and keep."""
 
 
+_OVERLAP = ("comm_overlap",)
+
 MODES: Mapping[str, TensorMode] = {
-    "1d": TensorMode(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence",)),
-    "2d": TensorMode(_squares, "hidden"),
-    "2.5d": TensorMode(lambda tensor: _squares(tensor, tensor.depth or 1), "hidden", options=("depth",)),
-    "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner")),
+    "1d": TensorMode(lambda tensor: (1, 1, tensor.size, 1), "replicated", options=("sequence", *_OVERLAP)),
+    "2d": TensorMode(_squares, "hidden", options=_OVERLAP),
+    "2.5d": TensorMode(lambda tensor: _squares(tensor, tensor.depth or 1), "hidden", options=("depth", *_OVERLAP)),
+    "3d": TensorMode(_cube, "batch", "none", "batch", options=("residual", "inner", *_OVERLAP)),
     "sequence": TensorMode(lambda tensor: (tensor.size, 1, 1, 1), "replicated", options=("impl",)),
-    "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner")),
+    "cuboid": TensorMode(_shaped, "hidden", "none", options=("shape", "residual", "inner", *_OVERLAP)),
 }
 
 
@@ -72,4 +74,4 @@ def cuboid_of(tensor: TensorParallel | None) -> Tensor:
     d, q, y, z = axes
     options = {name: decision.value for name, decision in options_of(tensor).items()}
     split: Literal["batch", "sequence"] = "sequence" if tensor.mode == "sequence" else "batch"
-    return Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, split=split, **options)
+    return Tensor(d=d, q=q, y=y, z=z, mode=tensor.mode, split=split, comm_overlap=bool(tensor.comm_overlap), **options)

@@ -105,6 +105,10 @@ class TensorParallel:
     """Modes 3d and cuboid: inner activations over z, 'batch' or 'heads'."""
     keep: Choice | None = key(default=None, resume="free", choices=("x", "w", "both", "none"))
     """Gathered panels that live until the backward: 'x', 'w', 'both' or 'none'."""
+    comm_overlap: bool | None = key(
+        default=None, resume="free", synonyms="tp_comm_overlap async_tp enable_async_tensor_parallel"
+    )
+    """Cut collectives into parts that run under the products around them; the default is False, all in one."""
 
 
 @section

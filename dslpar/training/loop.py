@@ -17,6 +17,7 @@ from typing import Any, Literal, TextIO
 from dslpar.data.loader import StepData
 from dslpar.data.prefetch import Prefetcher
 from dslpar.engine.engine import Engine
+from dslpar.engine.micro_batches import pin
 from dslpar.reporting import logging, monitors, run_dir
 from dslpar.reporting.logging import log
 from dslpar.reporting.run_dir import METRICS, is_in_place, truncate_csv, write_record
@@ -77,7 +78,8 @@ class Trainer:
         size = engine.job.batch.global_size
         # A program's own data may draw from torch's generator, and a thread of it would draw between a step's dropouts.
         end = self.job.spec.train.steps * size if isinstance(train_data, PartData) else 0
-        self._prefetcher = Prefetcher(train_data.step, size, end=end)
+        on_cpu = engine.deepspeed.device.type == "cpu"
+        self._prefetcher = Prefetcher(train_data.step, size, end=end, pin=None if on_cpu else pin)
 
     # ---- train, evaluate, save ----
 

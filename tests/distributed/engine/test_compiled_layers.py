@@ -13,6 +13,9 @@ from tests.distributed.engine.test_engine import batches, engine_of, job
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+"""torch's own tracing of autograd functions does what torch deprecates."""
+
 CLOSE = 1e-6
 """Relative, in float32: what the proofs of layouts ask of a loss."""
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}

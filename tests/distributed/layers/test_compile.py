@@ -16,6 +16,9 @@ from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+"""torch's own tracing of autograd functions does what torch deprecates."""
+
 CLOSE = 1e-13
 """Relative, in float64: gloo's reduce-scatter sums in another order than what stands in for it otherwise."""
 BATCH, SEQUENCE, HIDDEN, HEADS = 8, 24, 48, 12

@@ -20,8 +20,9 @@ from torch.nn import functional
 from dslpar.core import mesh
 from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh
+from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
-from dslpar.layers import IGNORE_INDEX, Placement, accuracy, cross_entropy, gather, placement
+from dslpar.layers import IGNORE_INDEX, Placement, accuracy, cross_entropy, gather, loss, placement
 from dslpar.layers.loss import Reduction
 from dslpar.layout import divisors
 from tests.support.layouts import LAYOUTS
@@ -285,3 +286,39 @@ def test_what_is_sent(name: str) -> None:
     mean = 6 * own * f_vocab + 2 * f_tokens
     expected = [mean, mean, 6 * own * f_vocab + whole * f_tokens, 4 * own * f_vocab + 2 * f_tokens]
     assert on_ranks(tensor.size, sent, tensor) == [[round(number) for number in expected]] * tensor.size
+
+
+# ---- what an accelerator runs where the vocabulary is whole ----
+
+
+@given(CASES, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_softmax_of_one_rank_alone_is_torch_s_loss(case: Case, indexed: bool) -> None:
+    logits, labels = case.numbers()
+    logits, labels = logits.double().flatten(0, -2), labels.flatten()
+    ignored = labels == case.ignore_index
+    padded = functional.pad(logits, (0, 3), value=7.0)
+    original = loss._largest_and_sum
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss, "_largest_and_sum", lambda *args, **_: original(*args, indexed=indexed))
+        for ours in (True, False):
+            x = (padded if ours else logits).clone().requires_grad_()
+            if ours:
+                targets = labels.masked_fill(ignored, -1)
+                token_losses = loss._TokenLosses.apply(  # type: ignore[no-untyped-call]
+                    x, targets, Axis(), case.vocab, case.smoothing, case.smoothing / case.vocab
+                ).masked_fill(ignored, 0)
+            else:
+                token_losses = functional.cross_entropy(
+                    x,
+                    labels,
+                    ignore_index=case.ignore_index,
+                    label_smoothing=case.smoothing,
+                    reduction="none",
+                )
+            token_losses.sum().backward()
+            assert x.grad is not None
+            results.append((token_losses.detach(), x.grad[:, : case.vocab]))
+    for mine, right in zip(*results, strict=True):
+        assert (mine - right).abs().max() <= TOLERANCE * max(1.0, float(right.abs().max()))

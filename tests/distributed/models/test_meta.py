@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
+from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
 from dslpar.models import GPT, build_module
 from tests.support.fake_world import on_last_ranks
@@ -57,6 +58,8 @@ class _OnCpu(TorchDispatchMode):
 
 
 def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, str]:
+    # torch's fake group takes tensors of any device, but looks for a backend of theirs before messages in a batch.
+    collectives.dist.batch_isend_irecv = lambda operations: []  # type: ignore[attr-defined]
     groups = Groups(Mesh(tensor=tensor))
     model = GPT(num_layers=2, hidden_size=48, num_heads=12, vocab_size=70, max_seq_len=24, **form)
     ids = torch.zeros((8, 24), dtype=torch.int64, device="meta")

@@ -58,6 +58,10 @@ class Layout(NamedTuple):
     """Whether the norm is clipped to CLIP; with SGD alone."""
     num_layers: int = GPT["num_layers"]
     """Of a transformer."""
+    compiled: bool = False
+    """Whether torch compiles the layers, its graphs run by the kernels that they are of."""
+    overlap: bool = False
+    """Whether collectives of products are cut into parts that run under them."""
 
     @property
     def problem(self) -> Problem:
@@ -75,18 +79,29 @@ class Layout(NamedTuple):
         return resolve(
             sections.Spec(
                 model=self._model(),
-                parallel=sections.Parallel(**self.parallel),
+                parallel=self._parallel(),
                 optimizer=OPTIMIZERS[self.optimizer] if self.clip else UNCLIPPED,
                 lr_scheduler=sections.LRScheduler(type="cosine", warmup_steps=3),
                 zero=sections.Zero(stage=self.zero, extra=extra),
                 precision=sections.Precision(dtype=self.dtype, extra=self.scale or {}),
                 batch=sections.Batch(global_size=SAMPLES, accumulation=self.accumulation),
-                train=sections.Train(steps=STEPS, clip_grad_norm=CLIP if self.clip else None),
+                train=sections.Train(
+                    steps=STEPS,
+                    clip_grad_norm=CLIP if self.clip else None,
+                    compile=self.compiled,
+                    compile_backend="aot_eager",
+                ),
                 activation_checkpoint=recompute,
             ),
             self.world,
             "invariance.py",
         )
+
+    def _parallel(self) -> sections.Parallel:
+        parallel = sections.Parallel(**self.parallel)
+        if not self.overlap or parallel.tensor is None:
+            return parallel
+        return replace(parallel, tensor=replace(parallel.tensor, comm_overlap=True))
 
     def _model(self) -> Any:
         model = MODELS[self.model](self.tied)
@@ -717,6 +732,33 @@ LAYOUTS: dict[str, Layout] = {
     "cuboid (2, 3, 2), ZeRO 1": Layout(12, tensor("cuboid", 12, shape=(2, 3, 2)), zero=1, ignoring=True),
     "pipe 2, 2.5d 8 (depth 2)": Layout(16, pipe(2) | tensor("2.5d", 8, depth=2), clip=False),
     "no clipping": ONE._replace(clip=False),
+    # collectives in parts under products
+    "overlap, pipe 2, 1d 2 sequence, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, ignoring=True, overlap=True
+    ),
+    "overlap, data 2, 1d 3, ZeRO 3": Layout(6, tensor("1d", 3), zero=3, tied=False, overlap=True),
+    "overlap, Llama, 1d 4 sequence, keep none, recompute 1": Layout(
+        4, tensor("1d", 4, sequence=True, keep="none"), recompute=1, tied=False, model="Llama", overlap=True
+    ),
+    "overlap, 2d 4": Layout(4, tensor("2d", 4), overlap=True),
+    "overlap, data 2, 2.5d 4 (depth 4), ZeRO 2": Layout(8, tensor("2.5d", 4, depth=4), zero=2, overlap=True),
+    "overlap, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, overlap=True),
+    "overlap, pipe 2, cuboid (1, 2, 2), sequence, batch": Layout(
+        8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2), residual="sequence", inner="batch"), overlap=True
+    ),
+    # layers that torch compiles
+    "compiled, one process": ONE._replace(compiled=True),
+    "compiled, pipe 2, recompute 1": Layout(2, pipe(2), recompute=1, compiled=True),
+    "compiled, pipe 2, 1d 2 sequence, ZeRO 1": Layout(
+        4, pipe(2) | tensor("1d", 2, sequence=True), zero=1, ignoring=True, compiled=True
+    ),
+    "compiled, Llama, data 2, 1d 2, ZeRO 2, recompute 1": Layout(
+        4, tensor("1d", 2), zero=2, recompute=1, tied=False, model="Llama", compiled=True
+    ),
+    "compiled, Llama, 2d 4": Layout(4, tensor("2d", 4), tied=False, model="Llama", compiled=True),
+    "compiled, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, compiled=True),
+    "compiled, data 2, ring 2, ZeRO 1": Layout(4, tensor("sequence", 2), zero=1, compiled=True),
+    "compiled, ulysses 2": Layout(2, tensor("sequence", 2, impl="ulysses"), compiled=True),
 } | grid()
 
 

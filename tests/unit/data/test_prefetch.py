@@ -57,6 +57,20 @@ def test_what_making_raises_comes_in_its_own_step() -> None:
     prefetcher.close()
 
 
+def test_what_is_made_ahead_is_pinned_in_the_thread() -> None:
+    threads: list[str] = []
+
+    def pin(batches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        threads.append(threading.current_thread().name)
+        return [(first, -second) for first, second in batches]
+
+    prefetcher = Prefetcher(made, 4, pin=pin)
+    assert list(prefetcher.step(0)) == list(made(0))
+    assert list(prefetcher.step(4)) == pin(list(made(4)))
+    prefetcher.close()
+    assert threads[0] == "prefetch"
+
+
 def test_nothing_is_made_beyond_the_end() -> None:
     asked: list[int] = []
 

@@ -1,0 +1,69 @@
+"""Bind a rank to the CPUs beside its accelerator, where nobody else has bound it.
+
+    bind_to_node(torch.cuda.get_device_properties(device))
+
+On a host of several NUMA nodes a rank whose threads run on another node than its GPU's reaches host memory, and the
+GPU, through the link between sockets. torchrun does this on request (`--numa-binding=node`); mpirun and deepspeed are
+started without any binding here, since theirs go by numbers of ranks, not by where the accelerators are.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+SYSFS = Path("/sys")
+
+
+class PciDevice(Protocol):
+    """What torch says of a device's place."""
+
+    pci_domain_id: int
+    pci_bus_id: int
+    pci_device_id: int
+
+
+def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
+    """Bind this process to the CPUs of the device's NUMA node; return them, empty where it is left as it is.
+
+    Threads that it starts from here on inherit that. A process that may not run on all CPUs of the host was bound by a
+    launcher, a scheduler or its user, and stays so.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return frozenset()
+    own = cpus_beside(device, sysfs)
+    if own and os.sched_getaffinity(0) == _online(sysfs):
+        os.sched_setaffinity(0, own)
+        return own
+    return frozenset()
+
+
+def cpus_beside(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
+    """Return the CPUs of the device's NUMA node; empty: the system does not say, or has one node alone."""
+    address = f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
+    node = _read(sysfs / "bus/pci/devices" / address / "numa_node") or "-1"
+    cpus = _numbers(_read(sysfs / f"devices/system/node/node{node}/cpulist"))
+    return cpus if cpus < _online(sysfs) else frozenset()
+
+
+def _online(sysfs: Path) -> frozenset[int]:
+    return _numbers(_read(sysfs / "devices/system/cpu/online"))
+
+
+def _numbers(text: str) -> frozenset[int]:
+    """Return the numbers of a list as the kernel writes it.
+
+    >>> sorted(_numbers("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    ranges = [part.partition("-")[::2] for part in text.split(",") if part]
+    return frozenset(number for first, last in ranges for number in range(int(first), int(last or first) + 1))
+
+
+def _read(path: Path) -> str:
+    """Return a file's text; empty where there is none, as in many containers."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,83 @@
+"""Tokens by sequence first in memory: within a block alone, and with few copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.device_counter import Kernels, count_kernels
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Block, Form, Linear, Rotary, initialize, mark_owners, memory_order, placement
+from tests.support.layouts import LAYOUTS
+from tests.support.ranks import on_ranks
+
+MICRO, SEQUENCE, HIDDEN, HEADS = 4, 24, 48, 6
+FORMS = {
+    "gpt2": Form(),
+    "llama": Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=6, bias=False),
+}
+
+
+def _orders(x: torch.Tensor) -> list[bool]:
+    return [memory_order.is_sequence_first(x), x.is_contiguous()]
+
+
+def test_what_is_sequence_first() -> None:
+    x = torch.zeros(2, 3, 4)
+    assert _orders(x) == [False, True]
+    assert _orders(x.transpose(0, 1).contiguous().transpose(0, 1)) == [True, False]
+    assert _orders(x.transpose(1, 2)) == [False, False]
+    assert _orders(torch.zeros(1, 3, 4).transpose(0, 1).transpose(0, 1)) == [False, True]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_products_keep_the_order_and_are_right(first: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y_grad, weight, bias = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (2, 3, 5), (5, 4), (5,))
+    )
+    stored, stored_grad = (each.transpose(0, 1).contiguous().transpose(0, 1) for each in (x, y_grad))
+    ordered = stored if first else x
+    y = memory_order.linear(ordered, weight, bias)
+    assert memory_order.is_sequence_first(y) == first
+    torch.testing.assert_close(y, x @ weight.t() + bias, rtol=1e-14, atol=1e-14)
+    assert memory_order.tokens(ordered).data_ptr() == ordered.data_ptr(), "a view"
+    right = torch.einsum("bsn,bsk->nk", y_grad, x)
+    for grad in (y_grad, stored_grad):  # of operands that stand alike, and of those that do not
+        torch.testing.assert_close(memory_order.weight_gradient(grad, ordered), right, rtol=1e-14, atol=1e-14)
+
+
+def _residuals() -> tuple[list[bool], list[bool], list[bool]]:
+    """Whether what leaves layers is contiguous: a linear inward, one outward, and a block, with its gradient."""
+    tensor = LAYOUTS["1d-sequence-2"]
+    groups = Groups(Mesh(tensor=tensor))
+    x = torch.ones(placement.residual(tensor, MICRO, SEQUENCE, HIDDEN).local_shape, requires_grad=True)
+    inward = Linear(groups, HIDDEN, 2 * HIDDEN, role="inward")
+    outward = Linear(groups, 2 * HIDDEN, HIDDEN, role="outward")
+    block = Block(groups, HIDDEN, HEADS)
+    for module in (inward, outward, block):
+        initialize(module, groups, seed=1)
+    inner = inward(x)
+    y = block(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    return _orders(inner), _orders(outward(inner)), [*_orders(y), gradient.shape == x.shape]
+
+
+def test_what_leaves_a_layer_is_contiguous() -> None:
+    for found in on_ranks(2, _residuals):
+        assert found == ([False, True], [False, True], [False, True, True])
+
+
+def _copies(form: str) -> tuple[Kernels, Kernels]:
+    tensor = LAYOUTS["1d-sequence-4"]
+    groups = Groups(Mesh(tensor=tensor))
+    block = Block(groups, 64, 8, form=FORMS[form])
+    initialize(block, groups, seed=1)
+    mark_owners(block, groups)
+    x = torch.ones(placement.residual(tensor, MICRO, 32, 64).local_shape, requires_grad=True)
+    with count_kernels() as forward:
+        y = block(x)
+    with count_kernels() as backward:
+        y.backward(torch.ones_like(y))
+    return forward, backward
