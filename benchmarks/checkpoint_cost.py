@@ -28,7 +28,8 @@ from benchmarks.measure import Costs, Ratio, in_turns, ratio
 from benchmarks.overhead import start_deepspeed
 from benchmarks.sides import on_ranks
 from dslpar import checkpoint
-from dslpar.checkpoint import save_load
+from dslpar.checkpoint import saving
+from dslpar.checkpoint.collective import world_of
 from dslpar.distributed.groups import Groups
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
@@ -89,7 +90,7 @@ Tensors = dict[str, torch.Tensor]
 
 def tensors_of(engine: Engine) -> Tensors:
     """What our save writes on this rank, under names of its own on each: so torch saves each of them, too."""
-    _, tensors = save_load._collect_tensors(engine, engine.groups.rank)
+    _, tensors = saving._collect_tensors(engine, engine.groups.rank)
     return {f"{key}@{engine.groups.rank}": tensor for key, tensor in tensors.items()}
 
 
@@ -139,7 +140,7 @@ def load(engine: Engine) -> Costs:
     """Ours: the newest, once all of it is known to be whole."""
 
     def newest() -> None:
-        stored = checkpoint.find_checkpoint(engine.job, save_load.world_of(engine))
+        stored = checkpoint.find_checkpoint(engine.job, world_of(engine))
         assert stored is not None
         checkpoint.load(engine, stored)
 

@@ -43,7 +43,7 @@ class Rotary:
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
-@torch.compiler.assume_constant_result  # else a compiled block would make its table in every forward
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else a compiled block would make its table in every forward
 def _table(*key: Any) -> Tensor:
     """Return `_made`'s, kept: a function of its own, since torch.compile looks through a cache."""
     return _made(*key)

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from dslpar.core.catalog import raise_finding
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
+from dslpar.engine.engine import Engine
 from dslpar.layout.resolve import Job
 from dslpar.reporting.run_dir import CHECKPOINTS
 
@@ -29,6 +30,11 @@ WRITE = Access("cannot write checkpoints to", "make room there, or name another 
 READ = Access(
     "cannot read the checkpoints in", "let this user read that folder; or name another one, train.output_dir=..."
 )
+
+
+def world_of(engine: Engine) -> Axis:
+    """Return the axis of all ranks."""
+    return engine.groups.axis("pipe", "data", "tensor")
 
 
 def raise_failed(access: Access, reason: str, job: Job) -> NoReturn:

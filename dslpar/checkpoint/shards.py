@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslpar.checkpoint.index import copy_name
 from dslpar.checkpoint.slices import Box, box_of, full_box
 from dslpar.core.mesh import TENSOR_AXES
 from dslpar.engine.engine import Engine
@@ -99,6 +100,12 @@ class ParameterShard(NamedTuple):
     tied_copy_stage: int | None
     """This stage, where it is a tied copy of a weight that an earlier stage owns."""
     parameter: nn.Parameter
+
+    def stored_name(self, same_layout: bool) -> str:
+        """Return the name in the index: a tied copy's own in the layout that saved it, its owner's in any other."""
+        if same_layout and self.tied_copy_stage is not None:
+            return copy_name(self.name, self.tied_copy_stage)
+        return self.name
 
     @property
     def trained(self) -> bool:

@@ -5,6 +5,7 @@ length of a JSON header, the header, the tensors without gaps. It is written her
 without the copy of everything in memory that `safetensors.torch.save_file` makes.
 
     written = tensor_file.write_tensors(path, {"1.weight": flat, "1.weight::exp_avg": other})
+    copied = tensor_file.copied_bytes({"1.weight": flat}, HostBuffers())   # to be written while the tensors change
     tensor_file.open_file(path).get("1.weight")                    # a view of the file's map: nothing is read yet
 """
 
@@ -15,7 +16,6 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dslpar.checkpoint import writer
 from dslpar.checkpoint.folder import FileDigest, unreadable
+from dslpar.checkpoint.host_buffers import HostBuffers
 from dslpar.core.json_values import count, items, mapping, parse, text
 
 DTYPES = {
@@ -83,8 +84,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Raises:
         OSError: it cannot be written; what is there then is no file to read.
     """
-    lazy = [LazyTensor(key, tensor.dtype, (tensor.numel(),), tensor.detach) for key, tensor in tensors.items()]
-    return write_lazy_tensors(path, lazy, metadata)
+    return writer.write_file(path, file_bytes(tensors, metadata))
+
+
+def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of a file of these tensors, as they are when these bytes are asked for."""
+    return _lazy_bytes(_flat(tensors), metadata or {}, _ALIGNED_BYTES)
+
+
+def copied_bytes(tensors: Mapping[str, Tensor], buffers: HostBuffers) -> list[memoryview]:
+    """Return the bytes of a file of these tensors, as they are now: a copy, which the next one into them overwrites."""
+    ordered = _in_file_order(_flat(tensors))
+    header = memoryview(_header(ordered, {}, _ALIGNED_BYTES))
+    return [header, *buffers.copy(lazy.make() for lazy in ordered)]
 
 
 def write_lazy_tensors(
@@ -97,11 +109,23 @@ def write_lazy_tensors(
 
     The first of them begins at a multiple of `aligned_bytes`.
     """
-    ordered = sorted(tensors, key=lambda lazy: -lazy.dtype.itemsize)
-    header = memoryview(_header(ordered, metadata or {}, aligned_bytes))
-    # Lazily: a tensor is made when the one before it is on its way to the disk, so that one at a time is in memory.
-    data = (chunk for lazy in ordered for chunk in _bytes_of(lazy.make()))
-    return writer.write_file(path, chain([header], data))
+    return writer.write_file(path, _lazy_bytes(tensors, metadata or {}, aligned_bytes))
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> list[LazyTensor]:
+    return [LazyTensor(key, tensor.dtype, (tensor.numel(),), tensor.detach) for key, tensor in tensors.items()]
+
+
+def _in_file_order(tensors: Sequence[LazyTensor]) -> list[LazyTensor]:
+    return sorted(tensors, key=lambda lazy: -lazy.dtype.itemsize)
+
+
+def _lazy_bytes(tensors: Sequence[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> Iterator[memoryview]:
+    ordered = _in_file_order(tensors)
+    yield memoryview(_header(ordered, metadata, aligned_bytes))
+    # A tensor is made when the one before it is on its way to the disk, so that one at a time is in memory.
+    for lazy in ordered:
+        yield from _bytes_of(lazy.make())
 
 
 def _header(ordered: list[LazyTensor], metadata: Mapping[str, str], aligned_bytes: int) -> bytes:

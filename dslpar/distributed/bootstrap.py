@@ -163,7 +163,7 @@ def setup_distributed(
     environ.update({name: str(device) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK") if name in environ})
     accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
     if accelerator.device_name() == "cuda":
-        numa.bind_to_node(torch.cuda.get_device_properties(device))
+        numa.bind_to_node(torch.cuda.get_device_properties(device))  # type: ignore[arg-type]  # the stub knows no PCI
     deepspeed_patches.skip_shm_op()
     backend = accelerator.communication_backend_name()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port

@@ -294,7 +294,8 @@ def read_norms_once(ds_engine: DeepSpeedEngine, read: ReadNorms) -> None:
 def fill_without_copies() -> None:
     """M13. Have ZeRO mark a norm that is not finite without a copy from the host, for which the host would wait."""
     for name in ("deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3"):
-        import_module(name).mask_nan_or_inf_with_val_inplace = _mask_nonfinite_
+        module: Any = import_module(name)
+        module.mask_nan_or_inf_with_val_inplace = _mask_nonfinite_
 
 
 def _mask_nonfinite_(input: Tensor, device: object = None, val: float = -1.0) -> None:

@@ -41,6 +41,8 @@ def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
 
 def cpus_beside(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
     """Return the CPUs of the device's NUMA node; empty: the system does not say, or has one node alone."""
+    if not hasattr(device, "pci_bus_id"):  # older versions of torch do not say
+        return frozenset()
     address = f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
     node = _read(sysfs / "bus/pci/devices" / address / "numa_node") or "-1"
     cpus = _numbers(_read(sysfs / f"devices/system/node/node{node}/cpulist"))

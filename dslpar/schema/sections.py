@@ -497,6 +497,9 @@ class Train:
         synonyms="checkpoint_period checkpoint_factor save_every save_steps checkpointer_period",
     )
     """Steps between checkpoints, the last step always among them; left out: the last step alone; 0: never."""
+    async_save: bool = key(default=True, resume="free", synonyms="async_checkpoint async_mode")
+    """Whether steps go on while a checkpoint is written, from a copy in the host's memory that is as large as what this
+    rank writes; the last step's, and one at SIGTERM, are waited for. False: all are, and nothing is copied on a CPU."""
     step_timeout: PositiveFloat | None = key(default=600, resume="free")
     """Seconds that a step may take before the job is taken for hanging and ended, with the stacks of all ranks; the
     first step, a checkpoint (saved, verified, loaded) and leaving six times as many. None: it may hang for ever."""

@@ -25,16 +25,17 @@ class Event:
 
     name: Literal["step", "eval", "save", "end"]
     """"step": a step was taken. "eval": it was evaluated after that, or before the first one. "save": a checkpoint is
-    on disk. "end": the last step of the run is done; not where the run was told to stop.
+    on disk, which with train.async_save may be some steps after the one that it is of. "end": the last step of the run
+    is done; not where the run was told to stop.
     """
     step: int
-    """The last step done; 0 before the first one."""
+    """The last step done, 0 before the first one; at "save", the step that is saved."""
     metrics: Mapping[str, int | float]
     """The step's line of metrics.jsonl, with `eval_loss` where it was evaluated. `loss`, `grad_norm` and `eval_loss`
     are the same on all ranks, times are each rank's own.
     """
     engine: Engine
-    """This rank's engine."""
+    """This rank's engine, at `engine.steps_done`."""
     checkpoint: Path | None = None
     """The folder of the checkpoint, at "save"."""
 

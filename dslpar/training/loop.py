@@ -1,6 +1,10 @@
 """The training loop: micro-batches in; metrics, monitors, checkpoints and events out.
 
 train.py and `dslpar.fit` both run it, over data and an engine that each has made its own way.
+
+A checkpoint that comes due is copied, and written by a thread while steps go on (`train.async_save`). Each step tells,
+with its other flags, whether a rank still writes; after the first in which none does, all ranks publish it together.
+What ends a run in order waits for that: the last step's checkpoint, a stop, and numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TextIO
 
+from dslpar.checkpoint import PendingSave
+from dslpar.core.errors import DslparError
 from dslpar.data.loader import StepData
 from dslpar.data.prefetch import Prefetcher
 from dslpar.engine.engine import Engine
@@ -66,6 +72,8 @@ class Trainer:
         """Whether the run was told to stop, and has."""
         self.last_checkpoint = ""
         """The checkpoint of the last step done, if there is one."""
+        self._pending: tuple[Record, PendingSave] | None = None
+        """The checkpoint that is being written, with its step's line of metrics.jsonl: the same on all ranks."""
         self._write_error: OSError | None = None
         self._folder_gone = False
         """Whether the run folder was deleted or moved: rank 0 finds it, and `_heed` lets all ranks know."""
@@ -108,6 +116,7 @@ class Trainer:
             stack.callback(self._prefetcher.close)
             stack.callback(setattr, engine.host_reads, "local_flags", engine.host_reads.local_flags)
             engine.host_reads.local_flags = self._local_flags
+            stack.callback(self.session.abandon_save)  # only what ends a rank by itself leaves one unpublished
             self.stopped = self._sync_ranks()  # SIGTERM may have come while the engine was built
             while engine.steps_done < train.steps and not self.stopped:
                 record = self.train_step()
@@ -115,6 +124,7 @@ class Trainer:
                     self._write(metrics, record)
                 self._after_step(record)
                 self.stopped = self._heed(engine.host_reads.any_rank)
+                self._publish_if_written(engine.host_reads.any_rank)
                 # After the last step and every save_interval steps; also when told to stop; never if that is 0.
                 if train.save_interval != 0 and (self.stopped or self._is_due(train.save_interval)):
                     self.save_checkpoint(metrics, record)
@@ -143,6 +153,7 @@ class Trainer:
         except Exception as error:
             if _SCALE_EXHAUSTED not in str(error):  # DeepSpeed has no class for it
                 raise
+            self._publish_before_end()
             raise failures.not_finite(engine, self.train_data, consumed, "at the smallest loss scale") from None
         step_s = time.perf_counter() - began
         record: Record = {
@@ -181,17 +192,52 @@ class Trainer:
         return record
 
     def save_checkpoint(self, metrics: TextIO | None, record: Record) -> None:
-        """Save a checkpoint; the lines of its steps in metrics.jsonl are on disk before."""
-        self.session.enter("saving", self.engine.steps_done, SLOW_FACTOR)
+        """Save a checkpoint, or begin to; the lines of its steps in metrics.jsonl are on disk before.
+
+        Where no step follows, it is saved when this returns, from where the tensors are.
+        """
+        train, step = self.job.spec.train, self.engine.steps_done
+        self.session.enter("saving", step, SLOW_FACTOR)
         if metrics is not None:
             try:
                 os.fsync(metrics.fileno())
             except OSError as error:
                 self._write_error = error
         self._sync_ranks()  # a disk that is full on one rank ends all before any of them begins a checkpoint
+        self._publish()
+        goes_on = step < train.steps and not (self.stopped or self._folder_gone)
+        if goes_on and train.async_save and not self.session.has_saved(step):
+            self._pending = record, self.session.begin_save(self.engine)
+            return
         saved = self.session.save(self.engine)
         self.last_checkpoint = str(saved)
         self._notify("save", record, saved)
+
+    def _publish_if_written(self, flags: Sequence[bool]) -> None:
+        """Publish the checkpoint that is being written, if by the flags of the step no rank still writes."""
+        *_, still_written = flags
+        # A program's hook may have called engine.save(), which publishes it first: then it is only told of.
+        if self._pending is not None and (not still_written or self._pending[1].saved is not None):
+            self._sync_ranks()  # of what has happened after the flags were read
+            self._publish()
+
+    def _publish(self) -> None:
+        """Publish the checkpoint that is being written, if one is, and tell hooks; waits for all ranks to write it."""
+        if self._pending is None:
+            return
+        (record, pending), self._pending = self._pending, None
+        if self._folder_gone:
+            self.session.abandon_save()  # it was in that folder
+            return
+        self.session.finish_save(self.engine)
+        self._notify("save", record, pending.saved)
+
+    def _publish_before_end(self) -> None:
+        """Publish it before all ranks raise what ends the run; that this fails too is said, and not raised."""
+        try:
+            self._publish()
+        except DslparError as error:
+            log.warning("the last checkpoint is not written: %s", "; ".join(found.message for found in error.findings))
 
     @property
     def _eval_interval(self) -> int | None:
@@ -214,16 +260,17 @@ class Trainer:
     def _notify(self, name: Literal["step", "eval", "save", "end"], record: Record, saved: Path | None = None) -> None:
         """Tell each hook; what it raises is raised here, and reported to have come from that hook."""
         metrics: Mapping[str, Any] = MappingProxyType(record)
-        event = Event(name=name, step=self.engine.steps_done, metrics=metrics, engine=self.engine, checkpoint=saved)
+        event = Event(name=name, step=int(record["step"]), metrics=metrics, engine=self.engine, checkpoint=saved)
         for hook in self.hooks:
             self.session.enter(f"in hook {hook_name(hook)}", self.engine.steps_done, NO_LIMIT)
             hook(event)
 
     # ---- ranks together ----
 
-    def _local_flags(self) -> tuple[bool, bool, bool]:
-        """What this rank has to tell: it was told to stop, it could not write, the run folder is gone."""
-        return self.session.stop_requested, self._write_error is not None, self._folder_gone
+    def _local_flags(self) -> tuple[bool, bool, bool, bool]:
+        """What this rank has to tell: it was told to stop, it could not write, the folder is gone, it still writes."""
+        session = self.session
+        return session.stop_requested, self._write_error is not None, self._folder_gone, session.is_writing
 
     def _sync_ranks(self) -> bool:
         """Return whether any rank was told to stop by now, or the run folder is gone; as `_heed`."""
@@ -235,10 +282,11 @@ class Trainer:
         Raises:
             DslparError: on every rank, if one could not write.
         """
-        told, write_failed, folder_gone = flags
-        if write_failed:
-            raise failures.disk_full(self.engine, self._write_error)
+        told, write_failed, folder_gone, _ = flags
         self._folder_gone |= folder_gone
+        if write_failed:
+            self._publish_before_end()
+            raise failures.disk_full(self.engine, self._write_error)
         return told or folder_gone
 
     # ---- metrics ----
@@ -269,6 +317,7 @@ class Trainer:
         if self._num_skipped > failures.max_skipped(self.job):
             consumed = self.engine.consumed_samples - self.job.batch.global_size
             how = f"for {self._num_skipped} steps in a row"
+            self._publish_before_end()
             raise failures.not_finite(self.engine, self.train_data, consumed, how)
 
 

@@ -84,8 +84,10 @@ class ProgramEngine(Engine):
         """Save the run as it stands, below train.output_dir; return the checkpoint's folder.
 
         It holds weights, the optimizer's state, the LR scheduler, the position in the data and random states, and any
-        layout resumes it. A second call after the same step returns the first one's. Checkpoints of an earlier run,
-        which this one has not resumed, are moved to `earlier/` first.
+        layout resumes it. The folder is there when this returns: that steps go on while a checkpoint is written
+        (train.async_save) takes a loop that publishes it at a later step, `dslpar.fit`. A second call after the same
+        step returns the first one's. Checkpoints of an earlier run, which this one has not resumed, are moved to
+        `earlier/` first.
 
         Raises:
             DslparError: on every rank: in the middle of a step, another run writes there, or a rank cannot.

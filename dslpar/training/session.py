@@ -5,6 +5,7 @@
     stored = session.find_checkpoint(job)                    # every byte of it read; None: nothing to resume
     session.prepare_folder(job, stored)                      # what another run has left there is archived
     session.load(engine, stored); session.save(engine)
+    session.begin_save(engine); ...; session.finish_save(engine)   # the same, while steps go on
     (stopping,) = any_rank(engine, session.stop_requested)   # the same on every rank, at the same step
 
 train.py's loop and the engine of a program of one's own (program.py) both go through it, so that SIGTERM, hangs and two
@@ -21,7 +22,7 @@ from typing import TypeVar
 import torch
 
 from dslpar import checkpoint
-from dslpar.checkpoint import Checkpoint, writer
+from dslpar.checkpoint import Checkpoint, HostBuffers, PendingSave, writer
 from dslpar.core.errors import DslparError, Finding
 from dslpar.distributed import bootstrap, collectives
 from dslpar.distributed.collectives import Axis
@@ -56,6 +57,8 @@ class Session:
         """Whether the folder is this run's: what another has left there is archived."""
         self._locked = False
         self._saved_step, self._saved = -1, Path()
+        self._pending: PendingSave | None = None
+        self._buffers: HostBuffers | None = None
 
     # ---- where this rank is, and whether it is to stop ----
 
@@ -174,13 +177,66 @@ class Session:
             log.info("%s", line)
 
     def save(self, engine: Engine) -> Path:
-        """Save a checkpoint of the last step; return its folder. A second call after a step returns the first one's."""
+        """Save a checkpoint of the last step; return its folder. A second call after a step returns the first one's.
+
+        One that is being written is waited for, and published before.
+        """
+        self.finish_save(engine)
         if self._saved_step != engine.steps_done:
             self.enter("saving", engine.steps_done, SLOW_FACTOR)
-            self._saved = checkpoint.save(engine, self.text)
-            self._saved_step = engine.steps_done
-            log.info("checkpoint of step %d in %s", engine.steps_done, self._saved)
+            self._note_saved(engine.steps_done, checkpoint.save(engine, self.text))
         return self._saved
+
+    def begin_save(self, engine: Engine) -> PendingSave:
+        """Begin to save a checkpoint of the last step: a thread writes a copy, until `finish_save`.
+
+        One that is being written is waited for, and published before.
+        """
+        self.finish_save(engine)
+        self.enter("saving", engine.steps_done, SLOW_FACTOR)
+        if self._buffers is None:
+            self._buffers = HostBuffers(pinned=engine.deepspeed.device.type != "cpu")
+        self._pending = checkpoint.begin_save(engine, self._buffers, self.text)
+        return self._pending
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank still writes what it has begun to save."""
+        return self._pending is not None and not self._pending.is_written
+
+    def has_saved(self, step: int) -> bool:
+        """Whether the newest checkpoint is of that step."""
+        return self._saved_step == step
+
+    def finish_save(self, engine: Engine) -> None:
+        """Publish what was begun, if anything was, once all ranks have written it.
+
+        Raises:
+            DslparError: on every rank, if one of them could not.
+        """
+        if self._pending is None:
+            return
+        self.enter("saving", engine.steps_done, SLOW_FACTOR)
+        try:
+            self._note_saved(self._pending.step, self._pending.publish())
+        except DslparError:
+            self._pending = None  # all ranks have ended it
+            raise
+        self._pending = None
+
+    def abandon_save(self) -> None:
+        """Leave unfinished what was begun, if anything was, on this rank alone: the run ends, and not in order."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            reason = pending.abandon()
+            log.warning(
+                "the checkpoint of step %d was being written, and is not finished%s",
+                *(pending.step, f": {reason}" if reason else ""),
+            )
+
+    def _note_saved(self, step: int, saved: Path) -> None:
+        self._saved_step, self._saved = step, saved
+        log.info("checkpoint of step %d in %s", step, saved)
 
     # ---- findings ----
 

@@ -98,7 +98,8 @@ _INDEX = re.compile("device-side assert", re.IGNORECASE)
 _MEMORY = """\
 HST230 out-of-memory: this rank asked for more memory than there is
 help: a smaller batch.micro_size (a larger batch.accumulation keeps the global batch), activation_checkpoint=1,
-      zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline
+      zero.stage=1 to 3 over data ranks, precision='bf16', or more ranks in parallel.tensor or parallel.pipeline;
+      where the host's memory runs out at a save, train.async_save=False, which copies nothing there
 """
 _RANGE = """\
 HST232 index-out-of-range-on-device: most often a token's id at or past the vocabulary, or a label past the classes

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from dslpar.checkpoint import folder, save_load
+from dslpar.checkpoint import folder, loading
 from dslpar.distributed import bootstrap
 from tests.support.forked_runs import start_job
 from tests.support.runs import write_config
 
 PLACES = {
     "verifying": (folder, "verify"),
-    "loading": (save_load, "load_index"),
+    "loading": (loading, "load_index"),
     "ending": (bootstrap, "teardown_distributed"),
 }
 """By phase: the function in which rank 1 hangs."""

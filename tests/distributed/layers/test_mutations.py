@@ -81,10 +81,13 @@ def _roll_what_the_backward_gathers(operand: str) -> None:
     """`keep`: what the backward gathers once more begins with the next rank's piece; the forward is right."""
 
     class Rolled(gather_reduce.Sharding):
-        def gather(self, stored: Any) -> Any:
-            panel = super().gather(stored)
+        def gather(self, stored: Any, **kwargs: Any) -> Any:
+            panel = super().gather(stored, **kwargs)
             dim = self.dim or 0
             return panel.roll(stored.shape[dim], dim) if self.axis.size > 1 else panel
+
+        def start_gather(self, stored: Any, **kwargs: Any) -> collectives.Pending:
+            return collectives.Pending(self.gather(stored, **kwargs))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept = getattr(ctx.sharding, operand)
@@ -162,7 +165,7 @@ def mask_of_the_first_samples() -> None:
 
 def positions_counted_from_each_piece() -> None:
     original_turn = rotary.Rotary.__call__
-    rotary.Rotary.__call__ = lambda self, x, first, num_heads=None: original_turn(self, x, 0, num_heads)
+    rotary.Rotary.__call__ = lambda self, x, first, *args, **kwargs: original_turn(self, x, 0, *args, **kwargs)
 
 
 def positions_of_the_first_piece() -> None:

@@ -171,26 +171,66 @@ def test_an_iterator_that_ends_is_said(tmp_path: Path) -> None:
 # ---- hooks ----
 
 
-def _told(path: str) -> list[Any]:
+def _told(path: str, *overrides: str) -> list[Any]:
     told: list[Any] = []
 
     def hook(event: dslpar.Event) -> None:
         told.append((event.name, event.step, "eval_loss" in event.metrics, event.checkpoint and event.checkpoint.name))
-        assert event.engine.steps_done == event.step
+        assert event.metrics["step"] == event.step
+        assert event.engine.steps_done == event.step or (event.name == "save" and not overrides)
+        assert event.checkpoint is None or event.checkpoint.is_dir()
+
+    program(path, overrides, hooks=[hook])
+    return told
+
+
+STEPS_TOLD = [
+    *(("eval", 0, True, None), ("step", 1, False, None), ("step", 2, False, None), ("step", 3, True, None)),
+    *(("eval", 3, True, None), ("step", 4, False, None), ("step", 5, False, None), ("step", 6, True, None)),
+    *(("eval", 6, True, None), ("end", 6, True, None)),
+]
+SAVES_TOLD = [("save", step, step == 6, f"step_00000{step}") for step in (2, 4, 6)]
+
+
+def test_hooks_are_told_of_steps_evaluations_checkpoints_and_the_end_on_every_rank(tmp_path: Path) -> None:
+    first, second = on_ranks(2, _told, config(tmp_path, PIPE), "train.async_save=False", init="deepspeed")
+    assert first == second
+    assert first[:3] == STEPS_TOLD[:3]
+    assert first[3:6] == [SAVES_TOLD[0], *STEPS_TOLD[3:5]]
+    assert first[-4:] == [*STEPS_TOLD[-3:-1], SAVES_TOLD[2], STEPS_TOLD[-1]]
+
+
+def test_hooks_are_told_of_a_checkpoint_once_it_is_published(tmp_path: Path) -> None:
+    """That is as the disk has it, but on all ranks alike, in order, and before the next one is begun."""
+    first, second = on_ranks(2, _told, config(tmp_path, PIPE), init="deepspeed")
+    assert first == second
+    assert [told for told in first if told[0] != "save"] == STEPS_TOLD
+    assert [told for told in first if told[0] == "save"] == SAVES_TOLD
+    at = {told[:2]: index for index, told in enumerate(first)}
+    assert at["step", 3] < at["save", 2] < at["step", 5]
+    assert at["step", 5] < at["save", 4] < at["save", 6] == len(first) - 2
+
+
+def _saves_in_a_hook(path: str) -> list[Any]:
+    told: list[Any] = []
+
+    def hook(event: dslpar.Event) -> None:
+        if event.name == "step" and event.step in (3, 4):
+            told.append(event.engine.save().name)  # type: ignore[attr-defined]
+        if event.name == "save":
+            told.append((event.step, event.checkpoint and event.checkpoint.name))
 
     program(path, hooks=[hook])
     return told
 
 
-def test_hooks_are_told_of_steps_evaluations_checkpoints_and_the_end_on_every_rank(tmp_path: Path) -> None:
-    first, second = on_ranks(2, _told, config(tmp_path, PIPE), init="deepspeed")
-    assert first == second
-    assert first[:3] == [("eval", 0, True, None), ("step", 1, False, None), ("step", 2, False, None)]
-    assert first[3:6] == [("save", 2, False, "step_000002"), ("step", 3, True, None), ("eval", 3, True, None)]
-    assert first[-4:] == [
-        *(("step", 6, True, None), ("eval", 6, True, None)),
-        *(("save", 6, True, "step_000006"), ("end", 6, True, None)),
-    ]
+def test_a_hook_that_saves_waits_for_what_is_being_written(tmp_path: Path) -> None:
+    """Step 2's is published by the hook's own save of step 3, and told of after it; step 4's is saved once."""
+    expected = ["step_000003", (2, "step_000002"), "step_000004", (4, "step_000004"), (6, "step_000006")]
+    for told in on_ranks(2, _saves_in_a_hook, config(tmp_path, DATA), init="deepspeed"):
+        assert told == expected
+    names = [f"step_00000{step}" for step in (2, 3, 4, 6)]
+    assert sorted(path.name for path in (tmp_path / "out/checkpoints").iterdir()) == names
 
 
 @pytest.mark.prove

@@ -1,0 +1,149 @@
+"""Load a checkpoint into an engine of any layout.
+
+Each rank reads straight from the files what its own layout needs, and all agree once that every one of them could.
+
+In the same layout a run continues to the bit: random states, each replica's buffers, and each stage's copy of a tied
+weight are restored too. (Copies differ in their last bits: each stage averages gradients over its replicas in buckets
+of its own.) In any other layout a copy is the owner's weight, and random states are those of a start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslpar.checkpoint import manifest, rank_state, shards, train_state
+from dslpar.checkpoint.collective import MAX_LISTED, world_of
+from dslpar.checkpoint.folder import Checkpoint
+from dslpar.checkpoint.index import Entry, Index, load_index
+from dslpar.checkpoint.shards import Master, ParameterShard
+from dslpar.checkpoint.state_files import read_rank_state, read_train_state
+from dslpar.checkpoint.tensor_file import DTYPES
+from dslpar.checkpoint.tensor_reader import TensorReader
+from dslpar.core.catalog import raise_finding
+from dslpar.core.errors import DslparError
+from dslpar.distributed import collectives
+from dslpar.engine.engine import Engine
+
+log = logging.getLogger("dslpar")
+
+
+def load(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint that `compare.check` has passed into a newly built engine. All ranks must call it together.
+
+    Raises:
+        DslparError: on every rank, if it does not hold this model, or a file cannot be read.
+    """
+    path, same_layout = Path(checkpoint.path), manifest.same_layout(checkpoint, engine.job)
+    parameters = shards.parameter_shards(engine)
+    with torch.no_grad():
+        shards.before_load(engine)
+        index = _fill_or_refuse(engine, path, parameters, same_layout)
+        shards.after_load(engine)
+    # Random states have a meaning on these very ranks only: in another layout they begin as in a new run.
+    own_state = read_rank_state(checkpoint, engine.groups.rank) if same_layout else None
+    _restore_train_state(engine, checkpoint, index, parameters, own_state)
+    assert engine.steps_done == checkpoint.step, f"{engine.steps_done} steps in {checkpoint.path}"
+
+
+def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterShard], same_layout: bool) -> Index:
+    """Fill weights and optimizer state from the files; if any rank cannot, raise the same finding on all of them."""
+    index, problems = Index(), []
+    try:
+        index = load_index(path)
+        problems = list(_mismatches(index, parameters, same_layout))
+        if not problems:
+            _fill(index, TensorReader(path, index), parameters, same_layout)
+    except DslparError as error:
+        problems = [finding.line() for finding in error.findings]
+    # Each name is sent once, by one rank of its stage: every rank receives all that is gathered.
+    is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
+    names_of_stage = [shard.name for shard in parameters] if is_first else []
+    reports = collectives.gather_objects((problems, names_of_stage), world_of(engine))
+    unknown = set(index.parameters) - {name for _, names in reports for name in names}
+    everything = [problem for problems, _ in reports for problem in problems]
+    everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]
+    if distinct := list(dict.fromkeys(everything)):
+        more = [f"and {len(distinct) - MAX_LISTED} more"] if len(distinct) > MAX_LISTED else []
+        hint = "build the model that was saved; or start a new run, without --resume"
+        message = f"{path} does not hold this model:"
+        # Every rank has gathered the same reports, so all of them raise.
+        raise_finding("CKP208", message, hint, engine.job.path, "model", distinct[:MAX_LISTED] + more)
+    return index
+
+
+def _mismatches(index: Index, parameters: Sequence[ParameterShard], same_layout: bool) -> Iterator[str]:
+    stored = {**index.copies, **index.parameters}
+    for shard in parameters:
+        name = shard.stored_name(same_layout)
+        if name not in stored and 0 not in shard.shape:
+            yield f"{shard.name!r} {shard.shape} is not in it"
+        elif name in stored and stored[name].shape != shard.shape:
+            yield f"{shard.name!r} has shape {stored[name].shape} there, and {shard.shape} here"
+
+
+def _fill(index: Index, reader: TensorReader, parameters: Sequence[ParameterShard], same_layout: bool) -> None:
+    """Fill the optimizer's tensors and scalars, and weights that it does not train; `after_load` casts the others."""
+    with_scalars: set[int] = set()
+    for shard in sorted(parameters, key=shards.step_order):
+        name = shard.stored_name(same_layout)
+        if name not in index.copies and name not in index.parameters:
+            continue  # it has no elements
+        entry = index.entry(name)
+        if shard.start < shard.stop:
+            _copy_flat(shard.weight, reader.fragment(name, "", shard.box, shard.start, shard.stop))
+        if shard.master is not None:
+            _fill_states(shard, shard.master, entry, name, reader)
+            if entry.scalars and id(shard.master.tensor) not in with_scalars:  # a flat tensor is of many parameters
+                scalars = {
+                    key: torch.tensor(value[1], dtype=DTYPES[value[0]]) if isinstance(value, list) else value
+                    for key, value in entry.scalars.items()
+                }
+                shards.set_scalars(shard.master, scalars)
+                with_scalars.add(id(shard.master.tensor))
+
+
+def _fill_states(shard: ParameterShard, master: Master, entry: Entry, name: str, reader: TensorReader) -> None:
+    for key in entry.states:
+        # As stored, where the master has the stored weight's dtype; a change of precision changes its states with it.
+        same_dtype = DTYPES[entry.dtype] == master.tensor.dtype
+        dtype = DTYPES[entry.states[key]] if same_dtype else master.tensor.dtype
+        state = shards.state_tensor(shard, key, dtype)
+        if shard.start < shard.stop:
+            _copy_flat(state, reader.fragment(name, key, shard.box, shard.start, shard.stop))
+    for key in entry.irregular:
+        master.state[master.tensor][key] = reader.irregular(name, key).clone().to(master.tensor.device)
+
+
+def _copy_flat(target: Tensor, flat: Tensor) -> None:
+    target.copy_(flat.view(target.shape))
+
+
+def _restore_train_state(
+    engine: Engine,
+    checkpoint: Checkpoint,
+    index: Index,
+    parameters: Sequence[ParameterShard],
+    own_state: Mapping[str, Any] | None,
+) -> None:
+    """Restore what is no tensor of the model's; `own_state` is this rank's, in the layout that saved it."""
+    path, restored = Path(checkpoint.path), set()
+    for shard in parameters:
+        entry = index.parameters.get(shard.name)
+        if shard.master is not None and id(shard.master.group) not in restored and entry and entry.group is not None:
+            train_state.restore_group(engine, shard.master.group, index.groups[entry.group])
+            restored.add(id(shard.master.group))
+    values = read_train_state(checkpoint)
+    if checkpoint.manifest["config"].get("precision") != manifest.config_of(engine.job).get("precision"):
+        values["scale"] = {}  # a loss scale of another precision means nothing: start where the config says
+    train_state.restore(engine, values, own_state["schedule"] if own_state else None)
+    # Last: what was drawn while the engine was built and filled must not count.
+    if own_state:
+        rank_state.restore(engine, own_state)
+    elif missing := rank_state.restore_buffers(engine.module, engine.groups.coord, checkpoint):
+        log.warning("%s has no buffers %s of this shape: they are as they were built", path, ", ".join(missing))

@@ -1,0 +1,211 @@
+"""Save a run: each rank writes its own files, and the folder of them is published when all are on the disk.
+
+In order:
+
+1. Rank 0 removes what earlier saves left unfinished, and makes `step_N.part`.
+2. Each rank writes what it holds and owns (`shards`) to one tensor file, and its own state to another. Both are synced.
+3. All ranks report to rank 0: whether they see its folder, whether they could write, their part of the index.
+4. Rank 0 merges the index, writes it and the training state, sets aside what is of another course of the run, and
+   publishes the folder by renaming it; then it removes checkpoints that are no longer kept.
+
+So a save is three messages, however many tensors there are. Either the run waits for all of it,
+
+    checkpoint.save(engine, data)
+
+or for 1 and a copy on the host alone: a thread of each rank writes while steps go on, and 3 and 4 follow after it.
+
+    pending = checkpoint.begin_save(engine, HostBuffers(), data)
+    ...                                             # steps, until pending.is_written on every rank
+    pending.publish()
+
+That all ranks write, and agree afterwards, is how torch's distributed checkpoints keep one rank's full disk from
+leaving the others in a collective forever. That a copy on the host is what steps wait for, and that ranks agree on the
+end of the writing, is Megatron-LM's asynchronous save; it writes in processes, since it pickles, which holds Python's
+lock. What is done here to large memory (to hash, write and sync it) holds none.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from dslpar.checkpoint import folder, manifest, rank_state, shards, train_state, writer
+from dslpar.checkpoint.collective import MAX_LISTED, WRITE, check_seen_by_all, raise_failed, run_on_rank_0, world_of
+from dslpar.checkpoint.host_buffers import HostBuffers
+from dslpar.checkpoint.index import INDEX, Entry, Index, IrregularState, file_key, merge, tensor_path
+from dslpar.checkpoint.rank_files import Chunks, RankFiles, RankReport, WriterThread
+from dslpar.checkpoint.shards import ParameterGroup, ParameterShard
+from dslpar.checkpoint.slices import Piece
+from dslpar.checkpoint.tensor_file import copied_bytes, dtype_name, file_bytes, torch_bytes
+from dslpar.distributed import collectives
+from dslpar.engine.engine import Engine
+from dslpar.reporting.run_dir import CHECKPOINTS
+
+
+def save(engine: Engine, data: str = "") -> Path:
+    """Save the run as it stands, and make that visible when all of it is on disk. All ranks must call it together.
+
+    `data` says what it is trained on (`dslpar.data.source`). Returns the checkpoint's folder.
+
+    Raises:
+        DslparError: on every rank, if one of them cannot write there, or does not see where rank 0 writes. What was
+            visible before stays as it is.
+    """
+    return PendingSave(engine, data, None).publish()
+
+
+def begin_save(engine: Engine, buffers: HostBuffers, data: str = "") -> PendingSave:
+    """Copy to `buffers` what this rank saves of the run as it stands, and have a thread write it. All ranks together.
+
+    Steps may follow, and change what was copied. One save at a time: `publish` it before the next one.
+
+    Raises:
+        DslparError: on every rank, if rank 0 cannot make the folder.
+    """
+    return PendingSave(engine, data, buffers)
+
+
+class PendingSave:
+    """A checkpoint that is written, and not published yet. It keeps of its step what the engine, which goes on, loses.
+
+    All ranks make and publish it together. `buffers`: what a thread writes is copied to; None: it is written at once.
+    """
+
+    def __init__(self, engine: Engine, data: str, buffers: HostBuffers | None) -> None:
+        self.step = engine.steps_done
+        """The step that is saved."""
+        self.saved: Path | None = None
+        """The checkpoint's folder, once it is published."""
+        self._job, self._world, self._rank = engine.job, world_of(engine), engine.rank_description
+        self._root = Path(engine.job.output_dir, CHECKPOINTS)
+        self._part = folder.part_path(self._root, self.step)
+        self._made = run_on_rank_0(
+            lambda: writer.begin_save(self._root, self.step), self._world, self._job, WRITE, self._rank
+        )
+        """That folder as rank 0 names it."""
+        self._manifest = manifest.manifest_of(engine.job, data, self.step, engine.consumed_samples)
+        self._train_state = torch_bytes(train_state.collect(engine))
+        self._thread: WriterThread | None = None
+        if not self._part.exists():
+            self._report = RankReport(socket.gethostname(), sees_folder=False)
+        elif buffers is None:
+            self._report = _rank_files(engine, None).write(self._part)
+        else:
+            self._thread = WriterThread(_rank_files(engine, buffers), self._part)
+            self._thread.start()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's files are on disk, or could not be written."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def publish(self) -> Path:
+        """Wait for this rank's files and for all ranks; publish the checkpoint, and return its folder.
+
+        Raises:
+            DslparError: on every rank, as `save` does.
+        """
+        report = self._report if self._thread is None else self._thread.report()
+        reports = collectives.gather_objects(report, self._world)
+        check_seen_by_all([(report.host, report.sees_folder) for report in reports], str(self._made), self._job)
+        errors = [report.error for report in reports if report.error]
+        if errors:
+            if self._world.index == 0:
+                writer.remove(self._part)  # no rank writes any more: a full disk has its room again
+            raise_failed(WRITE, "; ".join(errors[:MAX_LISTED]), self._job)
+
+        def publish() -> Path:
+            try:
+                return self._publish(reports)
+            except OSError:
+                writer.remove(self._part)
+                raise
+
+        self.saved = run_on_rank_0(publish, self._world, self._job, WRITE, self._rank)
+        return self.saved
+
+    def _publish(self, reports: Sequence[RankReport]) -> Path:
+        """Write what rank 0 adds, publish the folder, and remove checkpoints that are no longer kept. On rank 0."""
+        # What is unpickled was pickled by this job's own ranks a moment ago.
+        index = merge(pickle.loads(zlib.decompress(report.packed_index)) for report in reports)
+        lost = index.incomplete()
+        assert not lost, f"not held once by the ranks, so nobody could load it: {lost[:MAX_LISTED]}"
+        files = {path: digest for report in reports for path, digest in report.files.items()}
+        index_bytes = json.dumps(index.to_json(), separators=(",", ":")).encode()
+        files[INDEX] = writer.write_file(self._part / INDEX, [index_bytes])
+        files[folder.STATE] = writer.write_file(self._part / folder.STATE, [self._train_state])
+        # Before the rename: a kill between the two must not leave a newer checkpoint of another course as the newest.
+        writer.set_aside(self._root, self.step)
+        final = writer.publish(self._root, self._manifest, files)
+        writer.prune(self._root, self._job.spec.checkpoint.keep, self.step)
+        return final
+
+    def abandon(self) -> str:
+        """Leave it unfinished, on this rank alone; return what this rank could not have written, and why, if so."""
+        return "" if self._thread is None else self._thread.abandon()
+
+
+# ---- what a rank writes ----
+
+
+def _rank_files(engine: Engine, buffers: HostBuffers | None) -> RankFiles:
+    """Return this rank's files: copied into the buffers, or, without, as its tensors are when they are written."""
+    rank, here = engine.groups.rank, Path()
+    index, tensors = _collect_tensors(engine, rank)
+    files: dict[str, Chunks] = {
+        tensor_path(here, rank).as_posix(): file_bytes(tensors) if buffers is None else copied_bytes(tensors, buffers),
+        folder.rank_path(here, rank).as_posix(): [torch_bytes(rank_state.collect(engine))],
+    }
+    return RankFiles(engine.rank_description, files, index)
+
+
+def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor]]:
+    """Return this rank's part of the index, and its tensors by their keys: views, nothing is copied."""
+    groups: list[ParameterGroup] = []
+    parameters: dict[str, Entry] = {}
+    copies: dict[str, Entry] = {}
+    tensors: dict[str, Tensor] = {}
+    for shard in shards.parameter_shards(engine):
+        if shard.write_range:
+            name = shard.stored_name(same_layout=True)
+            begin, end = shard.write_range.start - shard.start, shard.write_range.stop - shard.start
+            for key, tensor in {"": shard.weight, **shard.states}.items():
+                tensors[file_key(name, key)] = tensor.reshape(-1)[begin:end]
+            # States of another shape cannot be cut along with the weight: who writes its beginning writes all of them.
+            irregular = shard.irregular if shard.write_range.start == 0 else {}
+            tensors |= {file_key(name, key): tensor for key, tensor in irregular.items()}
+            found = parameters if shard.tied_copy_stage is None else copies
+            found[name] = _entry(shard, rank, irregular, groups)
+    return Index(parameters, copies, [train_state.group_values(group) for group in groups]), tensors
+
+
+def _entry(shard: ParameterShard, rank: int, irregular: Mapping[str, Tensor], groups: list[ParameterGroup]) -> Entry:
+    return Entry(
+        shape=shard.shape,
+        dtype=dtype_name(shard.weight.dtype),
+        trained=shard.trained,
+        states={key: dtype_name(tensor.dtype) for key, tensor in shard.states.items()},
+        scalars={
+            key: [dtype_name(value.dtype), value.item()] if isinstance(value, Tensor) else value
+            for key, value in shard.scalars.items()
+        },
+        irregular={
+            key: IrregularState(dtype_name(tensor.dtype), tuple(tensor.shape)) for key, tensor in irregular.items()
+        },
+        irregular_file=rank if irregular else None,
+        group=None if shard.master is None else _group_number(shard.master.group, groups),
+        pieces=[Piece(rank, shard.box, shard.write_range.start, shard.write_range.stop)],
+    )
+
+
+def _group_number(group: ParameterGroup, groups: list[ParameterGroup]) -> int:
+    """Return the number of an optimizer's group among those seen so far, with it."""
+    if not any(known is group for known in groups):  # `in` would compare the tensors that they hold
+        groups.append(group)
+    return next(number for number, known in enumerate(groups) if known is group)
