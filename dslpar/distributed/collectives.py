@@ -193,6 +193,13 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
     return Pending(x, [dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=axis.group, async_op=True)])
 
 
+def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
+    """Start summing up a temporary on the axis's `root`-th rank, into `x` itself; elsewhere `x` is then void."""
+    if axis.size == 1:
+        return Pending(x)
+    return Pending(x, [dist.reduce(x, axis.peers[root], group=axis.group, async_op=True)])
+
+
 def _over_gloo(axis: Axis) -> bool:
     return str(dist.get_backend(axis.group)) == "gloo"
 

@@ -23,6 +23,10 @@ M    function                        symptom                                    
 11   `compute_norm_without_zero`     without ZeRO in fp32 the gradient norm is None     engine/test_engine.py
 12   `read_norms_once`               the host waits for the device five times a step    engine/test_host_reads.py
 13   `fill_without_copies`           and once more for each norm, to copy a constant    engine/test_host_reads.py
+14   `overlap_reduction`             ZeRO 1 and 2 reduce gradients while nothing else   engine/test_reduction.py
+                                     is computed
+15   `accumulate_without_copies`     ZeRO 1 in half precision copies each gradient in   engine/test_reduction.py
+                                     fp32 before it adds it
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -35,6 +39,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +49,7 @@ from torch import Tensor, nn
 
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
+from dslpar.distributed.gradient_reduction import GradientReduction
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -268,27 +274,56 @@ def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
     return collectives.all_reduce(total, model_axis)
 
 
-def read_norms_once(ds_engine: DeepSpeedEngine, read: ReadNorms) -> None:
+def read_norms_once(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
     """M12. Have ZeRO know its gradient's norms on the host by one call of `read`, and an overflow by them.
 
     It scans all gradients for what is not finite, waits for the answer, computes the norms, and waits for them each
     time it compares one: on an accelerator each wait leaves the device without work. A gradient that is not finite has
-    no finite norm, and ZeRO skips a step for that as well: in fp16, in fp32, and in bf16 where it checks overflows.
-    With the optimizer on the CPU it keeps its own account of overflows, and is left as it is.
+    no finite norm, and ZeRO skips a step for that as well wherever it looks for overflows: in fp16, in fp32, and in
+    bf16 with `check_grad_overflow`. Copies that another rank of the replica counts, few and small, are looked at here.
+
+    With the optimizer on the CPU the norms are there already; its scans, of each gradient as it leaves the device, go
+    where no rank has copies, as does the one of ZeRO 3 in fp16.
     """
     zero = ds_engine.optimizer
     if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
-        return
-    if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
+        if model_axis.size > 1:
+            return
+        zero.update_offload_overflow_tracker = lambda grad: None
+    elif hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
+        if model_axis.size > 1:
+            _watch_copies(zero)
         scaled_global_norm = zero.scaled_global_norm
         zero.scaled_global_norm = lambda **kwargs: read([scaled_global_norm(**kwargs)])[0]
     elif hasattr(zero, "_get_norm_groups"):  # ZeRO 3
         norm_groups = zero._get_norm_groups
         zero._get_norm_groups = lambda: read(norm_groups())
+        if model_axis.size > 1:
+            return
     else:
         return
-    if zero.dtype != torch.bfloat16 or getattr(zero, "check_grad_overflow", True):
-        zero.has_overflow = lambda *args, **kwargs: False
+    zero.has_overflow = lambda *args, **kwargs: False
+
+
+def _watch_copies(zero: Any) -> None:
+    """Have a norm be nan where a gradient is not finite that another rank of the replica counts: it is that rank's too,
+    but where a kernel adds up in no fixed order, fp16 may overflow on one of them alone.
+    """
+    from deepspeed.runtime.utils import is_model_parallel_parameter
+
+    get_grad_norm_direct = zero.get_grad_norm_direct
+    counted = SimpleNamespace(model_parallel=True)
+
+    def with_copies(gradients: Iterable[Tensor], params: Iterable[Any], norm_type: int = 2) -> object:
+        kept: list[tuple[Tensor, Any]] = []
+        own = (gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False))
+        for gradient, p in zip(own, params, strict=False):  # as DeepSpeed pairs them: padding may follow
+            is_counted = is_model_parallel_parameter(p) or zero.model_parallel_rank == 0
+            is_copy = getattr(p, "ds_pipe_replicated", False) or not is_counted
+            kept.append(((gradient * 0).sum(), counted) if is_copy else (gradient, p))
+        return get_grad_norm_direct([each for each, _ in kept], [p for _, p in kept], norm_type)
+
+    zero.get_grad_norm_direct = with_copies
 
 
 def fill_without_copies() -> None:
@@ -300,3 +335,50 @@ def fill_without_copies() -> None:
 
 def _mask_nonfinite_(input: Tensor, device: object = None, val: float = -1.0) -> None:
     input.masked_fill_(~torch.isfinite(input), val)
+
+
+def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis) -> None:
+    """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
+
+    DeepSpeed waits for each reduction, and ZeRO 1 begins the first one when the last backward is over. Its own
+    `overlap_comm` does so in a pipeline too, and else synchronizes the device for each data rank's part of a bucket
+    (stage_1_and_2.py, `allreduce_and_copy`). Call this where `layout.deepspeed_config.overlaps_reduction` says so.
+    """
+    zero = ds_engine.optimizer
+    tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
+    reduction = GradientReduction(zero, replace(data_axis, group=zero.dp_process_group), [id(p) for p, _ in tied])
+    zero.overlap_comm = False  # in place of its own
+    # Gradients of fp32 models too are summed up in one flat tensor, which is what the step takes.
+    zero._use_compact_grad_partition_buffer = lambda group: True
+    zero.process_gradients = reduction.on_gradient
+    zero.reduce_gradients = reduction.reduce_rest
+    zero.reduce_ipg_grads = reduction.reduce_bucket
+    step = zero.step
+
+    def after_reduction(*args: object) -> object:
+        reduction.finish()
+        return step(*args)
+
+    zero.step = after_reduction
+
+
+def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
+    """M15. Have ZeRO 1 in half precision add a micro-batch's gradients to those in fp32 as they are.
+
+    DeepSpeed makes a copy of each in fp32 first: 18 bytes read and written for a parameter, where 10 do. A sum in fp32
+    takes a bf16 or fp16 number without rounding, so both are one.
+    """
+    zero = ds_engine.optimizer
+    if not getattr(zero, "use_grad_accum_attribute", False):
+        return
+
+    def accumulate(p: Any) -> None:
+        if p.grad is None:
+            return
+        if p.grad_accum is None:
+            p.grad_accum = p.grad.to(zero.gradient_accumulation_dtype)
+        else:
+            p.grad_accum.add_(p.grad)
+        p.grad = None
+
+    zero._fill_param_grad_accum_attribute = accumulate

@@ -25,8 +25,8 @@ from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.layers.parameter import external_parameters
-from dslpar.layout.deepspeed_config import ds_config
-from dslpar.layout.resolve import Job
+from dslpar.layout.deepspeed_config import ds_config, overlaps_reduction
+from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble
 from dslpar.models.layered import Finish, LayeredModule, Loss
 
@@ -76,14 +76,17 @@ def build_engine(
         mpu=None if job.mesh.pipe > 1 else Mpu(groups),  # a PipelineModule brings its own grid
         optimizer=optimizer or optimizers.optimizer_factory(job),
         lr_scheduler=lr_scheduler or optimizers.lr_scheduler_factory(job),
-        config=copy.deepcopy(ds_config(job)),  # DeepSpeed writes into it
+        config=_config_on_device(job),
         dist_init_required=False,
     )
     # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
+    deepspeed_patches.accumulate_without_copies(ds_engine)
+    if overlaps_reduction(job.spec):
+        deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"))
     deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
     host_reads = HostReads(groups, ds_engine.device)
-    deepspeed_patches.read_norms_once(ds_engine, host_reads.read)
+    deepspeed_patches.read_norms_once(ds_engine, groups.axis("model"), host_reads.read)
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
         deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"), host_reads.read)
     if job.spec.zero.stage == 3:
@@ -116,6 +119,17 @@ def _check_precision(job: Job) -> None:
         message = f"DeepSpeed has no {dtype} on this device ({accelerator.device_name()})"
         hint = "choose another precision: 'fp32', 'bf16' or 'fp16'"
         raise_finding("PRE201", message, hint, job.path, "precision")
+
+
+def _config_on_device(job: Job) -> dict[str, Any]:
+    """Return the dict for DeepSpeed, which writes into it."""
+    config = copy.deepcopy(ds_config(job))
+    on_cpu = get_accelerator().device_name() == "cpu" or offloads(job.spec, "optimizer")
+    if on_cpu and job.mesh.pipe > 1 and job.spec.zero.stage:
+        # torch's fused kernel for CPUs rounds the end of a tensor, what does not fill a vector register, otherwise than
+        # the rest. A tied weight stands elsewhere in each of its stages' shards: its copies would drift apart.
+        config.get("optimizer", {"params": {}})["params"].pop("fused", None)
+    return config
 
 
 def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Groups) -> LayeredModule | Pipeline:

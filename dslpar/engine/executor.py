@@ -4,7 +4,8 @@
     optimizer_step(ds_engine)
 
 DeepSpeed's pipeline engine does both in one call, `train_batch`. Here its schedule runs without the last instruction,
-which `optimizer_step` executes: the same instructions in the same order, so the same numbers to the bit.
+which `optimizer_step` executes: the same instructions in the same order, so the same numbers to the bit. Of the
+backward passes the last one is marked, since gradients are complete in it.
 
 With `reduce=False` gradients add up on each rank, until `reduce_gradients` or a call that does reduce: torch's and
 ColossalAI's `no_sync`. DeepSpeed's own refuses pipelines, and counts no micro-batches; its accumulation does the same.
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from deepspeed.runtime.pipe.schedule import OptimizerStep, ReduceGrads, ReduceTiedGrads, TrainSchedule
+from deepspeed.runtime.pipe.schedule import BackwardPass, OptimizerStep, ReduceGrads, ReduceTiedGrads, TrainSchedule
 from torch import Tensor, nn
 
 MicroBatches = Sequence[tuple[Any, Any]]
@@ -89,6 +90,7 @@ def pipeline_forward_backward(
         # The losses of micro-batches are added to what stands here: the last step's would be counted again.
         ds_engine.total_loss = ds_engine.total_additional_losses = None
         ds_engine._compute_loss = True
+        ds_engine._INSTRUCTION_MAP = _INSTRUCTIONS
         cls = _ScheduleWithoutStep if reduce else _ScheduleWithoutReduction
         ds_engine._exec_schedule(cls(ds_engine.micro_batches, ds_engine.num_stages, ds_engine.stage_id))
         with torch.no_grad():
@@ -129,12 +131,37 @@ def optimizer_step(ds_engine: DeepSpeedEngine) -> None:
         ds_engine.step()
 
 
+class _LastBackwardPass(BackwardPass):  # type: ignore[misc]
+    """The backward pass of a step's last micro-batch, which completes the gradients."""
+
+
+def _exec_last_backward_pass(ds_engine: PipelineEngine, buffer_id: int) -> None:
+    """Execute a backward pass in which a gradient may be reduced as soon as it is there."""
+    outputs = ds_engine.pipe_buffers["outputs"][buffer_id]
+    several = isinstance(outputs, tuple) and sum(each.is_floating_point() for each in outputs) > 1
+    # Of several outputs, DeepSpeed runs backward from one after the other, and each adds to the gradients.
+    ds_engine._force_grad_boundary = ds_engine.is_last_stage() or not several
+    try:
+        ds_engine._exec_backward_pass(buffer_id)
+    finally:
+        ds_engine._force_grad_boundary = False
+
+
+_INSTRUCTIONS = {**PipelineEngine._INSTRUCTION_MAP, _LastBackwardPass: _exec_last_backward_pass}
+
+
 class _ScheduleWithoutStep(TrainSchedule):  # type: ignore[misc]
     """DeepSpeed's 1F1B schedule, up to the reduction of gradients."""
 
     def steps(self) -> Iterator[list[Any]]:
+        num_backward = 0
         for instructions in super().steps():
-            yield [each for each in instructions if not isinstance(each, OptimizerStep)]
+            kept = []
+            for each in instructions:
+                num_backward += isinstance(each, BackwardPass)
+                is_last = isinstance(each, BackwardPass) and num_backward == self.micro_batches
+                kept += [_LastBackwardPass(**each.kwargs) if is_last else each]
+            yield [each for each in kept if not isinstance(each, OptimizerStep)]
 
 
 class _ScheduleWithoutReduction(TrainSchedule):  # type: ignore[misc]

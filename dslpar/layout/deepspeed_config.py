@@ -31,11 +31,22 @@ CHOICES: Mapping[str, Decision] = {
     "optimizer.params.torch_adam": Decision(
         True, "torch's own Adam: DeepSpeed's fused one is compiled at the first start", ("optimizer.type",)
     ),
+    "optimizer.params.fused": Decision(
+        True,
+        "one kernel a step, on CPUs too, offloaded states among them: torch's default passes over all states a dozen "
+        "times",
+        ("optimizer.type",),
+    ),
     "optimizer.params.adam_w_mode": Decision(
         False, "what DeepSpeed calls Adam is AdamW otherwise", ("optimizer.type",)
     ),
     "zero_optimization.use_multi_rank_bucket_allreduce": Decision(
         False, "DeepSpeed's default, True, sends half as much again", ("zero.stage",)
+    ),
+    "zero_optimization.reduce_bucket_size": Decision(
+        40_000_000,
+        "elements: a bucket is reduced while the next one fills, and DeepSpeed's default, 500 million, is one for all",
+        ("zero.stage",),
     ),
     "data_types.grad_accum_dtype": Decision(
         "fp32",
@@ -73,7 +84,9 @@ def ds_config(job: Job) -> Config:
     """Return DeepSpeed's configuration of this job: plain JSON values, the raw `deepspeed` section merged last."""
     spec, zero = job.spec, job.spec.zero
     # True, DeepSpeed's default, sends 3 (N-1)/N parameters a step where 2 (N-1)/N do.
-    buckets = _choices("zero_optimization.use_multi_rank_bucket_allreduce") if zero.stage in (1, 2) else {}
+    # Buckets are of the size that Megatron-LM's have at least: some ms of a network, and many to a model of billions.
+    names = ("use_multi_rank_bucket_allreduce", "reduce_bucket_size")
+    buckets = _choices(*(f"zero_optimization.{name}" for name in names)) if zero.stage in (1, 2) else {}
     config = {
         "train_batch_size": job.batch.global_size,
         "train_micro_batch_size_per_gpu": job.batch.micro_size,
@@ -93,6 +106,17 @@ def ds_config(job: Job) -> Config:
     if job.mesh.pipe > 1:
         config["pipeline"] = _choices("pipeline.pipe_partitioned", "pipeline.grad_partitioned")
     return merge(config, spec.deepspeed)
+
+
+def overlaps_reduction(spec: sections.Spec) -> bool:
+    """Whether dslpar reduces gradients while the backward goes on; else DeepSpeed does what `overlap_comm` says.
+
+    ZeRO 1 and 2 alone: 3 does so by itself. `zero.overlap_comm=False` turns it off.
+    """
+    zero = spec.zero.extra
+    off = any(zero.get(name) is False for name in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))
+    all_reduces = bool(zero.get("use_multi_rank_bucket_allreduce"))
+    return spec.zero.stage in (1, 2) and not (off or all_reduces or offloads(spec, "optimizer"))
 
 
 def merge(base: Mapping[str, object], override: Mapping[str, object]) -> Config:
@@ -127,8 +151,8 @@ def _optimizer(spec: sections.Spec) -> Config:
         betas = [float(beta) for beta in optimizer.betas]  # torch takes no int beside a float
         params |= {"betas": betas, "eps": optimizer.eps}
         params |= {"amsgrad": True} if optimizer.amsgrad else {}
-        # DeepSpeed's fused Adam is compiled at the first start, for minutes where there is no GPU.
-        params |= _choices("optimizer.params.torch_adam")
+        # DeepSpeed's fused Adam is compiled at the first start, for minutes where there is no GPU. torch's is not.
+        params |= _choices("optimizer.params.torch_adam", "optimizer.params.fused")
         params |= _choices("optimizer.params.adam_w_mode") if isinstance(optimizer, sections.Adam) else {}
     return {"optimizer": {"type": type(optimizer).__name__, "params": params}}
 

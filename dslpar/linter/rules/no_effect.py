@@ -2,8 +2,8 @@
 
 A key that nothing reads costs the most and shows the least: the run is another one than was meant. Which keys have an
 effect was looked up one by one: those of dslpar's sections in dslpar, those of DeepSpeed in DeepSpeed 0.19.8
-(`_configure_zero_optimizer`, `_configure_bf16_optimizer` and `_do_optimizer_sanity_check` of runtime/engine.py,
-runtime/zero/partition_parameters.py). That such a key is a warning and not an error comes from clippy and actionlint.
+(`_configure_zero_optimizer` of runtime/engine.py, runtime/zero/partition_parameters.py) as dslpar runs it. That such a
+key is a warning and not an error comes from clippy and actionlint.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dslpar.core import mesh
 from dslpar.core.errors import COMMAND_LINE
+from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.modes import MODES
 from dslpar.layout.resolve import offloads
 from dslpar.linter.context import Context
@@ -99,7 +100,6 @@ def nothing_to_shard(cx: Context) -> Iterator[Problem]:
 def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
     """A key of `zero` that DeepSpeed does not use at this stage."""
     stage, extra = cx.spec.zero.stage, cx.spec.zero.extra
-    bf16_optimizer = uses_bf16_optimizer(cx)
     for name in extra:
         stages = _stages_of(name)
         hint = f"leave {name} out"
@@ -109,8 +109,8 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
             legal = [stage for stage in stages if stage < 2 or cx.stages == 1]
             legal = [3] if name == "pipeline_loading_checkpoint" and 3 in legal else legal  # ZER108: refused below
             hint += f", or stage={_either(legal)}" if legal else ""
-        elif bf16_optimizer and name in _NOT_IN_BF16:
-            message = f"{name} has no effect at ZeRO stage 1 in bf16: DeepSpeed's BF16_Optimizer does not use it"
+        elif name == "overlap_comm" and extra[name] and overlaps_reduction(cx.spec):
+            message = f"overlap_comm=True has no effect at ZeRO stage {stage}: dslpar overlaps the reduction anyway"
         elif name == "overlap_comm" and extra[name] and cx.stages > 1:
             message = "overlap_comm has no effect with a pipeline: DeepSpeed turns it off"
         else:
@@ -144,9 +144,6 @@ _KEYS_OF_STAGES: Mapping[tuple[int, ...], Collection[str]] = {
         *("enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module"),
     ),
 }
-_NOT_IN_BF16 = {*_KEYS_OF_STAGES[1, 2], *_KEYS_OF_STAGES[1, 2, 3]} - {
-    *("allgather_bucket_size", "load_from_fp32_weights", "pipeline_loading_checkpoint")
-}
 
 
 @rule("DEAD117", "raw-key-without-effect", "warning")
@@ -169,20 +166,14 @@ _IDLE: Mapping[str, str] = {
 @rule("DEAD118", "bf16-key-of-another-stage", "warning")
 def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
     """A key of bf16 that DeepSpeed does not use at this stage of ZeRO."""
-    stage, bf16_optimizer = cx.spec.zero.stage, uses_bf16_optimizer(cx)
+    stage = cx.spec.zero.stage
     if cx.spec.precision.dtype != "bf16" or not stage:
         return  # PRE101 reports stage 0
-    dead = {"immediate_grad_update": not bf16_optimizer, "check_grad_overflow": bf16_optimizer or stage == 3}
+    dead = {"immediate_grad_update": True, "check_grad_overflow": stage == 3}
     for name in cx.spec.precision.extra:
         if dead.get(name):
-            offload = " with offload" if stage == 1 and not bf16_optimizer else ""
-            message = f"{name} has no effect in bf16 at ZeRO stage {stage}{offload}"
+            message = f"{name} has no effect in bf16 at ZeRO stage {stage}"
             yield cx.problem(f"precision.{name}", message, f"leave {name} out")
-
-
-def uses_bf16_optimizer(cx: Context) -> bool:
-    """Whether DeepSpeed uses its BF16_Optimizer; dslpar always accumulates gradients in fp32."""
-    return cx.spec.precision.dtype == "bf16" and cx.spec.zero.stage == 1 and not offloads(cx.spec, "optimizer")
 
 
 @rule("DEAD102", "schedule-without-stages", "warning")

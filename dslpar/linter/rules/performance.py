@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
+from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
 from dslpar.layout.family import conditions, pipeline_weights
 from dslpar.layout.resolve import seq_len_of
@@ -21,7 +22,6 @@ from dslpar.layout.stages import EvenWeights, balanced, imbalance
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.no_effect import uses_bf16_optimizer
 from dslpar.linter.rules.pipeline import partition_keys, partition_of
 from dslpar.schema.sections import Model
 
@@ -186,8 +186,7 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
 def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
     """ZeRO 1 or 2 with use_multi_rank_bucket_allreduce."""
     zero, key = cx.spec.zero, "zero.use_multi_rank_bucket_allreduce"
-    used = zero.stage == 2 or (zero.stage == 1 and not uses_bf16_optimizer(cx))  # else DEAD116 reports it
-    if used and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.data_size > 1:
+    if zero.stage in (1, 2) and zero.extra.get("use_multi_rank_bucket_allreduce") and cx.data_size > 1:
         sums = cx.batch.accumulation if zero.stage == 2 else 1
         message = f"{_sent(cx, 2 * sums + 1)} are sent a step and rank, and {_sent(cx, sums + 1)} are enough"
         yield cx.problem(key, message, "leave it out")
@@ -195,11 +194,13 @@ def all_reduce_of_gradients(cx: Context) -> Iterator[Problem]:
 
 @rule("PERF111", "overlap-that-waits", "warning")
 def overlap_that_waits(cx: Context) -> Iterator[Problem]:
-    """ZeRO 1 or 2 with overlap_comm, for which DeepSpeed waits for the device before each reduction."""
+    """ZeRO 1 or 2 with DeepSpeed's overlap_comm, which waits for the device before each reduction."""
     zero, key = cx.spec.zero, "zero.overlap_comm"
-    used = cx.stages == 1 and (zero.stage == 2 or (zero.stage == 1 and not uses_bf16_optimizer(cx)))  # else DEAD116
+    used = cx.stages == 1 and zero.stage in (1, 2) and not overlaps_reduction(cx.spec)  # else DEAD116 reports it
+    used &= zero.extra.get("reduce_scatter") is not False  # it then all-reduces, on the other stream
     if used and zero.extra.get("overlap_comm") and cx.data_size > 1:
-        several = not zero.extra.get("use_multi_rank_bucket_allreduce")
+        by_rank = not zero.extra.get("use_multi_rank_bucket_allreduce")
+        several = by_rank and zero.extra.get("contiguous_gradients") is not False
         how_often = f"up to {cx.data_size} times a bucket, once for each data rank" if several else "once a bucket"
         yield cx.problem(key, f"a GPU is waited for before each reduction: {how_often}", "leave overlap_comm out")
 

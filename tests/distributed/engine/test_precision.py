@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslpar.core.errors import DslparError
 from dslpar.distributed import deepspeed_patches
@@ -146,6 +147,44 @@ def _skips(made: Job) -> list[bool]:
 def test_without_a_scale_a_run_goes_on_after_it_too(name: str, dtype: str) -> None:
     skips = on_ranks(2, _skips, half(name, dtype), init="deepspeed")
     assert skips == [[step in (2, 5) for step in range(STEPS)]] * 2
+
+
+class _Scans(TorchDispatchMode):
+    """While active, the kernels that look for what is not finite, in more than a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        self.found += [name] if name in ("amax", "amin", "isinf", "isnan") and args[0].numel() > 1 else []
+        return func(*args, **(kwargs or {}))
+
+
+def _scans(made: Job) -> list[str]:
+    """Of a step that is not skipped."""
+    engine = engine_of(made)
+    engine.train_batch(batches(made, 0, 0))
+    with _Scans() as scans:
+        engine.train_batch(batches(made, 0, 1))
+    assert not engine.skipped
+    return scans.found
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("extra", [{}, OFFLOAD], ids=["", "offload"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_overflow_is_known_by_the_norm_alone(stage: int, extra: dict[str, Any], dtype: str) -> None:
+    """DeepSpeed looks through all gradients once more: as they are, or as they leave for the CPU."""
+    scale = {"initial_scale_power": 6} if dtype == "fp16" else {}
+    made = job(
+        1,
+        batch=sections.Batch(global_size=4, accumulation=2),
+        zero=sections.Zero(stage=stage, extra=extra),
+        precision=sections.Precision(dtype=dtype, extra=scale),
+    )
+    assert on_ranks(1, _scans, made, init="deepspeed") == [[]]
 
 
 def _tied(made: Job) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.layout.deepspeed_config import ds_config, merge
+from dslpar.layout.deepspeed_config import ds_config, merge, overlaps_reduction
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy
@@ -44,7 +44,14 @@ def test_the_whole_dict() -> None:
         "timers": {"throughput": {"enabled": False}},
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8, "torch_adam": True},
+            "params": {
+                "lr": 1e-3,
+                "weight_decay": 0.1,
+                "betas": [0.9, 0.999],
+                "eps": 1e-8,
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "zero_optimization": {"stage": 1, "use_multi_rank_bucket_allreduce": False, "reduce_bucket_size": 1000},
         "bf16": {"enabled": True},
@@ -61,7 +68,26 @@ def test_clipping_off_is_said_since_left_out_means_on() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero(stage: int) -> None:
     section = ds_config(job(zero=schema_sections.Zero(stage=stage)))["zero_optimization"]
-    assert section == {"stage": stage} | ({"use_multi_rank_bucket_allreduce": False} if stage in (1, 2) else {})
+    buckets = {"use_multi_rank_bucket_allreduce": False, "reduce_bucket_size": 40_000_000}
+    assert section == {"stage": stage} | (buckets if stage in (1, 2) else {})
+
+
+@pytest.mark.parametrize(
+    ("stage", "extra", "expected"),
+    [
+        (0, {}, False),
+        (1, {}, True),
+        (2, {"overlap_comm": True}, True),
+        (3, {"overlap_comm": True}, False),
+        (1, {"overlap_comm": False}, False),
+        (1, {"reduce_scatter": False}, False),
+        (2, {"contiguous_gradients": False}, False),
+        (2, {"use_multi_rank_bucket_allreduce": True}, False),
+        (1, {"offload_optimizer": CPU}, False),
+    ],
+)
+def test_where_dslpar_overlaps_the_reduction(stage: int, extra: dict[str, Any], expected: bool) -> None:
+    assert overlaps_reduction(job(zero=schema_sections.Zero(stage=stage, extra=extra)).spec) == expected
 
 
 def test_an_extra_zero_key_of_the_author_wins() -> None:

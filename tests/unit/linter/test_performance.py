@@ -224,8 +224,16 @@ def test_traffic_of_zero_is_what_tests_count(zero: str, expected: str | None) ->
 @pytest.mark.parametrize(
     ("zero", "expected"),
     [
-        ("dict(stage=1, overlap_comm=True)", "PERF111: a GPU is waited for before each reduction: up to 8 times a"),
-        ("dict(stage=2, overlap_comm=True)", "PERF111: a GPU is waited for before each reduction: up to 8 times a"),
+        (
+            "dict(stage=1, overlap_comm=True, offload_optimizer='cpu')",
+            "PERF111: a GPU is waited for before each reduction: up to 8 times a",
+        ),
+        (
+            "dict(stage=2, overlap_comm=True, contiguous_gradients=False)",
+            "PERF111: a GPU is waited for before each reduction: once a bucket",
+        ),
+        ("dict(stage=2, overlap_comm=True, reduce_scatter=False)", None),
+        ("dict(stage=2, overlap_comm=True)", "DEAD116: overlap_comm=True has no effect at ZeRO stage 2: dslpar"),
         ("dict(stage=2, overlap_comm=False)", None),
         ("dict(stage=3, overlap_comm=True)", None),
     ],

@@ -1,0 +1,167 @@
+"""ZeRO 1 and 2's reduction of gradients, bucket by bucket, while the backward that makes them goes on.
+
+    reduction = GradientReduction(zero, groups.axis("data"), late=())
+    reduction.on_gradient(p, group)    # a hook: the gradient of `p` is there
+    reduction.reduce_rest()            # after the step's last backward
+    reduction.finish()                 # before the norm
+
+DeepSpeed shards the optimizer's state in equal, contiguous parts of each parameter group, so a bucket's gradients go to
+one or a few ranks: each rank's part is summed up there by one reduction. Its buckets, hooks and shards are used as they
+are; what is ours is when a reduction begins, and that nobody waits for it until the step. Megatron-LM and torch's DDP
+overlap theirs in the same way.
+
+=====  ==============================  ==============================================================
+ZeRO   a bucket is reduced in          and in flight are
+=====  ==============================  ==============================================================
+1      the step's last backward alone  all of them: gradients that were whole until then fill them
+2      each backward                   `IN_FLIGHT` at most: to keep no whole gradient is what it is for
+=====  ==============================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis, Pending
+
+IN_FLIGHT = 2
+"""Buckets of ZeRO 2: one that is sent while the next one fills, as in DeepSpeed."""
+
+
+class _Piece(NamedTuple):
+    """The part of one parameter's gradient that one rank steps."""
+
+    gradient: Tensor
+    target: Tensor | None
+    """Where that rank, if it is this one, adds up what all ranks have."""
+
+
+class _Reduction(NamedTuple):
+    pending: Pending
+    pieces: list[_Piece]
+
+
+class GradientReduction:
+    """Reduces the gradients of a DeepSpeedZeroOptimizer; ranks of `axis` must have their gradients in one order.
+
+    late: ids of parameters whose gradients are not complete when the last backward is over, such as weights that a
+        pipeline's stages share.
+    """
+
+    def __init__(self, zero: Any, axis: Axis, late: Collection[int]) -> None:
+        self._zero, self._axis, self._late = zero, axis, frozenset(late)
+        self._in_flight: deque[list[_Reduction]] = deque()
+        """Of each bucket that was begun, one reduction for each rank that it goes to."""
+
+    # ---- what takes the place of DeepSpeed's methods ----
+
+    def on_gradient(self, p: nn.Parameter, group: int) -> None:
+        """Take a gradient that a backward has made; where no other micro-batch adds to it, into a bucket."""
+        zero = self._zero
+        if zero._coalesce_grad_reduction:
+            return
+        zero.setup_buckets()
+        if zero.use_grad_accum_attribute:
+            zero._fill_param_grad_accum_attribute(p)
+        is_complete = zero.is_gradient_accumulation_boundary() and id(p) not in self._late
+        if zero.partition_gradients or is_complete:
+            zero.reduce_independent_p_g_buckets_and_remove_grads(p, group)
+
+    def reduce_rest(self, pipeline_parallel: bool = False) -> None:
+        """Begin all reductions that are left at ZeRO 1, after the last backward."""
+        zero = self._zero
+        for bucket in zero.ipg_buckets.values():
+            if not bucket.buffer:  # no hook has run since the last reduction
+                bucket.buffer.append(self._buffer())
+        in_bucket = {param_id for bucket in zero.ipg_buckets.values() for *_, param_id in bucket.params}
+        for index, group in enumerate(zero.bit16_groups):
+            for p in group:
+                if zero.get_gradient_for_reduction(p) is not None and zero.get_param_id(p) not in in_bucket:
+                    zero.reduce_independent_p_g_buckets_and_remove_grads(p, index)
+        zero.overlapping_partition_gradients_reduce_epilogue()
+
+    def reduce_bucket(self, comm_dtype: torch.dtype | None = None) -> None:
+        """Begin to reduce the bucket of a dtype, which is full; without one all buckets, at the end of a backward."""
+        zero = self._zero
+        for dtype in zero.ipg_buckets if comm_dtype is None else (comm_dtype,):
+            bucket = zero.ipg_buckets[dtype]
+            if not bucket.params:
+                continue
+            large = zero.extra_large_param_to_reduce.pop(dtype, None)  # larger than a bucket: reduced where it is
+            if large is None:
+                gradients = bucket.buffer[bucket.index].narrow(0, 0, bucket.elements)
+            else:
+                gradients = zero.get_gradient_for_reduction(large).view(-1)
+            self._in_flight.append(self._start(gradients, bucket.params, dtype))
+            for group, index, param_id in bucket.params:
+                zero.params_already_reduced[param_id] = True
+                zero.clear_grad_attribute(zero.bit16_groups[group][index])  # the bucket has it
+            bucket.clear()
+            if large is None and comm_dtype is not None:
+                bucket.buffer[bucket.index] = self._buffer()
+        while zero.partition_gradients and len(self._in_flight) > IN_FLIGHT:
+            self._finish_first()
+
+    def finish(self) -> None:
+        """Wait for all reductions, and add this rank's parts to what its step takes."""
+        while self._in_flight:
+            self._finish_first()
+
+    # ---- one bucket ----
+
+    def _start(self, gradients: Tensor, params: list[tuple[int, int, int]], dtype: torch.dtype) -> list[_Reduction]:
+        """Begin to average `gradients`, those of `params` one after the other, each part on the rank that steps it."""
+        zero = self._zero
+        if zero.gradient_average and self._axis.size > 1:
+            gradients.div_(self._axis.size)
+        pieces: dict[int, list[_Piece]] = {}
+        begin = 0
+        for group, index, param_id in params:
+            length = zero.bit16_groups[group][index].numel()
+            for rank, start, numel in self._shards(group, param_id, length):
+                target = zero._get_compact_grad_partition_slice(group, rank, param_id, numel)
+                pieces.setdefault(rank, []).append(_Piece(gradients.narrow(0, begin + start, numel), target))
+            begin += length
+        return [
+            _Reduction(collectives.start_reduce_(_joined(gradients, of_rank).to(dtype), self._axis, rank), of_rank)
+            for rank, of_rank in pieces.items()
+        ]
+
+    def _shards(self, group: int, param_id: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (rank, begin, number of elements) of each part of a parameter, in order."""
+        zero = self._zero
+        ranks = zero.param_to_partition_ids[group][param_id]
+        starts = sorted((int(zero.grad_start_offset[group][rank][param_id]), rank) for rank in ranks)
+        for (start, rank), (end, _) in zip(starts, [*starts[1:], (length, -1)], strict=True):
+            yield rank, start, end - start
+
+    def _finish_first(self) -> None:
+        """Wait for the oldest bucket. All ranks do: what they have sent may be written over only then."""
+        for pending, pieces in self._in_flight.popleft():
+            summed = pending.wait()
+            begin = 0
+            for piece in pieces:
+                if piece.target is not None:
+                    piece.target.add_(summed.narrow(0, begin, piece.gradient.numel()))
+                begin += piece.gradient.numel()
+
+    def _buffer(self) -> Tensor:
+        """Return an empty bucket: the one before it is in flight."""
+        zero = self._zero
+        dtype, device = zero._gradient_reduction_buffer_dtype(), zero.bit16_groups_flat[0].device
+        return torch.empty(int(zero.reduce_bucket_size), dtype=dtype, device=device)
+
+
+def _joined(gradients: Tensor, pieces: list[_Piece]) -> Tensor:
+    """Return the pieces as one vector: the part of `gradients` where they stand, unless others stand between them."""
+    begin, last = pieces[0].gradient.storage_offset(), pieces[-1].gradient
+    length = sum(piece.gradient.numel() for piece in pieces)
+    if last.storage_offset() + last.numel() - begin == length:
+        return gradients.narrow(0, begin - gradients.storage_offset(), length)
+    return torch.cat([piece.gradient for piece in pieces])

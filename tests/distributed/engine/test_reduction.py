@@ -1,0 +1,228 @@
+"""Gradients are reduced while the backward makes the next ones: in which order, with which result, at which cost."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero import stage_1_and_2
+
+from benchmarks.device_counter import count_kernels
+from dslpar.distributed import collectives, deepspeed_patches
+from dslpar.distributed.collectives import Pending
+from dslpar.distributed.gradient_reduction import IN_FLIGHT, GradientReduction
+from dslpar.layout.resolve import Job
+from dslpar.models.gpt import section
+from dslpar.schema import sections
+from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.ranks import on_ranks
+from tests.support.sampling import sampled
+
+PIPE = sections.Parallel(pipeline=sections.PipelineParallel(size=2))
+BUCKET = 2000
+"""Elements: the model, and each stage of two, fill several, of which some hold parts of two data ranks."""
+
+
+def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **other: Any) -> Job:
+    gpt = section.GPT(num_layers=2, hidden_size=16, num_heads=2, vocab_size=VOCAB, max_seq_len=LENGTH)
+    return job(
+        world,
+        model=gpt,
+        zero=sections.Zero(stage=stage, extra={"reduce_bucket_size": BUCKET} | other.pop("zero", {})),
+        batch=sections.Batch(global_size=12, accumulation=accumulation),
+        precision=sections.Precision(dtype=dtype, extra={"initial_scale_power": 6} if dtype == "fp16" else {}),
+        train=sections.Train(clip_grad_norm=0.5),
+        **other,
+    )
+
+
+# ---- in which order ----
+
+
+def _log(made: Job) -> list[str]:
+    """Of the second step: 'backward', 'gradient', 'reduce', 'wait', 'step', as they come."""
+    engine = engine_of(made)
+    log: list[str] = []
+    data_rank = engine.groups.coord["data"]
+    engine.train_batch(batches(made, data_rank, 0))
+    tied = {id(p) for p, _ in getattr(engine.module, "get_tied_weights_and_groups", list)()}
+    for p in engine.module.parameters():
+        event = "tied" if id(p) in tied else "gradient"
+        p.register_hook(lambda grad, event=event: log.append(event))
+    start = collectives.start_reduce_
+
+    def logged(*args: Any) -> Pending:
+        log.append("reduce")
+        pending = start(*args)
+        return pending._replace(finish=lambda received: log.append("wait") or received)
+
+    collectives.start_reduce_ = logged
+    _before(engine.deepspeed, "_backward_prologue", lambda: log.append("backward"))
+    _before(engine.deepspeed.optimizer, "step", lambda: log.append("step"))
+    engine.train_batch(batches(made, data_rank, 1))
+    return log
+
+
+def _before(owner: Any, name: str, call: Callable[[], None]) -> None:
+    original = getattr(owner, name)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, both)
+
+
+def _backwards(log: list[str]) -> list[list[str]]:
+    """The log of each backward; the last one ends at the step."""
+    parts: list[list[str]] = []
+    for event in log[: log.index("step")]:
+        parts += [[]] if event == "backward" else []
+        parts[-1] += [event] if event != "backward" else []
+    return parts
+
+
+@pytest.mark.parametrize(("parallel", "world"), [(sections.Parallel(), 2), (PIPE, 4)], ids=["data 2", "pipe 2, data 2"])
+def test_zero_1_reduces_a_bucket_before_the_next_one_s_gradients_are_computed(
+    parallel: sections.Parallel, world: int
+) -> None:
+    for log in on_ranks(world, _log, trained(world, 1, 3, parallel=parallel), init="deepspeed"):
+        first, second, last = _backwards(log)
+        assert set(first) | set(second) <= {"gradient", "tied"}, "micro-batches add up before they are sent"
+        begun = [index for index, event in enumerate(last) if event == "reduce"]
+        gradients = [index for index, event in enumerate(last) if event == "gradient"]
+        early = [index for index in begun if index < gradients[-1]]
+        assert len(early) >= 2, last
+        assert all(any(a < gradient < b for gradient in gradients) for a, b in zip(early, early[2:], strict=False))
+        assert "wait" not in last, "nobody waits before the step"
+        after = log[log.index("step") :]
+        assert after.count("wait") == last.count("reduce")
+        assert "reduce" not in after
+
+
+def test_zero_2_reduces_in_each_backward_and_keeps_few_buckets() -> None:
+    for log in on_ranks(2, _log, trained(2, 2, 3), init="deepspeed"):
+        for part in _backwards(log):
+            assert part.index("reduce") < len(part) - 1 - part[::-1].index("gradient")
+        waits = [event for event in log if event in ("reduce", "wait")]
+        in_flight = [waits[:end].count("reduce") - waits[:end].count("wait") for end in range(len(waits) + 1)]
+        assert in_flight[-1] == 0
+        # A bucket goes to each of two ranks at most; the newest one is begun before the oldest one is waited for.
+        assert 2 <= max(in_flight) <= 2 * (IN_FLIGHT + 1)
+
+
+# ---- with which result ----
+
+
+def _weights(made: Job, mends: bool) -> tuple[list[torch.Tensor], list[float]]:
+    if not mends:
+        deepspeed_patches.overlap_reduction = lambda *_: None
+        deepspeed_patches.accumulate_without_copies = lambda *_: None
+    engine = engine_of(made)
+    norms = []
+    for step in range(3):
+        engine.train_batch(batches(made, engine.groups.coord["data"], step))
+        norms.append(engine.grad_norm)
+    return [p.detach().clone() for _, p in engine.named_parameters()], norms
+
+
+LAYOUTS = {"one process": (sections.Parallel(), 1), "data 2": (sections.Parallel(), 2), "pipe 2, data 2": (PIPE, 4)}
+CASES = [
+    (layout, stage, accumulation, dtype)
+    for layout, stage, accumulation, dtype in product(LAYOUTS, (1, 2), (1, 3), ("fp32", "bf16", "fp16"))
+    if stage == 1 or not layout.startswith("pipe")
+]
+FEW = {("data 2", 1, 3, "fp32"), ("data 2", 2, 3, "bf16"), ("pipe 2, data 2", 1, 3, "bf16")}
+
+
+@pytest.mark.parametrize(("layout", "stage", "accumulation", "dtype"), sampled(CASES, FEW))
+def test_the_result_is_deepspeed_s_to_the_bit(layout: str, stage: int, accumulation: int, dtype: str) -> None:
+    """Two ranks add two numbers in one way alone; with more, gloo's order depends on where in a bucket they stand."""
+    parallel, world = LAYOUTS[layout]
+    made = trained(world, stage, accumulation, dtype, parallel=parallel)
+    with_mends, without = (on_ranks(world, _weights, made, mends, init="deepspeed") for mends in (True, False))
+    for (weights, norms), (expected, expected_norms) in zip(with_mends, without, strict=True):
+        assert norms == expected_norms
+        assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+
+
+def _summed_later(made: Job) -> list[torch.Tensor]:
+    """Two batches a step, of which the first is kept back."""
+    engine = engine_of(made)
+    rank = engine.groups.coord["data"]
+    for step in range(2):
+        with engine.no_sync():
+            engine.forward_backward(batches(made, rank, 2 * step))
+        if step:
+            engine.forward_backward(batches(made, rank, 2 * step + 1))
+        engine.sync_grads()
+        engine.step()
+    return [p.detach().clone() for _, p in engine.named_parameters()]
+
+
+def _summed_by_deepspeed(made: Job) -> list[torch.Tensor]:
+    deepspeed_patches.overlap_reduction = lambda *_: None
+    return _summed_later(made)
+
+
+@pytest.mark.parametrize(("parallel", "world"), [(sections.Parallel(), 2), (PIPE, 4)], ids=["data 2", "pipe 2, data 2"])
+def test_gradients_that_were_kept_back_are_reduced_once(parallel: sections.Parallel, world: int) -> None:
+    made = trained(world, 1, 3, parallel=parallel)
+    found, expected = (on_ranks(world, fn, made, init="deepspeed") for fn in (_summed_later, _summed_by_deepspeed))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def _is_overlapped(made: Job) -> bool:
+    return isinstance(
+        getattr(engine_of(made).deepspeed.optimizer.reduce_ipg_grads, "__self__", None), GradientReduction
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ({}, True),
+        ({"overlap_comm": True}, True),
+        ({"overlap_comm": False}, False),
+        ({"use_multi_rank_bucket_allreduce": True}, False),
+        ({"offload_optimizer": {"device": "cpu"}}, False),
+    ],
+)
+def test_it_is_on_unless_the_author_says_otherwise(zero: dict[str, Any], expected: bool) -> None:
+    assert on_ranks(1, _is_overlapped, trained(1, 1, 1, zero=zero), init="deepspeed") == [expected]
+
+
+# ---- DeepSpeed's behaviour: when one of these fails, the mend of its number in deepspeed_patches.py can go ----
+
+
+def test_m14_deepspeed_still_waits_for_each_reduction() -> None:
+    source = inspect.getsource(stage_1_and_2.DeepSpeedZeroOptimizer.allreduce_bucket)
+    assert "dist.reduce(tensor_to_allreduce, global_rank, group=process_group)" in source
+    copying = inspect.getsource(stage_1_and_2.DeepSpeedZeroOptimizer.allreduce_and_copy)
+    assert copying.index("get_accelerator().synchronize()") < copying.index("self.allreduce_bucket(")
+
+
+def _bytes_a_parameter(made: Job, mend: bool) -> float:
+    """What adding the second micro-batch's gradient reads and writes, as torch's dispatcher sees it."""
+    if not mend:
+        deepspeed_patches.accumulate_without_copies = lambda *_: None
+    zero = engine_of(made).deepspeed.optimizer
+    (p, *_) = zero.bit16_groups[0]
+    p.grad_accum = torch.zeros(p.shape)
+    p.grad = torch.ones_like(p)
+    with count_kernels() as counts:
+        zero._fill_param_grad_accum_attribute(p)
+    assert p.grad is None
+    assert torch.equal(p.grad_accum, torch.ones(p.shape))
+    return counts.num_bytes / p.numel()
+
+
+@pytest.mark.parametrize(("mend", "expected"), [(True, 10), (False, 18)])
+def test_m15_deepspeed_still_copies_each_gradient_in_fp32(mend: bool, expected: int) -> None:
+    """2 of the gradient, 4 and 4 of the sum; and 4, 4 of a copy."""
+    assert on_ranks(1, _bytes_a_parameter, trained(1, 1, 2, "bf16"), mend, init="deepspeed") == [expected]
