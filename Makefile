@@ -104,8 +104,8 @@ bench: $(STAMP)
 GPU_WHEELS := build/gpu-wheels
 GPU_PYTHON ?= 3.12
 GPU_SOURCES := deepspeed hjson
-GPU_BUILT := annotated-types einops msgpack ninja packaging psutil py-cpuinfo pydantic pydantic-core PyYAML safetensors \
-	tqdm typing-extensions typing-inspection xxhash
+GPU_BUILT := annotated-types einops msgpack ninja numpy packaging psutil py-cpuinfo pydantic pydantic-core PyYAML \
+	safetensors setuptools tqdm typing-extensions typing-inspection xxhash
 
 gpu-wheels: $(STAMP)
 	@rm -rf $(GPU_WHEELS)
@@ -118,4 +118,5 @@ gpu-wheels: $(STAMP)
 gpu:
 	@if test -d $(GPU_WHEELS); then $(PYTHON) -m pip --disable-pip-version-check install --quiet --no-index \
 		--find-links $(GPU_WHEELS) $(GPU_SOURCES) $(GPU_BUILT); fi
+	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m benchmarks.gpu $(CHECKS)

@@ -23,7 +23,7 @@ from dslpar.layout.resolve import Job
 from dslpar.linter import check
 from dslpar.models import GPT, build_module
 
-TARGET = 1.05
+TARGET = 1.02
 SIZES = Sizes()
 
 CONFIG = """

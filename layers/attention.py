@@ -85,8 +85,9 @@ class Attention(Layer):
         sequence_dim = 0 if is_sequence_first(qkv) else 1
         q, k, v = self._split_heads(as_stored(qkv), sequence_dim)
         y = self._attend(q, k, v, mask)
-        y = y.movedim(2, sequence_dim).flatten(2)  # [batch, heads, sequence, D] as qkv stands
-        return self.out(y if sequence_dim == 1 else y.transpose(0, 1), shared)
+        if sequence_dim == 1:
+            return self.out(y.transpose(1, 2).flatten(2), shared)
+        return self.out(y.permute(2, 0, 1, 3).flatten(2).transpose(0, 1), shared)
 
     def _split_heads(self, qkv: Tensor, sequence_dim: int) -> tuple[Tensor, ...]:
         """[batch, sequence, (A + 2 G)/y D], or by sequence first, to queries, keys, values [batch, heads, sequence, D].
@@ -97,7 +98,8 @@ class Attention(Layer):
         if self.rotary is not None:
             first = first_position() + self.axis.index * qkv.shape[sequence_dim]
             heads = self.rotary(heads, first=first, num_heads=sum(self.heads[:2]), sequence_dim=sequence_dim)
-        return tuple(part.movedim(sequence_dim, 2) for part in torch.split(heads, self.heads, dim=2))
+        to_heads = (0, 2, 1, 3) if sequence_dim == 1 else (1, 2, 0, 3)
+        return tuple(part.permute(to_heads) for part in torch.split(heads, self.heads, dim=2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """[batch, heads, sequence, D] of this rank to the same; `mask` [batch, whole sequence] of its samples."""

@@ -172,13 +172,20 @@ class Vectors:
         self.module, self.groups = module, groups
         self._found: dict[Letters, list[tuple[nn.Module, str]]] | None = None
 
-    def share(self) -> Shared:
-        """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
-        # Found once, as (module, name): ZeRO and load_state_dict may put other Parameters there later.
+    def find(self) -> dict[Letters, list[tuple[nn.Module, str]]]:
+        """Return the (module, attribute) of each vector, by the axes that its gradient is summed over; looks once.
+
+        torch.compile makes another graph for a module that has not looked yet, so it is asked to beforehand.
+        """
+        # As (module, name): ZeRO and load_state_dict may put other Parameters there later.
         if self._found is None:
             self._found = _vectors_by_reduction(self.module)
+        return self._found
+
+    def share(self) -> Shared:
+        """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
         shared: dict[nn.Parameter, torch.Tensor] = {}
-        for letters, vectors in self._found.items():
+        for letters, vectors in self.find().items():
             # By attribute each time: that is how ZeRO 3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in vectors]
             parameters = [p for p in parameters if p.requires_grad]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from torch import nn
 
 from dslpar.engine.pipeline_module import Pipeline
+from dslpar.layers.parameter import Vectors
 from dslpar.models.layered import LayeredModule
 
 
@@ -23,5 +24,8 @@ def compile_layers(module: LayeredModule | Pipeline, backend: str) -> int:
     """
     layers: list[nn.Module] = [layer for spec, layer in module.built_layers() if spec.recomputable]
     for layer in layers:
+        for vectors in (getattr(inner, "vectors", None) for inner in layer.modules()):
+            if isinstance(vectors, Vectors):
+                vectors.find()  # One graph for all calls: recomputation compares what it does with the first one.
         layer.compile(backend=backend, dynamic=False)
     return len(layers)

@@ -90,9 +90,9 @@ def test_a_disk_that_is_full_ends_the_run(tmp_path: Path) -> None:
     assert "CKP230 disk-full: cannot write to " in said
     assert "File too large" in said
     assert "Traceback" not in said
-    last = (tmp_path / "out" / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()[-1]
+    last = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()[-1])["step"]
     place = f"rank 0 of 1 on {os.uname().nodename}, stage 0 (pipe 0, data 0, tensor 0)"
-    assert f"{place}, step {json.loads(last)['step'] + 1}: " in said, "in the step whose line is not there"
+    assert f"{place}, step {last + 2}: " in said, "in the step that told all ranks of the line that is not there"
 
 
 def test_a_disk_that_breaks_as_a_checkpoint_is_due_ends_the_run(
@@ -130,9 +130,9 @@ def test_a_run_folder_that_is_deleted_in_mid_run_is_told_and_the_step_is_saved(
     status, said = train_alone(*words)
     assert status == 1, said
     (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
-    assert saved.name == "step_000002"
+    assert saved.name == "step_000003", "of the step that told all ranks"
     assert f"CKP231 run-folder-gone: {tmp_path / 'out'} was deleted or moved while the run wrote to it" in said
-    assert f"; step 2 is saved in {saved}" in said
+    assert f"; step 3 is saved in {saved}" in said
     assert "Traceback" not in said
 
 

@@ -10,11 +10,11 @@ import torch
 from dslpar.layout.resolve import Job
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import batches, engine_of, job
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-"""torch's own tracing of autograd functions does what torch deprecates."""
+pytestmark = TORCH_S_OWN_WARNINGS
 
 CLOSE = 1e-6
 """Relative, in float32: what the proofs of layouts ask of a loss."""

@@ -42,8 +42,7 @@ SENDS: Mapping[str, Callable[[int, tuple[Any, ...]], float]] = {
     "allgather_": lambda n, args: (n - 1) / n * _size(args[0]),
     "_reduce_scatter_base_": lambda n, args: (n - 1) / n * _size(args[1]),
     "reduce_": lambda n, args: (n - 1) / n * _size(args[0]),
-    "send": lambda n, args: _size(args[0]),  # our own sums of two ranks over gloo
-    "recv_": lambda n, args: 0,
+    "alltoall_base_": lambda n, args: _size(args[1]),  # our own sums of two ranks over gloo: all goes to the other
 }
 """What one call sends by torch's name for it, from the group's size and the operator's arguments."""
 

@@ -12,12 +12,12 @@ import torch
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
 from dslpar.layers import Block, Form, Rotary, initialize, mark_owners, placement
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-"""torch's own tracing of autograd functions does what torch deprecates."""
+pytestmark = TORCH_S_OWN_WARNINGS
 
 CLOSE = 1e-13
 """Relative, in float64: gloo's reduce-scatter sums in another order than what stands in for it otherwise."""

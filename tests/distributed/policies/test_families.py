@@ -63,7 +63,12 @@ CUTS = (placement.residual_cuts, placement.inner_cuts)
 @lru_cache
 def by_policy(family: str) -> HuggingFaceModel:
     """The model of that family, made once, before ranks fork: by its policy, or one that is derived and proven."""
-    return HuggingFaceModel(*hf.subject(hf.FAMILIES[family]))
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # What transformers computes when it makes a model has the default dtype.
+    try:
+        return HuggingFaceModel(*hf.subject(hf.FAMILIES[family]))
+    finally:
+        torch.set_default_dtype(default)
 
 
 @lru_cache

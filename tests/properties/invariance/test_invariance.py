@@ -12,6 +12,7 @@ from dslpar.schema import sections
 from tests.properties.invariance.cover import covering, seen_in, small
 from tests.properties.invariance.layouts import LAYOUTS, MODELS, MODES, Layout, bound_of, grid, pipe, tensor
 from tests.properties.invariance.measure import Samples, deviation, reference, run
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.ranks import on_ranks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
@@ -32,7 +33,8 @@ micro-batch.
 def marks(name: str) -> list[pytest.MarkDecorator]:
     missing = name.startswith("transformers'") and not HAS_TRANSFORMERS
     skip = [pytest.mark.skip(reason=NO_TRANSFORMERS)] if missing else []
-    return skip if name in SAMPLE else [*skip, pytest.mark.prove]
+    compiled = TORCH_S_OWN_WARNINGS if LAYOUTS[name].compiled else []
+    return [*skip, *compiled] if name in SAMPLE else [*skip, *compiled, pytest.mark.prove]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in LAYOUTS])
@@ -82,7 +84,7 @@ def test_every_mode_meets_pipelines_replicas_zero_and_all_that_takes_turns() -> 
 def test_llama_s_form_runs_in_every_mode() -> None:
     rows = [row.job().mesh for row in LAYOUTS.values() if row.model == "Llama"]
     assert {mesh.tensor.mode for mesh in rows} == {None, "1d", "2d", "2.5d", "3d", "sequence", "cuboid"}
-    assert {row.zero for row in LAYOUTS.values() if row.model == "Llama"} == {0, 1, 3}
+    assert {row.zero for row in LAYOUTS.values() if row.model == "Llama"} == {0, 1, 2, 3}
     assert {mesh.pipe for mesh in rows} == {mesh.data for mesh in rows} == {1, 2}
 
 
