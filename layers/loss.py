@@ -194,7 +194,7 @@ class _TokenLosses(torch.autograd.Function):
         targets = targets.clamp(0, max(columns - 1, 0))
         if axis.size > 1:
             largest = collectives.start_all_reduce_(own_largest.clone(), axis, "max").wait()
-        label_mean = _at(logits, targets).to(largest.dtype) - largest
+        label_mean = _pick(logits, targets).to(largest.dtype) - largest
         if outside is not None:
             label_mean.masked_fill_(outside, 0)
         if smoothing:
@@ -244,9 +244,9 @@ def _largest_and_sum(logits: Tensor, softmax: Tensor, indexed: bool) -> tuple[Te
     if not indexed:
         return logits.amax(-1).to(softmax.dtype), softmax.amax(-1).reciprocal_()
     largest, index = logits.max(-1)
-    return largest.to(softmax.dtype), _at(softmax, index).reciprocal_()
+    return largest.to(softmax.dtype), _pick(softmax, index).reciprocal_()
 
 
-def _at(values: Tensor, index: Tensor) -> Tensor:
+def _pick(values: Tensor, index: Tensor) -> Tensor:
     """Return [m], of [m, V] the value at each row's index."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)

@@ -30,8 +30,8 @@ from dslpar.layers.gather_reduce import Sharding
 NUM_CHUNKS = 4
 """As many parts as a ring of 4 ranks has; more hide little more, and each is a launch and a smaller product."""
 
-
 NOT_REDUCED = Sharding(Axis(), None)
+"""Of a product that is whole on each rank."""
 
 
 def linear(x: Tensor, weight: Tensor, gathered: Sharding, reduced: Sharding = NOT_REDUCED) -> tuple[Tensor, Tensor]:

@@ -43,14 +43,17 @@ class Rotary:
         return cast("Tensor", _Rotate.apply(x, cos, sin, x.shape[2] if num_heads is None else num_heads))  # type: ignore[no-untyped-call]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # else a compiled block would make its table in every forward
-def _table(*key: Any) -> Tensor:
-    """Return `_made`'s, kept: a function of its own, since torch.compile looks through a cache."""
-    return _made(*key)
+# A constant to torch.compile, or a compiled block would make its table in every forward; and a function of its own,
+# since torch.compile looks through a cache.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _table(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _make_table(theta, head_dim, first, length, device, dtype)
 
 
 @lru_cache(maxsize=8)
-def _made(theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _make_table(
+    theta: float, head_dim: int, first: int, length: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     """Return cosines and sines, [2, sequence, 1, D/2]."""
     assert head_dim % 2 == 0, f"a head of {head_dim} features is not made of pairs"
     with torch.inference_mode(False):  # else a table first made in evaluation could not serve training

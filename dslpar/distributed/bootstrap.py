@@ -21,9 +21,10 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import timedelta
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dslpar.cluster import network, nodelist, pmix
 from dslpar.cluster.launcher import DEFAULT_PORT, LOCALHOST, RankVariables
@@ -155,8 +156,6 @@ def setup_distributed(
     from dslpar.distributed import deepspeed_patches, numa
 
     logging.disable(logging.NOTSET)
-    if "OMP_NUM_THREADS" not in environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist_env.local_size))
     accelerator = get_accelerator()
     device = local_device_index(dist_env, 0 if accelerator.device_name() == "cpu" else accelerator.device_count())
     # DeepSpeed takes its device's number from these.
@@ -164,6 +163,8 @@ def setup_distributed(
     accelerator.set_device(device)  # before the process group: NCCL takes the device that is current
     if accelerator.device_name() == "cuda":
         numa.bind_to_node(torch.cuda.get_device_properties(device))  # type: ignore[arg-type]  # the stub knows no PCI
+    if "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(numa.num_threads(dist_env.local_size))
     deepspeed_patches.skip_shm_op()
     backend = accelerator.communication_backend_name()
     store = store or dist.HashStore()  # type: ignore[attr-defined]  # of a world of one, which needs no port
@@ -280,11 +281,33 @@ def teardown_distributed(*, together: bool = True) -> None:
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
+    # A program's last step may still be on its device: a communicator must not go while a kernel uses it.
+    accelerator = get_accelerator()
     if together:
         dist.barrier()
-    # A program's last step may still be on its device: a communicator must not go while a kernel uses it.
-    get_accelerator().synchronize()
+        accelerator.synchronize()
+    elif not _is_idle(accelerator, within_s=_LAST_KERNELS_S):
+        return  # a collective whose peers never come, or a device that has failed: the end of the process frees both
     dist.destroy_process_group()
+
+
+_LAST_KERNELS_S = 5.0
+"""How long a rank that ends by itself waits for what it has begun on its device."""
+
+
+def _is_idle(accelerator: Any, within_s: float) -> bool:
+    """Whether the device has done all that it was given, after at most `within_s`."""
+    if accelerator.is_synchronized_device():
+        return True
+    end_s = time.monotonic() + within_s
+    try:
+        stream = accelerator.current_stream()
+        while not (idle := bool(stream.query())) and time.monotonic() < end_s:
+            time.sleep(0.01)
+    except RuntimeError as error:  # of a kernel: as a rule the very error with which the program ends
+        logging.getLogger(__name__).debug("the device has failed: %s", error)
+        return False
+    return idle
 
 
 def exit_process(status: int) -> NoReturn:

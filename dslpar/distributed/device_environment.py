@@ -3,9 +3,9 @@
     os.environ.update(device_environment(job, os.environ))
 
 Expandable segments, which keep a device's memory whole where sizes vary, are what torchtitan's start script asks for.
-NCCL (2.26 and newer) promises progress to kernels of several communicators in flight only in a launch order: the tensor
-modes with more than one axis have a communicator for each, and all ranks launch in the order of their program. On a CPU
-all of them are without effect.
+NCCL (2.26 and newer) promises progress to kernels of several communicators in flight only in a launch order: each axis
+of the mesh has a communicator, gradients are reduced over one while layers use another, and all ranks launch in the
+order of their program. On a CPU all of them are without effect.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _RENAMED_IN = (2, 9)
 def device_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a job needs and `environ` does not have."""
     wanted = dict(VARIABLES) if job.spec.train.deterministic else {}
-    cuboid = job.mesh.tensor
-    if sum(size > 1 for size in (cuboid.d, cuboid.q, cuboid.y, cuboid.z)) > 1:
+    if sum(size > 1 for size in job.mesh.sizes.values()) > 1:
         wanted["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     if not any(name in environ for name in _ALLOCATOR):
         wanted[_allocator_variable(version("torch"))] = "expandable_segments:True"

@@ -39,6 +39,12 @@ def bind_to_node(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
     return frozenset()
 
 
+def num_threads(num_local_ranks: int) -> int:
+    """Return how many threads torch gets: this host's CPUs, shared by its ranks, and no more than this one may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, (os.cpu_count() or 1) // num_local_ranks))
+
+
 def cpus_beside(device: PciDevice, sysfs: Path = SYSFS) -> frozenset[int]:
     """Return the CPUs of the device's NUMA node; empty: the system does not say, or has one node alone."""
     if not hasattr(device, "pci_bus_id"):  # older versions of torch do not say

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -307,9 +307,11 @@ class Engine:
         """Return the micro-batches on the device, checked; none on stages that need none."""
         if not self.needs_data:
             return []
-        # The step ends with a read of its loss: until then nobody gets to write to what is copied.
+        # The step ends with a read of its loss: until then nobody gets to write to what a list holds. A generator may
+        # fill one buffer again and again.
+        held = isinstance(micro_batches, Sequence)
         batches = [
-            (self._to_device(x, inputs=True, non_blocking=True), self._to_device(y, non_blocking=True))
+            (self._to_device(x, inputs=True, non_blocking=held), self._to_device(y, non_blocking=held))
             for x, y in micro_batches
         ]
         check_sizes(batches, self.job)

@@ -47,19 +47,23 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}
 
 
 @pytest.mark.parametrize(
-    ("tensor", "world", "several"),
+    ("parallel", "world", "several"),
     [
-        (None, 4, False),
-        (dict(size=2, mode="1d"), 2, False),
-        (dict(size=4, mode="2d"), 4, True),
-        (dict(size=8, mode="2.5d", depth=2), 8, True),
-        (dict(size=8, mode="3d"), 8, True),
+        ({}, 1, False),
+        ({}, 4, False),  # gradients alone are sent
+        (dict(tensor=dict(size=2, mode="1d")), 2, False),
+        (dict(tensor=dict(size=2, mode="1d")), 4, True),  # gradients, while the backward of layers sends
+        (dict(pipeline=2), 2, False),
+        (dict(pipeline=2), 4, True),
+        (dict(tensor=dict(size=4, mode="2d")), 4, True),
+        (dict(tensor=dict(size=8, mode="2.5d", depth=2)), 8, True),
+        (dict(tensor=dict(size=8, mode="3d")), 8, True),
     ],
 )
-def test_what_nccl_and_the_allocator_are_told(tensor: dict[str, Any] | None, world: int, several: bool) -> None:
-    """An order of launches where a layer has several communicators in flight; segments that grow, in any case."""
+def test_what_nccl_and_the_allocator_are_told(parallel: dict[str, Any], world: int, several: bool) -> None:
+    """An order of launches where several communicators are in flight; segments that grow, in any case."""
     text = "model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=8, vocab_size=256, max_seq_len=32)\n"
-    text += f"parallel = dict(tensor={tensor!r})\n" if tensor else ""
+    text += f"parallel = {parallel!r}\n"
     told = device_environment(check.resolve(check.load_text(text, "cfg.py"), world), {})
     assert told.pop("NCCL_LAUNCH_ORDER_IMPLICIT", None) == ("1" if several else None)
     assert set(told.values()) == {"expandable_segments:True"}

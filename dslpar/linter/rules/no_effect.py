@@ -176,6 +176,14 @@ def bf16_key_of_another_stage(cx: Context) -> Iterator[Problem]:
             yield cx.problem(f"precision.{name}", message, f"leave {name} out")
 
 
+@rule("DEAD121", "overlap-in-compiled-layers", "warning")
+def overlap_in_compiled_layers(cx: Context) -> Iterator[Problem]:
+    """comm_overlap beside train.compile."""
+    if cx.cuboid.comm_overlap and cx.spec.train.compile:
+        message = "comm_overlap has no effect with train.compile=True: a compiled layer has its collectives whole"
+        yield cx.problem("parallel.tensor.comm_overlap", message, "leave comm_overlap out; or train.compile=False")
+
+
 @rule("DEAD102", "schedule-without-stages", "warning")
 def schedule_without_stages(cx: Context) -> Iterator[Problem]:
     """A pipeline schedule without a pipeline."""
@@ -224,6 +232,7 @@ RULES = (
     zero_key_of_another_stage,
     raw_key_without_effect,
     bf16_key_of_another_stage,
+    overlap_in_compiled_layers,
     schedule_without_stages,
     handler_with_nothing_to_do,
     nothing_to_keep,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.device_counter import Kernels, count_kernels
+from benchmarks.device_counts import block_counts
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.groups import Groups
-from dslpar.layers import Block, Form, Linear, Rotary, initialize, mark_owners, memory_order, placement
+from dslpar.layers import Block, Linear, initialize, memory_order, placement
+from tests.support.fake_world import in_forks
 from tests.support.layouts import LAYOUTS
 from tests.support.ranks import on_ranks
 
 MICRO, SEQUENCE, HIDDEN, HEADS = 4, 24, 48, 6
-FORMS = {
-    "gpt2": Form(),
-    "llama": Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=6, bias=False),
-}
 
 
 def _orders(x: torch.Tensor) -> list[bool]:
@@ -69,15 +66,12 @@ def test_what_leaves_a_layer_is_contiguous() -> None:
         assert found == ([False, True], [False, True], [False, True, True])
 
 
-def _copies(form: str) -> tuple[Kernels, Kernels]:
-    tensor = LAYOUTS["1d-sequence-4"]
-    groups = Groups(Mesh(tensor=tensor))
-    block = Block(groups, 64, 8, form=FORMS[form])
-    initialize(block, groups, seed=1)
-    mark_owners(block, groups)
-    x = torch.ones(placement.residual(tensor, MICRO, 32, 64).local_shape, requires_grad=True)
-    with count_kernels() as forward:
-        y = block(x)
-    with count_kernels() as backward:
-        y.backward(torch.ones_like(y))
-    return forward, backward
+def _clones(form: str) -> tuple[int, int]:
+    counts = block_counts(form, "1d, sequence")
+    return counts.forward.by_name["clone"], counts.backward.by_name["clone"]
+
+
+@pytest.mark.parametrize("form", ["GPT", "Llama"])
+def test_what_is_gathered_along_the_sequence_is_copied_once_and_as_a_piece(form: str) -> None:
+    """The two inward layers' X and the two outward layers' dY, which norms and sums leave contiguous; no panel is."""
+    assert in_forks(_clones, [form], timeout_s=120) == [(2, 2)]

@@ -45,6 +45,12 @@ def test_one_node_is_no_choice(tmp_path: Path) -> None:
     assert not numa.cpus_beside(DEVICE, sysfs(tmp_path, "0-7", {0: "0-7"}, "0"))
 
 
+def test_threads_are_those_that_a_rank_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [numa.num_threads(ranks) for ranks in (1, 2, 4, 32)] == [8, 8, 4, 1]
+
+
 def test_a_rank_is_bound_unless_it_was(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:

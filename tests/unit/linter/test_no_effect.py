@@ -39,6 +39,11 @@ TOLD = [
     (PIPED + "zero = dict(stage=1, overlap_comm=True)", "DEAD116", "True"),
     (PIPED + "zero = dict(stage=1, overlap_comm=True, offload_optimizer='cpu')", "DEAD116", "True"),
     ("deepspeed = dict(aio=dict(block_size=1048576))", "DEAD117", "aio"),
+    (
+        "parallel = dict(tensor=dict(size=2, mode='1d', comm_overlap=True))\ntrain = dict(steps=1, compile=True)",
+        "DEAD121",
+        "True",
+    ),
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
     ("zero = 1\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
     ("zero = 2\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
