@@ -22,6 +22,7 @@ from dslpar.core.errors import DslparError
 from dslpar.core.suggest import did_you_mean
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.parameter_gather import finish_gathers
 from dslpar.engine import pipeline_module
 from dslpar.layers import gather, placement_of
 
@@ -37,6 +38,7 @@ def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) ->
     All ranks must call it together. One tensor at a time is gathered. Without `everywhere` only the first rank of each
     tensor group keeps them, and the others return {}.
     """
+    finish_gathers(module)
     state = {}
     for name, p in pipeline_module.named_parameters(module):
         placement, piece = placement_of(p), _local_piece(p)
@@ -61,6 +63,7 @@ def load_full_state(
     """
     # First, and together: a rank that raised alone would leave the others in the gathers of ZeRO 3 below.
     _check(full, _shapes(module), groups, strict, source)
+    finish_gathers(module)
     with torch.no_grad():
         for name, p in pipeline_module.named_parameters(module):
             if name in full:

@@ -200,6 +200,21 @@ def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
     return Pending(x, [dist.reduce(x, axis.peers[root], group=axis.group, async_op=True)])
 
 
+def start_broadcast_(x: Tensor, axis: Axis, root: int) -> Pending:
+    """Start writing what the axis's `root`-th rank has in `x` into `x` itself, on the others."""
+    if axis.size == 1:
+        return Pending(x)
+    return Pending(x, [dist.broadcast(x, axis.peers[root], group=axis.group, async_op=True)])
+
+
+def start_all_gather_(x: Tensor, axis: Axis) -> Pending:
+    """Start gathering `x`, a vector of equal parts, each of which its rank has in place; into `x` itself."""
+    if axis.size == 1:
+        return Pending(x)
+    own = x.view(axis.size, -1)[axis.index]
+    return Pending(x, [_all_gather(x, own, group=axis.group, async_op=True)])
+
+
 def _over_gloo(axis: Axis) -> bool:
     return str(dist.get_backend(axis.group)) == "gloo"
 

@@ -27,6 +27,8 @@ M    function                        symptom                                    
                                      is computed
 15   `accumulate_without_copies`     ZeRO 1 in half precision copies each gradient in   engine/test_reduction.py
                                      fp32 before it adds it
+16   `overlap_param_gather`          ZeRO 1 and 2 gather weights while nothing else is  engine/test_gather.py
+                                     computed
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -50,6 +52,7 @@ from torch import Tensor, nn
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.gradient_reduction import GradientReduction
+from dslpar.distributed.parameter_gather import ParameterGather
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -382,3 +385,54 @@ def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
         p.grad = None
 
     zero._fill_param_grad_accum_attribute = accumulate
+
+
+def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Sequence[nn.Module]) -> None:
+    """M16. Have ZeRO 1 and 2 gather each bucket of weights while the forward computes the layers before it.
+
+    DeepSpeed gathers whole parameter groups, and its step waits for them. `layers` are the modules that the forward
+    waits for by `ds_engine.module.parameter_gather`, in their order. Weights that anything else reads may be those of
+    the step before: `parameter_gather` lists who waits.
+    """
+    zero, module = ds_engine.optimizer, ds_engine.module
+    axis = replace(data_axis, group=zero.dp_process_group)
+    gather = ParameterGather(zero, axis, layers, zero.allgather_bucket_size)
+    stage_1_and_2 = import_module("deepspeed.runtime.zero.stage_1_and_2")
+    step = zero.step
+
+    def with_gather(*args: object) -> object:
+        gather.finish()  # it writes into what this rank sends; a layer that no forward has run has not waited
+        with _replaced(stage_1_and_2, "all_gather_dp_groups", gather.start):
+            return step(*args)
+
+    zero.step = with_gather
+    moving = [(zero, name) for name in ("update_lp_params", "offload_states", "reload_states")]
+    for owner, name in [*moving, (ds_engine, "load_checkpoint")]:
+        setattr(owner, name, _after(gather.finish, getattr(owner, name)))
+    for part in module.modules():
+        part.register_state_dict_pre_hook(lambda *_: gather.finish())
+    for layer in layers:
+        if layer._compiled_call_impl is None:  # else torch would trace it; a program's own call of a layer is rare
+            layer.register_forward_pre_hook(lambda layer, _: gather.wait_for(layer))
+    module.parameter_gather = gather
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Set an attribute within the context."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _after(first: Callable[[], None], then: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that calls `first`, and is `then`."""
+
+    def both(*args: object, **kwargs: object) -> object:
+        first()
+        return then(*args, **kwargs)
+
+    return both

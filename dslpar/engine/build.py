@@ -25,7 +25,7 @@ from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.layers.parameter import external_parameters
-from dslpar.layout.deepspeed_config import ds_config, overlaps_reduction
+from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
 from dslpar.models import LayeredModel, LayerSpec, assemble
 from dslpar.models.layered import Finish, LayeredModule, Loss
@@ -84,6 +84,9 @@ def build_engine(
     deepspeed_patches.accumulate_without_copies(ds_engine)
     if overlaps_reduction(job.spec):
         deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"))
+    if overlaps_param_gather(job.spec) and groups.axis("data").size > 1:
+        in_order = dict.fromkeys(layer for _, layer in module.built_layers())  # a tied one runs twice
+        deepspeed_patches.overlap_param_gather(ds_engine, groups.axis("data"), list(in_order))
     deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
     host_reads = HostReads(groups, ds_engine.device)
     deepspeed_patches.read_norms_once(ds_engine, groups.axis("model"), host_reads.read)

@@ -29,6 +29,7 @@ from dslpar.core.catalog import finding, raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.distributed import collectives
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.parameter_gather import finish_gathers
 from dslpar.engine import executor, pipeline_module
 from dslpar.engine.executor import LossFn, concatenate
 from dslpar.engine.host_reads import HostReads
@@ -108,8 +109,17 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model."""
+        """This rank's part of the model, with the weights of the last step.
+
+        With zero.overlap_param_gather they may still be on their way after a step: this waits for them. What keeps the
+        module, or a parameter of it, and reads it after a later step calls `wait_for_weights` before.
+        """
+        self.wait_for_weights()
         return self.deepspeed.module  # type: ignore[no-any-return]
+
+    def wait_for_weights(self) -> None:
+        """Wait until this rank has all weights of the last step. Layers, saving and `state_dict()` do it themselves."""
+        finish_gathers(self.deepspeed.module)
 
     @property
     def steps_done(self) -> int:
@@ -134,7 +144,7 @@ class Engine:
 
     def train(self, mode: bool = True) -> Engine:
         """Set the module's mode, as `torch.nn.Module.train` does."""
-        self.module.train(mode)
+        self.deepspeed.module.train(mode)  # which reads no weights
         return self
 
     def eval(self) -> Engine:
@@ -243,7 +253,8 @@ class Engine:
         # DeepSpeed has counted one batch.
         self.deepspeed.global_samples += max(0, self._num_batches - 1) * self.job.batch.global_size
         self._num_batches = 0
-        self._model.after_step(self.module, self.steps_done / self.job.spec.train.steps)
+        if self._model.changes_after_step:
+            self._model.after_step(self.module, self.steps_done / self.job.spec.train.steps)
         self.lr = lr
         self.skipped = not self.deepspeed.was_step_applied()
         # ZeRO reports inf for a skipped step; without ZeRO it may be nan, and the record must not depend on the layout.
@@ -254,7 +265,7 @@ class Engine:
     def __call__(self, *inputs: Any) -> Any:
         """Return the model's output for one micro-batch's inputs."""
         self._refuse_pipeline("engine(inputs)")
-        if self.module.training and self._at_step_start and self._seeded_step != self.steps_done:
+        if self.deepspeed.module.training and self._at_step_start and self._seeded_step != self.steps_done:
             self._seed_dropout()
         return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 

@@ -161,6 +161,11 @@ class CustomModel(LayeredModel):
         """Do what the model does."""
         self.model.after_step(module, progress)
 
+    @property
+    def changes_after_step(self) -> bool:
+        """Whether the model does anything then."""
+        return self.model.changes_after_step
+
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return the model's own."""
         return self.model.whole_output(groups, output)

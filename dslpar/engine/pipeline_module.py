@@ -23,6 +23,7 @@ from dslpar import models
 from dslpar.core.mesh import STANDARD_ORDER, Mesh
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.models.layered import Loss
 from dslpar.models.recompute import run_layers
 
@@ -96,6 +97,9 @@ def topology(mesh: Mesh) -> ProcessTopology:
 class Pipeline(PipelineModule):  # type: ignore[misc]
     """This rank's stage of a layered model; `interval` is that of `models.LayeredModule`."""
 
+    parameter_gather: ParameterGather | None = None
+    """As `models.LayeredModule` has it."""
+
     def __init__(
         self,
         specs: list[models.LayerSpec],
@@ -124,7 +128,8 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
 
         It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
         """
-        return run_layers([spec.step(layer) for spec, layer in self.built_layers()], x, self._interval)
+        steps = [spec.step(layer, self.parameter_gather) for spec, layer in self.built_layers()]
+        return run_layers(steps, x, self._interval)
 
     def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
         """Return this stage's layers in their order, each with its module."""

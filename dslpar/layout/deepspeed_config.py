@@ -48,6 +48,12 @@ CHOICES: Mapping[str, Decision] = {
         "elements: a bucket is reduced while the next one fills, and DeepSpeed's default, 500 million, is one for all",
         ("zero.stage",),
     ),
+    "zero_optimization.allgather_bucket_size": Decision(
+        40_000_000,
+        "elements: a bucket of weights is gathered while the layers before it run, and DeepSpeed's default, 500 "
+        "million, is one for all",
+        ("zero.overlap_param_gather",),
+    ),
     "data_types.grad_accum_dtype": Decision(
         "fp32",
         "micro-batches add up in fp32, not in the 8 or 11 bits of the model's type",
@@ -85,7 +91,8 @@ def ds_config(job: Job) -> Config:
     spec, zero = job.spec, job.spec.zero
     # True, DeepSpeed's default, sends 3 (N-1)/N parameters a step where 2 (N-1)/N do.
     # Buckets are of the size that Megatron-LM's have at least: some ms of a network, and many to a model of billions.
-    names = ("use_multi_rank_bucket_allreduce", "reduce_bucket_size")
+    names = ["use_multi_rank_bucket_allreduce", "reduce_bucket_size"]
+    names += ["allgather_bucket_size"] if overlaps_param_gather(spec) else []
     buckets = _choices(*(f"zero_optimization.{name}" for name in names)) if zero.stage in (1, 2) else {}
     config = {
         "train_batch_size": job.batch.global_size,
@@ -117,6 +124,11 @@ def overlaps_reduction(spec: sections.Spec) -> bool:
     off = any(zero.get(name) is False for name in ("overlap_comm", "reduce_scatter", "contiguous_gradients"))
     all_reduces = bool(zero.get("use_multi_rank_bucket_allreduce"))
     return spec.zero.stage in (1, 2) and not (off or all_reduces or offloads(spec, "optimizer"))
+
+
+def overlaps_param_gather(spec: sections.Spec) -> bool:
+    """Whether dslpar gathers weights under the next forward; else DeepSpeed does, before its step returns."""
+    return spec.zero.overlap_param_gather and spec.zero.stage in (1, 2)
 
 
 def merge(base: Mapping[str, object], override: Mapping[str, object]) -> Config:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dslpar.distributed.groups import Groups
+from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.layers import initialize, mark_owners
 from dslpar.layers.parameter import stable_hash
 from dslpar.models.recompute import Step, run_layers
@@ -64,9 +65,16 @@ class LayerSpec:
         y: Tensor = module(x) if self.forward is None else self.forward(module, x)
         return y
 
-    def step(self, module: nn.Module) -> Step:
-        """Return the layer, built as `module`, as a step of a forward."""
-        return Step(partial(self.apply, module), self.recomputable)
+    def step(self, module: nn.Module, gather: ParameterGather | None = None) -> Step:
+        """Return the layer, built as `module`, as a step of a forward; it waits first for what `gather` brings."""
+        if gather is None:
+            return Step(partial(self.apply, module), self.recomputable)
+
+        def apply(x: Tensor) -> Tensor:
+            gather.wait_for(module)
+            return self.apply(module, x)
+
+        return Step(apply, self.recomputable)
 
 
 Finish = Callable[[nn.Module], nn.Module]
@@ -91,6 +99,11 @@ class LayeredModel(ABC):
         """
         return
 
+    @property
+    def changes_after_step(self) -> bool:
+        """Whether `after_step` does anything."""
+        return type(self).after_step is not LayeredModel.after_step
+
     def whole_output(self, groups: Groups, output: Any) -> Any:
         """Return what a program's own criterion is given, of what the last layer gives."""
         return output
@@ -102,6 +115,9 @@ class LayeredModule(nn.Module):
     `interval` recomputable layers in a row keep only their input (see `recompute`); 0: everything is kept.
     """
 
+    parameter_gather: ParameterGather | None = None
+    """What brings the weights of the last step, where a forward begins before all are there."""
+
     def __init__(self, specs: list[LayerSpec], interval: int = 0) -> None:
         super().__init__()
         self.specs, self.interval = specs, interval
@@ -111,7 +127,8 @@ class LayeredModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
-        return run_layers([spec.step(layer) for spec, layer in self.built_layers()], x, self.interval)
+        steps = [spec.step(layer, self.parameter_gather) for spec, layer in self.built_layers()]
+        return run_layers(steps, x, self.interval)
 
     def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
         """Return the layers in their order, each with its module; a tied one with its owner's."""

@@ -384,6 +384,10 @@ class Zero:
 
     stage: ZeroStage = key(default=0, resume="free", shorthand=True, synonyms="zero_stage zero_level")
     """0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    overlap_param_gather: bool = key(
+        default=False, resume="free", synonyms="overlap_allgather overlap_param_sync forward_prefetch"
+    )
+    """ZeRO 1 and 2: gather the weights that a step has changed under the next forward; not all are there before."""
     extra: Dict = key(default_factory=dict)
     """DeepSpeed's other keys of `zero_optimization`, as written."""
 

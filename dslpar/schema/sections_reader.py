@@ -73,23 +73,24 @@ def _section(reader: Reader, name: str, node: Node, registered: Registered) -> o
 def _precision(reader: Reader, node: Node, registered: Registered) -> object:
     dtype = node.value.get("dtype", node) if node.is_mapping else node
     known = {"bf16": "BF16", "fp16": "FP16"}.get(str(dtype.value), "")
-    return _with_extra(reader, spec.Precision, "dtype", known, node, "precision")
+    return _with_extra(reader, spec.Precision, known, node, "precision")
 
 
-def _with_extra(reader: Reader, cls: type, main: str, known: str, node: Node, key: str) -> object:
-    """Read a section of one field of ours and of DeepSpeed's keys, which pass through; `known` is their list."""
+def _with_extra(reader: Reader, cls: type, known: str, node: Node, key: str) -> object:
+    """Read a section of our fields and of DeepSpeed's keys, which pass through as `extra`; `known` is their list."""
     if not node.is_mapping:
         return reader.section(cls, node, key, key)
     entries = entries_of(node, key)
-    own = {entry.name: entry for entry in entries if entry.name == main}
+    names = [field.name for field in fields(cls) if field.name != "extra"]
+    own = {entry.name: entry for entry in entries if entry.name in names}
     extra: dict[str, object] = {}
     if len(own) < len(entries):
         from dslpar.schema import deepspeed_policy
 
-        types = {main: "", **getattr(deepspeed_policy, known, {})}
+        types = {**dict.fromkeys(names, ""), **getattr(deepspeed_policy, known, {})}
         extra = reader.typed_values(types, [entry for entry in entries if entry.name not in own])
     made: Any = reader.fields(cls, own.values(), node, key, key)
-    return cls(**{main: getattr(made, main), "extra": extra})
+    return cls(**{name: getattr(made, name) for name in names}, extra=extra)
 
 
 def _raw(reader: Reader, node: Node, registered: Registered) -> object:
@@ -106,7 +107,7 @@ _READERS: Mapping[str, Callable[[Reader, Node, Registered], object]] = {
     "optimizer": classes.optimizer,
     "lr_scheduler": classes.lr_scheduler,
     "gradient_handler": classes.gradient_handlers,
-    "zero": lambda reader, node, registered: _with_extra(reader, spec.Zero, "stage", "ZERO", node, "zero"),
+    "zero": lambda reader, node, registered: _with_extra(reader, spec.Zero, "ZERO", node, "zero"),
     "precision": _precision,
     "deepspeed": _raw,
 }

@@ -158,7 +158,7 @@ class ProgramEngine(Engine):
         self._check_own(model, optimizer)
         check_criterion(criterion, self.job.path)
         batches = [] if data_iter is None else take_batch(data_iter, self.job, self.steps_done)
-        trains = optimizer is not None and torch.is_grad_enabled() and self.module.training
+        trains = optimizer is not None and torch.is_grad_enabled() and self.deepspeed.module.training
         run = self.forward_backward if trains else self.forward
         loss_fn = None if criterion is None else loss_of(criterion, self._model, self.groups)
         result = run(batches, return_outputs, loss_fn)
@@ -167,7 +167,7 @@ class ProgramEngine(Engine):
 
     def _check_own(self, model: object, optimizer: Any) -> None:
         """Refuse a model or an optimizer that is not the engine's: another one's step would train nothing."""
-        models = (None, self, self.module, self.deepspeed)
+        models = (None, self, self.deepspeed.module, self.deepspeed)
         # The groups of settings are what a program's optimizer and DeepSpeed's around it have in common.
         groups = getattr(optimizer, "param_groups", [None])
         is_own = optimizer is None or optimizer is OWN_OPTIMIZER
@@ -186,14 +186,14 @@ class ProgramEngine(Engine):
     def get_held_layers(self, stage: int | None = None) -> list[str]:
         """Return the names of the model's modules on a stage, by default on this rank's, in the order they run."""
         stage = self.groups.coord["pipe"] if stage is None else stage
-        return held_layers(self.module.specs, self.job.stages.counts or (), stage)  # type: ignore[arg-type]
+        return held_layers(self.deepspeed.module.specs, self.job.stages.counts or (), stage)
 
     def get_shared_params(self) -> list[dict[int, str]]:
         """Return, of each weight that several stages hold, its name on each: [{0: "embed.weight", 3: "head.weight"}].
 
         Names and not tensors, since no rank has another stage's. Their gradients are summed before each step.
         """
-        return shared_params(self.module.specs, self.job.stages.counts or ())  # type: ignore[arg-type]
+        return shared_params(self.deepspeed.module.specs, self.job.stages.counts or ())
 
     # ---- told to stop ----
 
@@ -246,7 +246,7 @@ class ProgramEngine(Engine):
 
     def __call__(self, *inputs: Any) -> Any:
         """As Engine's; ends the program where it was told to stop, and a step would begin."""
-        if not self.module.training:
+        if not self.deepspeed.module.training:
             return super().__call__(*inputs)
         if self.is_between_steps:
             self._leave_if_stopped()

@@ -87,13 +87,18 @@ def floor_of_a_constant(cx: Context) -> Iterator[Problem]:
 @rule("DEAD115", "nothing-to-shard", "warning")
 def nothing_to_shard(cx: Context) -> Iterator[Problem]:
     """ZeRO with one data rank."""
-    stage, half = cx.spec.zero.stage, cx.spec.precision.dtype != "fp32"
-    if not stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
-        return
-    if cx.data_size == 1 and cx.world > 1:
+    if _shards_nothing(cx):
         ranks = f"{cx.world} / (pipeline {cx.stages} * tensor {cx.cuboid.size}) = 1"
-        message = f"ZeRO {stage} saves nothing: data is {ranks}"
+        message = f"ZeRO {cx.spec.zero.stage} saves nothing: data is {ranks}"
         yield cx.problem("zero.stage", message, "zero = 0; or choose smaller sizes of pipeline and tensor")
+
+
+def _shards_nothing(cx: Context) -> bool:
+    """Whether ZeRO is on, with one data rank, and nothing else needs it."""
+    half = cx.spec.precision.dtype != "fp32"
+    if not cx.spec.zero.stage or half or offloads(cx.spec, "optimizer") or offloads(cx.spec, "param"):
+        return False
+    return cx.data_size == 1 and cx.world > 1
 
 
 @rule("DEAD116", "zero-key-of-another-stage", "warning")
@@ -116,6 +121,23 @@ def zero_key_of_another_stage(cx: Context) -> Iterator[Problem]:
         else:
             continue
         yield cx.problem(f"zero.{name}", message, hint)
+
+
+@rule("DEAD120", "gather-without-effect", "warning")
+def gather_without_effect(cx: Context) -> Iterator[Problem]:
+    """zero.overlap_param_gather where a step leaves no weights to gather."""
+    stage, key, hint = cx.spec.zero.stage, "zero.overlap_param_gather", "leave overlap_param_gather out"
+    if not cx.spec.zero.overlap_param_gather:
+        return
+    if stage not in (1, 2):
+        why = "each layer's weights are gathered before it runs" if stage else "each rank steps all weights"
+        yield cx.problem(
+            key,
+            f"overlap_param_gather has no effect at ZeRO stage {stage}: {why}",
+            f"{hint}, or stage={_either((1, 2) if cx.stages == 1 else (1,))}",
+        )
+    elif cx.data_size == 1 and cx.world > 1 and not _shards_nothing(cx):
+        yield cx.problem(key, "overlap_param_gather has no effect: data is 1, and each rank has all weights", hint)
 
 
 def _either(stages: Iterable[int]) -> str:
@@ -230,6 +252,7 @@ RULES = (
     floor_of_a_constant,
     nothing_to_shard,
     zero_key_of_another_stage,
+    gather_without_effect,
     raw_key_without_effect,
     bf16_key_of_another_stage,
     overlap_in_compiled_layers,

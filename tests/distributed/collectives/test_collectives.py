@@ -175,6 +175,7 @@ def test_alone_everything_is_the_identity() -> None:
     x, axis = torch.ones(2), Axis()
     assert collectives.all_reduce(x, axis) is x
     assert collectives.broadcast(x, axis) is x
+    assert collectives.start_broadcast_(x, axis, 0).wait() is collectives.start_all_gather_(x, axis).wait() is x
     assert collectives.broadcast_object("a", axis) == "a"
     assert collectives.gather_objects("a", axis) == ["a"]
     assert collectives.copy_to_group_coalesced([x], axis) == (x,)
@@ -187,6 +188,25 @@ def reduced(dtype: torch.dtype) -> bool:
     whole = torch.arange(24).reshape(2, 6, 2).to(dtype) * 6
     piece = collectives.start_reduce_scatter(x, axis, dim=1)
     return piece.wait().dtype == dtype and torch.equal(piece.wait(), whole.chunk(3, 1)[axis.index])
+
+
+def written_in_place(dtype: torch.dtype) -> list[list[float]]:
+    """Of one vector, and of another with a part of each rank, on the second of two groups too."""
+    groups = Groups(Mesh(data=2, tensor=Cuboid(y=3, mode="1d")))
+    axis = groups.axis("y")
+    x, parts = torch.full((4,), groups.rank).to(dtype), torch.full((6,), -1).to(dtype)
+    parts[2 * axis.index : 2 * axis.index + 2] = groups.rank
+    pending = [collectives.start_broadcast_(x[1:3], axis, 2), collectives.start_all_gather_(parts, axis)]
+    assert [each.wait().data_ptr() for each in pending] == [x[1:].data_ptr(), parts.data_ptr()]
+    return [x.tolist(), parts.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_written_in_place(dtype: torch.dtype) -> None:
+    for rank, (x, parts) in enumerate(on_ranks(6, written_in_place, dtype)):
+        first = rank // 3 * 3
+        assert x == [rank, first + 2, first + 2, rank]
+        assert parts == [first, first, first + 1, first + 1, first + 2, first + 2]
 
 
 def sums_of_two() -> list[Tensor]:

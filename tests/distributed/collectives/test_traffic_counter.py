@@ -25,6 +25,11 @@ ELEMENTS = 12
 CALLS: dict[str, tuple[Callable[[collectives.Axis], Any], str, Fraction | int]] = {
     # of 12 elements on each of 2 ranks
     "all_gather": (lambda axis: collectives.all_gather(x(), axis), "all_gather", ELEMENTS),
+    "start_all_gather_": (
+        lambda axis: collectives.start_all_gather_(x().repeat(2, 1).flatten(), axis).wait(),
+        "all_gather",
+        ELEMENTS,
+    ),
     "reduce_scatter": (lambda axis: collectives.reduce_scatter(x(), axis), "reduce_scatter", ELEMENTS // 2),
     "start_reduce_scatter": (
         lambda axis: collectives.start_reduce_scatter(x(), axis).wait(),

@@ -2,7 +2,8 @@
 
 In elements a rank, ring counts, for N ranks and a tensor of E elements: an all-gather or a reduce-scatter sends
 (N-1)/N E, an all-reduce twice that. A reduce to one rank passes E along a chain of N ranks: N - 1 sends for N ranks,
-(N-1)/N E on average, and the ranks take turns as roots of equal pieces. Weights are chosen so that nothing is padded.
+(N-1)/N E on average, and the ranks take turns as roots of equal pieces. So does a broadcast, along the chain the other
+way. Weights are chosen so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SENDS: Mapping[str, Callable[[int, tuple[Any, ...]], float]] = {
     "_allgather_base_": lambda n, args: (n - 1) / n * _size(args[0]),
     "allgather_": lambda n, args: (n - 1) / n * _size(args[0]),
     "_reduce_scatter_base_": lambda n, args: (n - 1) / n * _size(args[1]),
+    "broadcast_": lambda n, args: (n - 1) / n * _size(args[0]),
     "reduce_": lambda n, args: (n - 1) / n * _size(args[0]),
     "alltoall_base_": lambda n, args: _size(args[1]),  # our own sums of two ranks over gloo: all goes to the other
 }
@@ -85,7 +87,7 @@ def trained(world: int, stage: int, accumulation: int, dtype: str = "fp32", **ze
     return job(
         world,
         model=gpt,
-        zero=sections.Zero(stage=stage, extra=zero),
+        zero=sections.Zero(stage=stage, overlap_param_gather=zero.pop("overlap_param_gather", False), extra=zero),
         batch=sections.Batch(global_size=8, accumulation=accumulation),
         precision=sections.Precision(dtype=dtype),
     )
@@ -115,6 +117,14 @@ def counted(made: Job) -> tuple[float, Sent]:
 def test_zero_sends_two_parameters_a_step(world: int, stage: int, accumulation: int, parameters: int) -> None:
     found, calls = counted(trained(world, stage, accumulation))
     assert found == pytest.approx(parameters, rel=1e-12), calls
+
+
+@pytest.mark.parametrize(("world", "stage"), sampled(product([2, 4], [1, 2]), {(2, 1), (4, 2)}))
+def test_weights_that_are_gathered_under_the_forward_are_as_many(world: int, stage: int) -> None:
+    found, calls = counted(trained(world, stage, 1, overlap_param_gather=True, allgather_bucket_size=1000))
+    assert found == pytest.approx(2, rel=1e-12), calls
+    assert calls["broadcast_"] > world, "the matrices, in buckets"
+    assert calls["_allgather_base_"] == 1, "the vectors, at once"
 
 
 @pytest.mark.parametrize("stage", [1, 2])

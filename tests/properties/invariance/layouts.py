@@ -62,6 +62,8 @@ class Layout(NamedTuple):
     """Whether torch compiles the layers, its graphs run by the kernels that they are of."""
     overlap: bool = False
     """Whether collectives of products are cut into parts that run under them."""
+    gather: bool = False
+    """Whether weights are gathered under the next forward, in buckets that are small."""
 
     @property
     def problem(self) -> Problem:
@@ -75,6 +77,8 @@ class Layout(NamedTuple):
         extra: dict[str, Any] = {f"offload_{what}": {"device": "cpu"} for what in self.offload}
         if self.zero == 3:
             extra["stage3_param_persistence_threshold"] = 0  # else parameters as small as these are never let go
+        if self.gather:
+            extra["allgather_bucket_size"] = 1000
         recompute = sections.ActivationCheckpoint(interval=self.recompute) if self.recompute else None
         return resolve(
             sections.Spec(
@@ -82,7 +86,7 @@ class Layout(NamedTuple):
                 parallel=self._parallel(),
                 optimizer=OPTIMIZERS[self.optimizer] if self.clip else UNCLIPPED,
                 lr_scheduler=sections.LRScheduler(type="cosine", warmup_steps=3),
-                zero=sections.Zero(stage=self.zero, extra=extra),
+                zero=sections.Zero(stage=self.zero, overlap_param_gather=self.gather, extra=extra),
                 precision=sections.Precision(dtype=self.dtype, extra=self.scale or {}),
                 batch=sections.Batch(global_size=SAMPLES, accumulation=self.accumulation),
                 train=sections.Train(
@@ -743,6 +747,9 @@ LAYOUTS: dict[str, Layout] = {
     "overlap, 2d 4": Layout(4, tensor("2d", 4), overlap=True),
     "overlap, data 2, 2.5d 4 (depth 4), ZeRO 2": Layout(8, tensor("2.5d", 4, depth=4), zero=2, overlap=True),
     "overlap, 3d 8, ZeRO 1": Layout(8, tensor("3d", 8), zero=1, overlap=True),
+    "gathers overlap, data 4, ZeRO 2, bf16": Layout(4, {}, zero=2, dtype="bf16", gather=True),
+    "gathers overlap, pipe 2, data 2, 1d 2, ZeRO 1": Layout(8, pipe(2) | tensor("1d", 2), zero=1, gather=True),
+    "gathers overlap, data 2, 2d 4, ZeRO 1, recompute 1": Layout(8, tensor("2d", 4), zero=1, recompute=1, gather=True),
     "overlap, pipe 2, cuboid (1, 2, 2), sequence, batch": Layout(
         8, pipe(2) | tensor("cuboid", 4, shape=(1, 2, 2), residual="sequence", inner="batch"), overlap=True
     ),

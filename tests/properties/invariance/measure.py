@@ -89,9 +89,7 @@ class Samples:
 
 def run(layout: Layout) -> Curve:
     """Trains on this layout's ranks, through DeepSpeed."""
-    if layout.model.startswith("transformers'"):
-        import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
-    ranks = on_ranks(layout.world, _rank, layout, init="deepspeed", timeout=TIMEOUT_S)
+    ranks = run_ranks(layout)
     losses, norms, _ = ranks[0]
     weights: dict[str, Tensor] = {}
     for other_losses, other_norms, held in ranks:
@@ -104,11 +102,23 @@ def run(layout: Layout) -> Curve:
     return Curve(losses, norms, weights)
 
 
-def _rank(layout: Layout) -> tuple[list[float], list[float], dict[str, Tensor]]:
+Held = tuple[list[float], list[float], dict[str, Tensor]]
+"""Losses, norms, and the weights of a rank's stage, whole."""
+
+
+def run_ranks(layout: Layout, before: Callable[[], None] = lambda: None) -> list[Held]:
+    """What each rank gives; `before` is called in each first."""
+    if layout.model.startswith("transformers'"):
+        import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
+    return on_ranks(layout.world, _rank, layout, before, init="deepspeed", timeout=TIMEOUT_S)
+
+
+def _rank(layout: Layout, before: Callable[[], None]) -> Held:
     from dslpar.checkpoint import full_state
     from dslpar.distributed.groups import Groups
     from dslpar.engine.build import build_engine
 
+    before()
     job = layout.job()
     engine = build_engine(job, Groups(job.mesh), all_counted=not layout.ignoring)
     samples, losses, norms = Samples(layout.ignoring, model=layout.model), [], []

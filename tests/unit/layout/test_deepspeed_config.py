@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dslpar.layout.deepspeed_config import ds_config, merge, overlaps_reduction
+from dslpar.layout.deepspeed_config import ds_config, merge, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, resolve
 from dslpar.models.gpt import section
 from dslpar.schema import deepspeed_policy
@@ -88,6 +88,16 @@ def test_zero(stage: int) -> None:
 )
 def test_where_dslpar_overlaps_the_reduction(stage: int, extra: dict[str, Any], expected: bool) -> None:
     assert overlaps_reduction(job(zero=schema_sections.Zero(stage=stage, extra=extra)).spec) == expected
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_where_weights_are_gathered_under_the_forward(stage: int) -> None:
+    """The buckets are then dslpar's, and DeepSpeed does not see our key."""
+    spec = job(zero=schema_sections.Zero(stage=stage, overlap_param_gather=True))
+    assert overlaps_param_gather(spec.spec) == (stage in (1, 2))
+    section = ds_config(spec)["zero_optimization"]
+    assert section.get("allgather_bucket_size") == (40_000_000 if stage in (1, 2) else None)
+    assert "overlap_param_gather" not in section
 
 
 def test_an_extra_zero_key_of_the_author_wins() -> None:

@@ -68,7 +68,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "gradients in bf16 add up in fp32": ("DSC102", "always so here; data_types is refused"),
     "ZeRO with experts": ("CFG101", EXPERTS),
     "torch's FSDP": ("CFG101", "DeepSpeed shards"),
-    "overlapped gathers": ("CFG101", KERNELS),
+    "overlapped gathers": ("DEAD120", "opt-in: zero.overlap_param_gather"),
     "offload": ("ZER104 ZER105 ZER107", ""),
     # precision
     "one precision": ("CFG108 DSC102", "fp8 and fp4 are no choices"),
@@ -93,7 +93,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "YAML's traps": ("CFG102 CFG012", ""),
     "keys without effect": (
         "DEAD101 DEAD102 DEAD103 DEAD104 DEAD105 DEAD106 DEAD107 DEAD108 DEAD109 DEAD110 DEAD111 DEAD112 DEAD113"
-        " DEAD114 DEAD115 DEAD116 DEAD117 DEAD118 DEAD121 TEN108",
+        " DEAD114 DEAD115 DEAD116 DEAD117 DEAD118 DEAD120 DEAD121 TEN108",
         "",
     ),
     # measured or read of ColossalAI, LiBai and DeepSpeed

@@ -16,6 +16,7 @@ from dslpar.schema.keys import WITHOUT_COUNTERPART, synonym_of
 from tests.support.lint import MODEL, codes, findings, marked
 
 PIPED = "parallel = dict(pipeline=2)\n"
+GATHER = "zero = dict(stage=1, overlap_param_gather=True)\n"
 
 # what is written, what is told, what the caret marks
 TOLD = [
@@ -47,6 +48,11 @@ TOLD = [
     ("zero = 3\nprecision = dict(dtype='bf16', check_grad_overflow=False)", "DEAD118", "False"),
     ("zero = 1\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
     ("zero = 2\nprecision = dict(dtype='bf16', immediate_grad_update=True)", "DEAD118", "True"),
+    ("zero = dict(overlap_param_gather=True)", "DEAD120", "True"),
+    ("zero = dict(stage=3, overlap_param_gather=True)", "DEAD120", "True"),
+    (PIPED + "zero = dict(stage=0, overlap_param_gather=True)", "DEAD120", "True"),
+    (f"parallel = dict(pipeline=8)\n{GATHER}precision = 'bf16'", "DEAD120", "True"),
+    (f"parallel = dict(pipeline=8)\n{GATHER}", "DEAD115", "1"),
     ("BATCH_SIZE = 4", "CFG121", "BATCH_SIZE"),
     ("NUM_EPOCHS = 60", "CFG121", "NUM_EPOCHS"),
     ("LEARNING_RATE = 1e-3", "CFG121", "LEARNING_RATE"),
@@ -77,6 +83,9 @@ SILENT = [
     "zero = dict(stage=1, allgather_bucket_size=5e8)\nprecision = 'bf16'",
     "zero = dict(stage=1, reduce_bucket_size=5e8, offload_optimizer='cpu')\nprecision = 'bf16'",
     PIPED + "zero = dict(stage=1, overlap_comm=False)",
+    PIPED + GATHER + "precision = 'bf16'",
+    "zero = dict(stage=2, overlap_param_gather=True, allgather_bucket_size=1000, offload_optimizer='cpu')",
+    "zero = dict(stage=3, overlap_param_gather=False)",
     "zero = 2\nprecision = dict(dtype='bf16', check_grad_overflow=False)",
     "zero = 1\nprecision = dict(dtype='bf16', check_grad_overflow=False)",
     "zero = dict(stage=1, reduce_bucket_size=5e7)\nprecision = 'bf16'",
@@ -118,6 +127,22 @@ def test_a_key_with_an_effect_has_no_finding(text: str) -> None:
             " or stage=1 or 2 or 3",
         ),
         (
+            PIPED + "zero = dict(overlap_param_gather=True)",
+            "overlap_param_gather has no effect at ZeRO stage 0: each rank steps all weights; leave"
+            " overlap_param_gather out, or stage=1",
+        ),
+        (
+            "zero = dict(stage=3, overlap_param_gather=True)",
+            "overlap_param_gather has no effect at ZeRO stage 3: each layer's weights are gathered before it runs;"
+            " leave overlap_param_gather out, or stage=1 or 2",
+        ),
+        (
+            "parallel = dict(tensor=dict(size=8, mode='1d'))\nzero = dict(stage=2, overlap_param_gather=True)\n"
+            "precision = 'bf16'",
+            "overlap_param_gather has no effect: data is 1, and each rank has all weights; leave overlap_param_gather"
+            " out",
+        ),
+        (
             "zero = dict(stage=1, allgather_partitions=True)",
             "allgather_partitions has no effect at ZeRO stage 1: DeepSpeed never uses it; leave allgather_partitions"
             " out",
@@ -150,6 +175,7 @@ def test_messages(text: str, expected: str) -> None:
 
 def test_zero_on_one_rank_is_accepted() -> None:
     assert codes(MODEL + "zero = 1\n", 1) == []
+    assert codes(MODEL + "zero = dict(stage=1, overlap_param_gather=True)\n", 1) == []
     assert codes(MODEL + "zero = 1\nparallel = dict(tensor=dict(size=2, mode='1d'))\n", 2) == ["DEAD115"]
 
 
@@ -186,6 +212,7 @@ def test_keys_lost_by_update_are_named() -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
+        ("zero = dict(stage=1, forward_prefetch=True)", "here that is zero.overlap_param_gather"),
         ("train = dict(clip_gradient=1.0)", "here that is train.clip_grad_norm"),
         ("batch = dict(gradient_accumulation_steps=2)", "here that is batch.accumulation"),
         ("parallel = dict(model_parallel_size=2)", "add tensor=dict(size=..., mode='1d') to parallel"),
