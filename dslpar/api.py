@@ -104,7 +104,7 @@ class Run:
         pipeline = pipeline_of(self.job.spec)
         ids: tuple[int, ...] | dict[int, int] | None = self.job.stages.actual_ids
         if not ids and pipeline is not None:
-            ids = pipeline.stage_ids or ids_of(pipeline.counts or ())
+            ids = pipeline.stage_ids or ids_of(pipeline.counts or (), self.job.chunks)
         if self.job.mesh.pipe == 1:
             counts = self.job.stages.counts
             ids = (0,) * counts[0] if counts and counts[0] else {layer_idx: 0}

@@ -68,7 +68,7 @@ class MatmulSharding:
         object.__setattr__(self, "is_local", is_local)
 
     def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
-        """Whether this product is computed in parts: adapters need panels whole, and so does a graph of torch.compile."""
+        """Whether this product is computed in parts: adapters need whole panels, and so does a compiled layer."""
         return self.comm_overlap and not adapters and not torch.compiler.is_compiling()
 
 

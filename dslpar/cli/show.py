@@ -1,4 +1,4 @@
-"""`dslpar show CFG --world-size N`: sizes, rank groups, stages and DeepSpeed's config."""
+"""`dslpar show CFG --world-size N`: sizes, rank groups, stages, schedule and DeepSpeed's config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_world(parser)
     arguments.add_program(parser)
     add_trust(parser)
-    arguments.add_format(parser)
+    arguments.add_format(parser, *show.FORMATS)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -23,7 +23,7 @@ from dslpar.engine.model import CustomModel
 from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name, stage_parts
 from dslpar.layers.parameter import PlacedModule, placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
-from dslpar.layout.stages import Counts, automatic, group_layers, ids_of, num_matches
+from dslpar.layout.stages import Counts, automatic, group_layers, ids_of, in_order, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
 
 log = logging.getLogger("dslpar")
@@ -121,30 +121,31 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
     pipeline = pipeline_of(job.spec)
     assert pipeline is not None, "a mesh of several stages comes from a pipeline"
     units = [[layers[position] for position in group] for group in group_layers([layer.layer_idx for layer in layers])]
-    if len(units) < pipeline.size:
-        message = f"{pipeline.size} stages, and the model has {len(units)} layers"
+    num_stages = job.chunks.stages
+    if len(units) < num_stages:
+        message = f"{num_stages} stages, and the model has {len(units)} layers"
         raise_finding("PIP201", message, f"at most {len(units)} stages", job.path, "parallel.pipeline")
     if pipeline.stage_ids is not None:
         _check_stage_ids(job, pipeline.stage_ids, len(units))
     auto = _automatic(job, method or pipeline.method or "cost", units)
-    stages = stages_from(pipeline, auto)
+    stages = stages_from(pipeline, job.chunks, auto)
     counts = stages.counts or ()
-    if len(counts) != pipeline.size or sum(counts) != len(units) or 0 in counts:
-        message = f"counts {list(counts)} for {pipeline.size} stages and {len(units)} layers"
-        hint = f"{pipeline.size} numbers, each 1 or more, that add up to {len(units)}"
+    if len(counts) != num_stages or sum(counts) != len(units) or 0 in counts:
+        message = f"counts {list(counts)} for {num_stages} stages and {len(units)} layers"
+        hint = f"{num_stages} numbers, each 1 or more, that add up to {len(units)}"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
     return stages
 
 
 def _check_stage_ids(job: Job, ids: Sequence[int], num_layers: int) -> None:
-    if len(ids) != num_layers or list(ids) != sorted(ids):
+    if len(ids) != num_layers or not in_order(ids, job.chunks):
         message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
         hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
 
 
 def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> Counts:
-    if len(units) == job.mesh.pipe:
+    if len(units) == job.chunks.stages:
         # Nothing to weigh, and no layer is built: of a model that is split by hand, a rank has its own stage alone.
         return (1,) * len(units)
 
@@ -161,7 +162,7 @@ def _automatic(job: Job, method: str, units: Sequence[Sequence[LayerSpec]]) -> C
             raise_finding("PIP202", message, f"the classes are {names}", job.path, "parallel.pipeline")
         return weights
 
-    counts = automatic(method, len(units), job.mesh.pipe, weights_by)
+    counts = automatic(method, len(units), job.chunks, weights_by)
     assert counts is not None
     return counts
 
@@ -192,7 +193,7 @@ def _misplaced_layers(job: Job, module: nn.Module, groups: Groups) -> list[Findi
     """Find layers of dslpar.layers, within others, whose layer_idx says another stage than they are on."""
     if not isinstance(module, Pipeline):
         return []
-    stages = dict(enumerate(ids_of(job.stages.counts or ())))
+    stages = dict(enumerate(ids_of(job.stages.counts or (), job.chunks)))
     stages[-1] = groups.mesh.pipe - 1
     stage, findings = groups.coord["pipe"], []
     for name, layer in module.named_modules():

@@ -12,9 +12,11 @@ from dslpar.core.frozen import frozen
 from dslpar.core.mesh import STANDARD_ORDER, Mesh
 from dslpar.core.named_tuple import NamedTuple
 from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
+from dslpar.layout.chunks import Chunks
 from dslpar.layout.decision import Decision
 from dslpar.layout.family import pipeline_weights
 from dslpar.layout.modes import cuboid_of
+from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
 from dslpar.schema.sections import Model, OtherModel, PipelineParallel, Spec, TensorParallel
 
@@ -47,6 +49,16 @@ class Job:
     """Where the run writes."""
     trusted: tuple[str, ...] = ()
     """Packages that the config may have called (`dslpar.core.trust`)."""
+
+    @property
+    def chunks(self) -> Chunks:
+        """The stages of the pipeline, and the rank that holds each."""
+        return chunks_of(self.spec, self.mesh.pipe)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each rank of the pipeline computes in a step, and in which order."""
+        return schedule_of(self.spec, self.mesh.pipe, self.batch.accumulation)
 
 
 def resolve(spec: Spec, world_size: int, path: str = "", trusted: tuple[str, ...] = ()) -> Job:
@@ -102,13 +114,13 @@ def tensor_of(spec: Spec) -> TensorParallel | None:
 # Pipeline ---------------------------------------------------------------------------------------------------------
 
 
-def auto_counts(model: Model | OtherModel, method: str, num_stages: int, seq_len: int) -> Counts | None:
+def auto_counts(model: Model | OtherModel, method: str, chunks: Chunks, seq_len: int) -> Counts | None:
     """Return the layers on each stage by an automatic method; None where only the built model can tell."""
 
     def weights_by(method: str) -> Weights | None:
         return pipeline_weights(model, method, seq_len)
 
-    return None if model.num_layers is None else automatic(method, model.num_layers, num_stages, weights_by)
+    return None if model.num_layers is None else automatic(method, model.num_layers, chunks, weights_by)
 
 
 def method_of(spec: Spec, pipeline: PipelineParallel) -> Decision:
@@ -128,16 +140,42 @@ def stages_of(spec: Spec, pipeline: PipelineParallel | None) -> Stages:
         return Stages(None, None, None)
     if pipeline is None or pipeline.size == 1:
         return Stages(None, None, (model.num_layers,))
-    auto = auto_counts(model, method_of(spec, pipeline).value, pipeline.size, seq_len_of(spec))
-    return stages_from(pipeline, auto)
+    chunks = chunks_of(spec, pipeline.size)
+    auto = auto_counts(model, method_of(spec, pipeline).value, chunks, seq_len_of(spec))
+    return stages_from(pipeline, chunks, auto)
 
 
-def stages_from(pipeline: PipelineParallel, auto: Counts | None) -> Stages:
+def stages_from(pipeline: PipelineParallel, chunks: Chunks, auto: Counts | None) -> Stages:
     """Return the automatic cut, and the one that is used: stage_ids, counts, or the automatic one."""
     counts = pipeline.counts or auto
     if pipeline.stage_ids is not None:
-        counts = counts_of(pipeline.stage_ids, pipeline.size)
-    return Stages(auto and ids_of(auto), counts and ids_of(counts), counts and tuple(counts))
+        counts = counts_of(pipeline.stage_ids, chunks)
+    return Stages(auto and ids_of(auto, chunks), counts and ids_of(counts, chunks), counts and tuple(counts))
+
+
+# The schedule -----------------------------------------------------------------------------------------------------
+
+
+def num_model_chunks_of(spec: Spec) -> Decision:
+    """Decide the stages that each rank of a pipeline holds."""
+    schedule = spec.schedule
+    if schedule is not None and schedule.num_model_chunks is not None:
+        return Decision(schedule.num_model_chunks)
+    if schedule is not None and schedule.type == "interleaved":
+        return Decision(2, "left out: the fewest that can be interleaved", ("schedule.type",))
+    return Decision(1, "left out: one stage a rank", how="default")
+
+
+def chunks_of(spec: Spec, pipe: int) -> Chunks:
+    """Return the stages of a pipeline over `pipe` ranks; '1f1b' knows one a rank, and the linter refuses more."""
+    several = pipe > 1 and spec.schedule is not None and spec.schedule.type != "1f1b"
+    return Chunks(pipe, num_model_chunks_of(spec).value if several else 1)
+
+
+def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
+    """Return the schedule of a step over `pipe` ranks."""
+    split = spec.schedule is not None and spec.schedule.type == "zero_bubble"
+    return Schedule(chunks_of(spec, pipe), num_micro_batches, split)
 
 
 # What else is inferred --------------------------------------------------------------------------------------------

@@ -4,19 +4,22 @@ The methods are the same for every model; where the weights come from differs: f
 (`dslpar.layout.family`), from the classes that a config lists (`dslpar.layout.listed_layers`), or from the built layers
 (`dslpar.engine.partition`). `libai` repeats LiBai's automatic assignment (observed by running it), `uniform` is
 DeepSpeed's even cut; 'cost', 'parameters' and 'type:REGEX' are the contiguous cut whose heaviest stage is lightest. No
-stage is ever empty. Letters: L layers, P stages, P <= L.
+stage is ever empty. Where a rank holds several stages (`dslpar.layout.chunks`), it is the heaviest rank that is
+lightest: it computes all of its own. Letters: L layers, P ranks, V stages, P <= V <= L.
 
-    >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], 2)
-    ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1))
+    >>> libai(24, 4), uniform(5, 4), counts_of([0, 0, 1], Chunks(2)), counts_of([0, 1, 1, 0, 1], Chunks(2, 2))
+    ((6, 7, 7, 4), (2, 1, 1, 1), (2, 1), (1, 2, 1, 1))
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heapreplace
+from itertools import accumulate, pairwise
 
 from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.chunks import Chunks
 
 Counts = tuple[int, ...]
 """Layers on each stage."""
@@ -46,18 +49,18 @@ Weights = EvenWeights | Sequence[int]
 
 
 def automatic(
-    method: str, num_layers: int, num_stages: int, weights_by: Callable[[str], Weights | None]
+    method: str, num_layers: int, chunks: Chunks, weights_by: Callable[[str], Weights | None]
 ) -> Counts | None:
     """Cut by a method that config and program may name; None where it needs weights that are not known.
 
     `weights_by` gives what the layers weigh by 'cost', 'parameters' or 'type:REGEX'.
     """
     if method in ("libai", "uniform"):
-        return {"libai": libai, "uniform": uniform}[method](num_layers, num_stages)
+        return {"libai": libai, "uniform": uniform}[method](num_layers, chunks.stages)
     weights = weights_by(method)
     if isinstance(weights, EvenWeights):
-        return balanced(weights, num_layers, num_stages)
-    return None if weights is None else contiguous(weights, num_stages)
+        return balanced(weights, num_layers, chunks)
+    return None if weights is None else balanced_listed(weights, chunks)
 
 
 def libai(num_layers: int, num_stages: int) -> Counts:
@@ -100,17 +103,78 @@ def uniform(num_layers: int, num_stages: int) -> Counts:
     return tuple(each + (stage < left) for stage in range(num_stages))
 
 
-def balanced(weights: EvenWeights, num_layers: int, num_stages: int) -> Counts:
-    """Cut so that the heaviest stage is lightest, of those cuts the evenest; then late stages take more.
+def balanced(weights: EvenWeights, num_layers: int, chunks: Chunks) -> Counts:
+    """Cut so that the heaviest rank is lightest, of those cuts the evenest; then late ranks and stages take more.
 
-    Since all layers weigh the same, giving each next one to the lightest stage is best.
+    The stages of a rank are as even as they can be: the others wait for each of them.
+
+    >>> balanced(EvenWeights(first=0, layer=2, last=3), 8, Chunks(pipe=2, num=2))
+    (2, 2, 3, 1)
     """
-    lightest = [(load, 1, -stage) for stage, load in enumerate(weights.loads([1] * num_stages))]
+    besides = weights.loads([0] * chunks.stages)
+    counts = [0] * chunks.stages
+    for rank, num in enumerate(_fill(loads_of_ranks(besides, chunks), weights.layer, num_layers, chunks.num)):
+        counts[rank :: chunks.pipe] = _fill(besides[rank :: chunks.pipe], weights.layer, num, 1)
+    return tuple(counts)
+
+
+def _fill(loads: Sequence[int], layer: int, num_layers: int, least: int) -> Counts:
+    """Return the layers of each of some places that bear these loads already, `least` or more.
+
+    Since all layers weigh the same, giving each next one to the lightest place is best.
+    """
+    lightest = [(load + least * layer, least, -place) for place, load in enumerate(loads)]
     heapify(lightest)
-    for _ in range(num_layers - num_stages):
-        load, count, stage = lightest[0]
-        heapreplace(lightest, (load + weights.layer, count + 1, stage))
+    for _ in range(num_layers - least * len(loads)):
+        load, count, place = lightest[0]
+        heapreplace(lightest, (load + layer, count + 1, place))
     return tuple(count for _, count, _ in sorted(lightest, key=lambda item: -item[2]))
+
+
+def balanced_listed(weights: Sequence[int], chunks: Chunks) -> Counts:
+    """Cut layers that weigh different things; with one chunk a rank it is `contiguous`.
+
+    With several, that cut is improved as long as the heaviest rank gets lighter by it, or ranks or stages more even: a
+    layer goes to the stage beside its own, or a stage gives one away at its one end and takes one at the other. It need
+    not be the best cut of all, which only a search would find.
+
+    >>> contiguous([4, 1, 1, 4, 1, 1], 4), balanced_listed([4, 1, 1, 4, 1, 1], Chunks(pipe=2, num=2))
+    ((1, 2, 1, 2), (2, 2, 1, 1))
+    """
+    counts = list(contiguous(weights, chunks.stages))
+    if chunks.num == 1:
+        return tuple(counts)
+    sums = [0, *accumulate(weights)]
+    best = _unevenness(sums, counts, chunks)
+    while True:
+        improved = min(((_unevenness(sums, each, chunks), each) for each in _moved(counts)), default=(best, counts))
+        if improved[0] >= best:
+            return tuple(counts)
+        best, counts = improved
+
+
+def _moved(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the cuts that differ by one layer that a stage gives to the next one, or the one after that, or back."""
+    for distance in (1, 2):
+        for stage in range(len(counts) - distance):
+            for giver, taker in ((stage, stage + distance), (stage + distance, stage)):
+                if counts[giver] > 1:
+                    moved = list(counts)
+                    moved[giver] -= 1
+                    moved[taker] += 1
+                    yield moved
+
+
+def _unevenness(sums: Sequence[int], counts: Sequence[int], chunks: Chunks) -> tuple[int, int, int, int]:
+    """Return what a cut is judged by: stages that weigh nothing, the heaviest rank, squares of ranks and of stages."""
+    loads = [after - before for before, after in pairwise(sums[end] for end in accumulate(counts, initial=0))]
+    of_ranks = loads_of_ranks(loads, chunks)
+    return loads.count(0), max(of_ranks), sum(load * load for load in of_ranks), sum(load * load for load in loads)
+
+
+def loads_of_ranks(loads: Sequence[int], chunks: Chunks) -> Counts:
+    """Return what each rank bears, from what each stage bears."""
+    return tuple(sum(loads[rank :: chunks.pipe]) for rank in range(chunks.pipe))
 
 
 def contiguous(weights: Sequence[int], num_stages: int) -> Counts:
@@ -188,11 +252,25 @@ def group_layers(layer_idx: Sequence[int | None]) -> list[list[int]]:
     return groups
 
 
-def counts_of(stage_ids: Sequence[int], num_stages: int) -> Counts:
-    """Return the layers on each stage, from the stage of each layer."""
-    return tuple(sum(stage == one for one in stage_ids) for stage in range(num_stages))
+def in_order(stage_ids: Sequence[int], chunks: Chunks) -> bool:
+    """Whether layers go on from rank to rank, and from some rank to the first one for each further chunk.
+
+    >>> in_order([0, 1, 0, 1], Chunks(2, 2)), in_order([0, 1, 0, 1], Chunks(2)), in_order([1, 2, 1], Chunks(3, 2))
+    (True, False, False)
+    """
+    falls = [after for before, after in pairwise(stage_ids) if after < before]
+    return len(falls) < chunks.num and not any(falls)
 
 
-def ids_of(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the stage of each layer, from the layers on each stage."""
-    return tuple(stage for stage, count in enumerate(counts) for _ in range(count))
+def counts_of(stage_ids: Sequence[int], chunks: Chunks) -> Counts:
+    """Return the layers on each stage, from the rank of each layer: with v chunks, ids begin at 0 again v-1 times."""
+    stages = list(stage_ids)
+    if chunks.num > 1:
+        begun_again = accumulate((after < before for before, after in pairwise(stages)), initial=0)
+        stages = [chunk * chunks.pipe + rank for chunk, rank in zip(begun_again, stages, strict=False)]
+    return tuple(stages.count(stage) for stage in range(chunks.stages))
+
+
+def ids_of(counts: Sequence[int], chunks: Chunks) -> tuple[int, ...]:
+    """Return the rank of the axis "pipe" that holds each layer, from the layers on each stage."""
+    return tuple(chunks.rank_of(stage) for stage, count in enumerate(counts) for _ in range(count))

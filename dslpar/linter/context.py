@@ -16,8 +16,9 @@ from dslpar.core.frozen import is_frozen
 from dslpar.core.project import trusted_packages
 from dslpar.language.load import Config
 from dslpar.layout.batch import Batch, batch_of, requested_batch
+from dslpar.layout.chunks import Chunks
 from dslpar.layout.modes import MODES, cuboid_of
-from dslpar.layout.resolve import pipeline_of, tensor_of
+from dslpar.layout.resolve import chunks_of, pipeline_of, tensor_of
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.schema import sections
 from dslpar.schema.datasets import BlendData, Data, part_key
@@ -320,6 +321,11 @@ class Context:
         """Pipeline stages."""
         pipeline = self.pipeline
         return pipeline.size if pipeline else 1
+
+    @property
+    def chunks(self) -> Chunks:
+        """The stages of the pipeline, of which a rank may hold several."""
+        return chunks_of(self.spec, self.stages)
 
     def from_parallel(self, axis: str) -> bool:
         """Whether `parallel`, and not LiBai's form, gives the axis."""

@@ -104,6 +104,8 @@ _EFFECT: Mapping[str, str] = {
     "schedule.num_microbatches": "batch.accumulation",
 }
 """Keys that only serve to find another's value, and that other."""
+_OF_NO_SCHEDULE: Mapping[str, object] = {"schedule.type": "1f1b", "schedule.num_model_chunks": 1}
+"""What runs where the section `schedule` is left out."""
 
 
 def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
@@ -117,8 +119,12 @@ def _is_form(key: str, spelt: bool, left: Values, right: Values) -> bool:
         enabled = [values.get(".".join([*key.split(".")[:2], "enabled"])) for values in (left, right)]
         if not any(switch is not None and switch.value for switch in enabled):
             return True
-    only_kind = key.startswith("schedule")  # of which there is one type so far
-    return only_kind or (key.startswith(OF_THE_NAME) and not spelt)
+    if key.startswith("schedule"):
+        ranks = [values["parallel.pipeline.size"].value for values in (left, right)]
+        run = [values[key].value if key in values else None for values in (left, right)]
+        left_out = _OF_NO_SCHEDULE.get(key)
+        return ranks == [1, 1] or len({left_out if each is None else each for each in run}) == 1
+    return key.startswith(OF_THE_NAME) and not spelt
 
 
 def _without_echo(found: list[Difference]) -> Iterator[Difference]:

@@ -134,6 +134,10 @@ def of_model(subject: Subject, key: str) -> Decision | None:
     return layout_of(model).inferred(model, field)
 
 
+def _num_model_chunks(subject: Subject) -> Decision | None:
+    return None if subject.reading.spec.schedule is None else resolve.num_model_chunks_of(subject.cx.spec)
+
+
 def _of_config_name(name_of: Callable[[str], str]) -> Decide:
     return lambda subject: Decision(name_of(subject.config.path), f"the name of the config, {subject.config.path}")
 
@@ -192,6 +196,7 @@ DECISIONS: Mapping[str, Decide] = {
     "batch.micro_size": _of_batch(batch.micro_size_of),
     "batch.accumulation": _of_batch(batch.accumulation_of),
     "schedule.num_microbatches": _num_microbatches,
+    "schedule.num_model_chunks": _num_model_chunks,
     "data.seq_len": _seq_len,
     "train.output_dir": _of_config_name(resolve.default_output_dir),
     **{f"monitor.{section}.output_path": _monitor_path(section) for section in _FILE_MONITORS},

@@ -1,5 +1,5 @@
-"""The report of `dslpar show`, as text and as JSON: a Job's sizes, rank groups, stages, batch, divisors, traffic, and
-the DeepSpeed config.
+"""The report of `dslpar show`, as text and as JSON: a Job's sizes, rank groups, stages, batch, divisors, traffic,
+schedule, and the DeepSpeed config; and the schedule as a picture.
 """
 
 from __future__ import annotations
@@ -7,15 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dslpar.core.visible import json_text, visible
-from dslpar.forecast import comparison
+from dslpar.forecast import bubble, comparison
 from dslpar.layout.deepspeed_config import ds_config
 from dslpar.layout.divisors import Condition
 from dslpar.layout.family import conditions, layout_of
 from dslpar.layout.resolve import Job
+from dslpar.reporting import plot_schedule
 from dslpar.schema.sections import Model
 
 AXES = ("pipe", "data", "tensor", "x", "y", "z")
 _SHOWN_GROUPS = 8
+_SHOWN_RANKS = 16
+_DRAWN_ACTIONS = 5000
 
 
 def as_record(job: Job) -> dict[str, object]:
@@ -39,6 +42,7 @@ def as_record(job: Job) -> dict[str, object]:
         "deepspeed": ds_config(job),
         "divisors": [{"key": one.key, "value": one.value, "by": one.by, "why": one.why} for one in _divisors(job)],
         "traffic": traffic._asdict() if (traffic := comparison.summary(job)) else None,
+        "schedule": _schedule(job) if mesh.pipe > 1 else None,
     }
 
 
@@ -59,6 +63,7 @@ def as_text(job: Job) -> str:
         f"  batch    global {job.batch.global_size} = micro {job.batch.micro_size}"
         f" * accumulation {job.batch.accumulation} * data {mesh.data}",
         *_stage_lines(job),
+        *_schedule_lines(job),
         "groups",
         *(f"  {axis:7}{_some(mesh.groups(axis))}" for axis in AXES if mesh.size(axis) > 1),
         *_divisor_lines(job),
@@ -69,7 +74,23 @@ def as_text(job: Job) -> str:
     return "".join(visible(line) + "\n" for line in lines)
 
 
-FORMATS = {"text": as_text, "json": as_json}
+def as_svg(job: Job) -> str:
+    """Draw the schedule; a step with very many micro-batches is drawn as one with fewer."""
+    schedule, count = job.schedule, job.batch.accumulation
+    a_round = schedule._replace(num_micro_batches=job.mesh.pipe)
+    rounds = max(1, _DRAWN_ACTIONS // bubble.num_actions(a_round))
+    drawn = min(count, rounds * job.mesh.pipe)
+    timeline = bubble.simulate_job(job, drawn)
+    assert timeline is not None, "fewer actions are drawn than simulated"
+    shown = f"{drawn} micro-batches" + (f" (the step has {count})" if drawn < count else "")
+    chunks = f", {schedule.chunks.num} chunks each" if schedule.chunks.num > 1 else ""
+    title = (
+        f"{job.path}: {_type_of(job)} over {job.mesh.pipe} ranks{chunks}, {shown}: bubble {_percent(timeline.bubble)}"
+    )
+    return plot_schedule.draw(timeline, schedule.chunks, title)
+
+
+FORMATS = {"text": as_text, "json": as_json, "svg": as_svg}
 
 
 def _stage_lines(job: Job) -> list[str]:
@@ -77,6 +98,42 @@ def _stage_lines(job: Job) -> list[str]:
         return []
     counts = ", ".join(f"{stage}: {count}" for stage, count in enumerate(job.stages.counts))
     return [f"  layers   of each stage: {counts}"]
+
+
+def _schedule(job: Job) -> dict[str, object]:
+    schedule, timeline = job.schedule, bubble.simulate_job(job)
+    held = [schedule.held(rank) for rank in range(job.mesh.pipe)]
+    return {
+        "type": _type_of(job),
+        "num_model_chunks": schedule.chunks.num,
+        "num_micro_batches": schedule.num_micro_batches,
+        "bubble": timeline and timeline.bubble,
+        "held": [each.total for each in held],
+        "deferred": [each.deferred for each in held],
+    }
+
+
+def _schedule_lines(job: Job) -> Iterator[str]:
+    if job.mesh.pipe == 1:
+        return
+    schedule, timeline = job.schedule, bubble.simulate_job(job)
+    chunks = f" of {schedule.chunks.num} chunks" if schedule.chunks.num > 1 else ""
+    line = f"  schedule {_type_of(job)}{chunks}, {schedule.num_micro_batches} micro-batches"
+    if timeline is not None:
+        idle = timeline.bubble / (1.0 + timeline.bubble)
+        line += f": bubble {_percent(timeline.bubble)}, the busiest rank is idle {_percent(idle)} of the step"
+    yield line
+    held = [f"{rank}: {schedule.held(rank).total:g}" for rank in range(min(job.mesh.pipe, _SHOWN_RANKS))]
+    more = ", ..." if job.mesh.pipe > _SHOWN_RANKS else ""
+    yield f"  holds    micro-batches of activations, at most, by rank: {', '.join(held)}{more}"
+
+
+def _type_of(job: Job) -> str:
+    return job.spec.schedule.type if job.spec.schedule is not None else "1f1b"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _divisors(job: Job) -> list[Condition]:

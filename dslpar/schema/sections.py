@@ -596,18 +596,23 @@ class PipelineSchedule:
     type: Choice = key(
         default="1f1b",
         resume="free",
-        choices=("1f1b",),
+        shorthand=True,
+        choices=("1f1b", "interleaved", "zero_bubble"),
         refused={
             "gpipe": "it holds the activations of all micro-batches, for the same bubble as '1f1b'",
-            "interleaved": "the interleaved schedule is not part of this version of dslpar",
-            "zero-bubble": "zero-bubble schedules are not part of this version of dslpar",
+            "zbv": "'zero_bubble' with num_model_chunks=2 has the same bubble",
         },
     )
-    """'1f1b': one forward, one backward, as DeepSpeed's pipeline has it."""
+    """'1f1b': one forward, one backward; 'interleaved': several chunks a rank; 'zero_bubble': the backward is split."""
     num_microbatches: PositiveInt | None = key(default=None, resume="free")
     """Micro-batches a step; the same number as batch.accumulation."""
-    num_chunks: PositiveInt = key(default=1, resume="free")
-    """Runs of layers on each stage; more than 1 would be the interleaved schedule."""
+    num_model_chunks: PositiveInt | None = key(
+        default=None,
+        resume="free",
+        aliases="num_chunks",
+        synonyms="virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size virtual_pipeline_size vpp",
+    )
+    """Stages that each rank holds, of 'interleaved' (2) and 'zero_bubble' (1); pipeline times as many are cut."""
 
 
 @section

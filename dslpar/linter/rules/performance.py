@@ -2,7 +2,8 @@
 
 PERF103 compares the traffic of a layout with that of another (`dslpar.forecast.traffic` counts both). PERF104 to
 PERF106 are about stages that wait: for micro-batches (the bubble of one forward, one backward, PipeDream-Flush of arXiv
-2006.09503, (S-1) / (m+S-1) for S stages and m micro-batches) and for the busiest stage (`dslpar.layout.stages.costs`).
+2006.09503, is (S-1) / (m+S-1) for S stages and m micro-batches; `dslpar.layout.schedule` has it, and that of the other
+schedules) and for the busiest stage (`dslpar.layout.stages`).
 
 That mode 1d sends more than another mode is not reported: every 1d group does if the micro-batch is large enough, and
 its four all-reduces within a host are often faster all the same; `show` has the numbers. A mode that sends more than 1d
@@ -14,15 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dslpar.core.mesh import Tensor
+from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
 from dslpar.layout.family import conditions, pipeline_weights
 from dslpar.layout.resolve import seq_len_of
-from dslpar.layout.stages import EvenWeights, balanced, imbalance
+from dslpar.layout.schedule import Schedule
+from dslpar.layout.stages import EvenWeights, balanced, imbalance, loads_of_ranks
 from dslpar.linter.context import Context
-from dslpar.linter.problem import Problem, UnknownValueError
+from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
-from dslpar.linter.rules.pipeline import partition_keys, partition_of
+from dslpar.linter.rules.pipeline import (
+    RUNNABLE,
+    batch_keys,
+    micro_batches_of,
+    other_micro_batches,
+    partition_keys,
+    partition_of,
+)
 from dslpar.schema.sections import Model
 
 
@@ -69,66 +79,97 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 @rule("PERF104", "bubble", "warning")
 def bubble(cx: Context) -> Iterator[Problem]:
     """The stages of the pipeline are idle for more than 20 % of the step."""
-    stages, count = cx.stages, _micro_batches(cx)
-    share = (stages - 1) / (count + stages - 1)
-    if count >= stages and share > _MOST_BUBBLE:
-        message = f"{stages} stages are idle {_percent(share)} of the step: (S-1) / (m+S-1), m = {count} micro-batches"
-        yield cx.problem(_batch_keys(cx), message, _more_micro_batches(cx))
+    count = micro_batches_of(cx)
+    kind, chunks = _type_of(cx), cx.chunks
+    if count < cx.stages or (chunks.num > 1 and count % cx.stages):
+        return  # PERF105 and PIP115 report it
+    share = _idle_share(kind, chunks, count)
+    if share > _MOST_BUBBLE:
+        message = f"{cx.stages} stages are idle {_percent(share)} of the step: {_formula(kind, chunks)}"
+        hints = [_more_micro_batches(cx), *_other_schedules(cx, share, count)]
+        yield cx.problem(batch_keys(cx), f"{message}, m = {count} micro-batches", " or ".join(hints))
 
 
 @rule("PERF105", "too-few-micro-batches", "warning")
 def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     """The pipeline has fewer micro-batches than stages."""
-    stages, count = cx.stages, _micro_batches(cx)
-    if count < stages:
-        share = (stages - 1) / (count + stages - 1)
+    stages, count = cx.stages, micro_batches_of(cx)
+    if count < stages and cx.chunks.num == 1:  # of several PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
-        message = f"{batches} for {stages} stages: {stages - count} or more are always idle, {_percent(share)} of all"
-        yield cx.problem(_batch_keys(cx), message, _more_micro_batches(cx))
+        message = f"{batches} for {stages} stages: {stages - count} or more are always idle"
+        if _type_of(cx) != "zero_bubble":  # whose share has no simple form here
+            message += f", {_percent(_idle_share(_type_of(cx), cx.chunks, count))} of all"
+        yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
 _MOST_BUBBLE = 0.2
+_OTHER_SCHEDULES = (("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2), ("interleaved", 4), ("zero_bubble", 4))
+"""Types with their chunks, those first that change the least."""
 
 
-def _micro_batches(cx: Context) -> int:
-    """The micro-batches of a pipeline's step; unknown without a pipeline, and where the layout is not legal."""
-    given = cx.requested_batch
-    if cx.stages == 1 or (not cx.unlisted and cx.stages > cx.num_layers):
-        raise UnknownValueError("pipeline")
-    if cx.world_size is None and (given.accumulation or given.global_size is None):
-        return given.accumulation or 1
-    global_size, micro, accumulation = cx.batch
-    if global_size != micro * accumulation * cx.data_size or micro % least_micro_size(cx.cuboid):
-        raise UnknownValueError("batch")
-    return accumulation
+def _type_of(cx: Context) -> str:
+    return cx.spec.schedule.type if cx.spec.schedule is not None else "1f1b"
 
 
-def _batch_keys(cx: Context) -> tuple[str, ...]:
-    """The keys from which the number of micro-batches follows."""
-    micro = ("batch.micro_size",) if cx.requested_batch.global_size is not None else ()
-    return "batch.accumulation", "schedule.num_microbatches", *micro, "batch.global_size", cx.pipeline_key
+def _idle_share(kind: str, chunks: Chunks, count: int) -> float:
+    """Return the share of a step in which ranks are idle; F, B and W of a matmul take equally long."""
+    bubble = Schedule(chunks, count, kind == "zero_bubble").bubble()
+    return bubble / (1.0 + bubble)
+
+
+def _formula(kind: str, chunks: Chunks) -> str:
+    """Write the share as a formula, of S ranks with v stages each and m micro-batches."""
+    times = f"{3 if kind == 'zero_bubble' else ''}{'v' if chunks.num > 1 else ''}"
+    values = f", v = {chunks.num} chunks" if chunks.num > 1 else ""
+    return f"(S-1) / ({times}m+S-1){values}"
 
 
 def _more_micro_batches(cx: Context) -> str:
-    """What to write for enough micro-batches, with the same number of samples a step if that is possible."""
-    needed, given = 4 * (cx.stages - 1), cx.requested_batch
-    in_schedule = cx.given("schedule.num_microbatches") and not cx.spec.batch.accumulation
-    name = "schedule.num_microbatches" if in_schedule else "batch.accumulation"
-    if given.global_size is None:
-        return f"{name}={needed}: {_percent(_MOST_BUBBLE)}"
-    if cx.world_size is None:
-        return f"choose {name} of {needed} or more, and a global_size to fit"
-    data, least = cx.data_size, least_micro_size(cx.cuboid)
-    samples = given.global_size // data
-    fitting = [micro for micro in divisors(samples) if micro % least == 0 and samples // micro >= needed]
-    if not fitting:
-        micro = given.micro_size or least
-        more = "" if given.micro_size and not given.accumulation else f" with {name}={needed}"
-        return f"batch.global_size={micro * needed * data}{more}"
-    micro_size, accumulation = f"batch.micro_size={fitting[-1]}", f"{name}={samples // fitting[-1]}"
-    if given.micro_size is None:
-        return accumulation
-    return micro_size if given.accumulation is None else f"{micro_size} with {accumulation}"
+    """Return what to write for enough micro-batches, with the same number of samples a step if that is possible."""
+    kind, chunks = _type_of(cx), cx.chunks
+    # A share of 1/5 of the step is 1/4 of the busy time.
+    needed = max(cx.stages, -(-4 * (cx.stages - 1) // (chunks.num * (3 if kind == "zero_bubble" else 1))))
+    multiple = cx.stages if chunks.num > 1 else 1
+    needed = -(-needed // multiple) * multiple
+
+    def fits(count: int) -> bool:
+        return count >= needed and count % multiple == 0
+
+    return other_micro_batches(cx, needed, fits, _percent(_idle_share(kind, chunks, needed)))
+
+
+def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
+    """Return the first of the other schedules whose bubble is small enough, or else the one with the smallest."""
+    most_stages = None if cx.unlisted else cx.num_layers
+    best, found = share, []
+    for kind, num in _OTHER_SCHEDULES:
+        whole = num == 1 or count % cx.stages == 0
+        if kind not in RUNNABLE or not whole or (most_stages is not None and num * cx.stages > most_stages):
+            continue
+        idle = _idle_share(kind, Chunks(cx.stages, num), count)
+        if idle < best:
+            num_chunks = f", num_model_chunks={num}" if num > 1 else ""
+            best, found = idle, [f"schedule=dict(type={kind!r}{num_chunks}): {_percent(idle)}"]
+        if best <= _MOST_BUBBLE:
+            break
+    return found
+
+
+@rule("PERF112", "recomputed-and-deferred", "warning")
+def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
+    """Activation checkpointing under a split backward, which holds what was recomputed until W."""
+    schedule, key = cx.spec.schedule, "activation_checkpoint.interval"
+    if cx.spec.activation_checkpoint is None or schedule is None or schedule.type != "zero_bubble" or cx.stages == 1:
+        return
+    count = micro_batches_of(cx)
+    if cx.chunks.num > 1 and count % cx.stages:
+        return  # PIP115 reports it
+    deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
+    message = f"the last rank holds all activations of {deferred:g} micro-batches for W, recomputed or not"
+    chunks_key = "schedule.num_model_chunks"
+    one = f" with {cx.source_key(chunks_key)}=1" if cx.given(chunks_key) else ""
+    hint = f"leave activation_checkpoint out (if they fit); or schedule.type='1f1b'{one}"
+    yield cx.problem(key, message, hint)
 
 
 # Stages that wait for each other -----------------------------------------------------------------------------------
@@ -147,12 +188,12 @@ def uneven_stages(cx: Context) -> Iterator[Problem]:
     weights = pipeline_weights(model, "cost", seq_len_of(cx.spec))
     if not isinstance(weights, EvenWeights):
         return  # layers that a config lists are weighed by their kinds alone
-    loads = weights.loads(counts)
+    loads = loads_of_ranks(weights.loads(counts), cx.chunks)
     share = imbalance(loads)
     if share > _MOST_IMBALANCE:
-        busiest = loads.index(max(loads))
+        busiest, name = loads.index(max(loads)), "stage" if cx.chunks.num == 1 else "rank"
         worth = ", ".join(f"{load / weights.layer:.2g}" for load in loads[:16]) + (", ..." if len(loads) > 16 else "")
-        message = f"stage {busiest} computes {_percent(share)} more than the mean: stages are worth {worth} layers"
+        message = f"{name} {busiest} computes {_percent(share)} more than the mean: {name}s are worth {worth} layers"
         yield cx.problem(partition_keys(cx), message, _more_even(cx, share, weights))
 
 
@@ -164,12 +205,13 @@ def _more_even(cx: Context, share: float, weights: EvenWeights) -> str:
     num_layers = cx.num_layers
 
     def best(stages: int) -> tuple[tuple[int, ...], float]:
-        counts = balanced(weights, num_layers, stages)
-        return counts, imbalance(weights.loads(counts))
+        chunks = Chunks(stages, cx.chunks.num)
+        counts = balanced(weights, num_layers, chunks)
+        return counts, imbalance(loads_of_ranks(weights.loads(counts), chunks))
 
     counts, least = best(cx.stages)
     if least < share - 1e-9:
-        ids = " + ".join(f"[{stage}] * {count}" for stage, count in enumerate(counts))
+        ids = " + ".join(f"[{cx.chunks.rank_of(stage)}] * {count}" for stage, count in enumerate(counts))
         partition = f"counts={list(counts)}" if cx.from_parallel("pipeline") else f"custom_pipeline_stage_id={ids}"
         return f"{partition}: {_percent(least)}"
     none = f"no partition of {num_layers} layers is more even"
@@ -240,6 +282,7 @@ RULES = (
     below_break_even,
     bubble,
     too_few_micro_batches,
+    recomputed_and_deferred,
     uneven_stages,
     all_reduce_of_gradients,
     overlap_that_waits,

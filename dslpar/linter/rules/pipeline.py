@@ -1,15 +1,17 @@
-"""PIP: the partition of layers into stages, by hand or by a method; DEAD101: a partition without stages."""
+"""PIP: the partition of layers into stages, by hand or by a method, and schedules; DEAD101: a partition without
+stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from dslpar.core.suggest import did_you_mean
 from dslpar.layout import listed_layers
+from dslpar.layout.divisors import divisors, least_micro_size
 from dslpar.layout.family import layout_of
 from dslpar.layout.resolve import stages_of
-from dslpar.layout.stages import contiguous, is_pattern, num_matches
+from dslpar.layout.stages import balanced_listed, counts_of, in_order, is_pattern, num_matches
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem, UnknownValueError
 from dslpar.linter.rule import rule
@@ -25,6 +27,11 @@ def more_stages_than_layers(cx: Context) -> Iterator[Problem]:
     if cx.stages > layers:
         message = f"{cx.stages} stages, and the model has {layers} layers"
         yield cx.problem(cx.pipeline_key, message, f"at most {layers}: each stage has at least one layer")
+    elif cx.chunks.stages > layers:
+        message = f"{cx.stages} ranks with {cx.chunks.num} stages each, and the model has {layers} layers"
+        key = "schedule.num_model_chunks"
+        most = f"{cx.source_key(key).rpartition('.')[2]} at most {layers // cx.stages}"
+        yield cx.problem((key, "schedule.type"), message, f"{most}: each stage has at least one layer")
 
 
 @rule("PIP102", "wrong-number-of-stage-ids")
@@ -39,12 +46,14 @@ def wrong_number_of_stage_ids(cx: Context) -> Iterator[Problem]:
 @rule("PIP103", "stage-ids-decrease")
 def stage_ids_decrease(cx: Context) -> Iterator[Problem]:
     """Stage ids that decrease."""
-    ids = _ids(cx)
+    ids, further_chunks = _ids(cx), cx.chunks.num - 1
     for layer, (before, stage) in enumerate(pairwise(ids), start=1):
-        if stage < before:
+        if stage < before and not (stage == 0 and further_chunks):
             message = f"layer {layer} is on stage {stage}, after a layer on stage {before}"
-            yield Problem(cx.at_item(cx.ids_key, layer), message, f"such as {sorted(ids)}", cx.source_key(cx.ids_key))
+            hint = f"such as {sorted(ids) if cx.chunks.num == 1 else _even_ids(cx)}"
+            yield Problem(cx.at_item(cx.ids_key, layer), message, hint, cx.source_key(cx.ids_key))
             return
+        further_chunks -= stage < before
 
 
 @rule("PIP104", "no-such-stage")
@@ -60,18 +69,20 @@ def no_such_stage(cx: Context) -> Iterator[Problem]:
 @rule("PIP105", "empty-stage")
 def empty_stage(cx: Context) -> Iterator[Problem]:
     """A stage without layers."""
-    pipeline = cx.multi_stage_pipeline
-    if cx.stages > cx.num_layers:
+    pipeline, chunks = cx.multi_stage_pipeline, cx.chunks
+    if chunks.stages > cx.num_layers:
         return  # PIP101 reports it
     if pipeline.stage_ids is not None:
-        used, key = set(pipeline.stage_ids), cx.ids_key
-        if len(pipeline.stage_ids) != cx.num_layers or not used <= set(range(cx.stages)):
+        counts, key = counts_of(pipeline.stage_ids, chunks), cx.ids_key
+        if len(pipeline.stage_ids) != cx.num_layers or not set(pipeline.stage_ids) <= set(range(cx.stages)):
             return  # PIP102 and PIP104 report it
-    elif pipeline.counts is not None and len(pipeline.counts) == cx.stages:
-        used, key = {stage for stage, count in enumerate(pipeline.counts) if count}, "parallel.pipeline.counts"
+        if chunks.num > 1 and not in_order(pipeline.stage_ids, chunks):
+            return  # PIP103 reports it
+    elif pipeline.counts is not None and len(pipeline.counts) == chunks.stages:
+        counts, key = pipeline.counts, "parallel.pipeline.counts"
     else:
         return
-    empty = [stage for stage in range(cx.stages) if stage not in used]
+    empty = [stage for stage, count in enumerate(counts) if not count]
     if empty:
         message = f"stages without layers: {', '.join(map(str, empty))}"
         hint = f"such as {_even_ids(cx) if key == cx.ids_key else _even_counts(cx)}"
@@ -97,9 +108,9 @@ def counts_do_not_fit(cx: Context) -> Iterator[Problem]:
     if pipeline is None or pipeline.counts is None:
         return
     key, counts, layers = "parallel.pipeline.counts", pipeline.counts, cx.num_layers
-    if len(counts) != cx.stages:
+    if len(counts) != cx.chunks.stages:
         hint = f"such as {_even_counts(cx)}: one number for each stage"
-        yield cx.problem(key, f"{len(counts)} counts for {cx.stages} stages", hint)
+        yield cx.problem(key, f"{len(counts)} counts for {cx.chunks.stages} stages", hint)
     elif sum(counts) != layers:
         message = f"the counts add up to {sum(counts)}, and the model has {layers} layers"
         yield cx.problem(key, message, f"such as {_even_counts(cx)}")
@@ -173,7 +184,7 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
     empty = listed_layers.without_parameters(model, counts) if counts is not None else []
     if empty:
         message = f"stages without parameters: {', '.join(map(str, empty))}"
-        best = contiguous(listed_layers.weights(model, "cost") or (), cx.stages)
+        best = balanced_listed(listed_layers.weights(model, "cost") or (), cx.chunks)
         fits = not listed_layers.without_parameters(model, best)
         yield cx.problem(
             partition_keys(cx), message, f"parallel.pipeline.counts={list(best)}" if fits else "choose fewer stages"
@@ -192,8 +203,9 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
         matched = num_matches(method, names)
     else:
         matched = sum(layout_of(model).pipeline_weights(model, method, 0).loads((cx.num_layers,)))
-    if 0 < matched < cx.stages <= cx.num_layers:
-        message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {cx.stages} stages"
+    stages = cx.chunks.stages
+    if 0 < matched < stages <= cx.num_layers:
+        message = f"{method!r} matches {matched} layer{'s' * (matched > 1)}, and there are {stages} stages"
         yield cx.problem(
             "parallel.pipeline.method", message, f"choose from the classes {', '.join(dict.fromkeys(names))}"
         )
@@ -201,7 +213,7 @@ def fewer_matches_than_stages(cx: Context) -> Iterator[Problem]:
 
 def _even_counts(cx: Context) -> str:
     """Layers on each stage, as even as their number allows, the fuller stages first; PIP101 reports more stages."""
-    stages = min(cx.stages, cx.num_layers)
+    stages = min(cx.chunks.stages, cx.num_layers)
     least, more = divmod(cx.num_layers, stages)
     if stages <= 16:
         return str([least + 1] * more + [least] * (stages - more))
@@ -210,10 +222,11 @@ def _even_counts(cx: Context) -> str:
 
 def _even_ids(cx: Context) -> str:
     """The stage of each layer, as one would write it."""
-    layers, stages = cx.num_layers, min(cx.stages, cx.num_layers)
+    layers, stages = cx.num_layers, min(cx.chunks.stages, cx.num_layers)
     if layers <= 16:
-        return str([layer * stages // layers for layer in range(layers)])
-    return f"[layer * {stages} // {layers} for layer in range({layers})]"
+        return str([layer * stages // layers % cx.stages for layer in range(layers)])
+    rank = f" % {cx.stages}" if cx.chunks.num > 1 else ""
+    return f"[layer * {stages} // {layers}{rank} for layer in range({layers})]"
 
 
 def _is_method(method: str) -> bool:
@@ -227,12 +240,13 @@ def partition_of(cx: Context) -> tuple[int, ...] | None:
     Raises:
         UnknownValueError: the partition is not legal, which other rules report.
     """
-    pipeline, layers, stages = cx.pipeline, cx.num_layers, cx.stages
+    pipeline, layers, chunks = cx.pipeline, cx.num_layers, cx.chunks
+    stages = chunks.stages
     if stages > layers:
         raise UnknownValueError("partition")
     if pipeline is not None:
         ids, counts, method = pipeline.stage_ids, pipeline.counts, pipeline.method
-        wrong = ids is not None and (len(ids) != layers or ids != tuple(sorted(ids)))
+        wrong = ids is not None and (len(ids) != layers or not in_order(ids, chunks))
         wrong |= counts is not None and sum(counts) != layers  # checked before ids are made of it: it may be 10**9
         if wrong or (method is not None and not _is_method(method)):
             raise UnknownValueError("partition")
@@ -271,12 +285,82 @@ def _ids(cx: Context) -> tuple[int, ...]:
     return ids
 
 
+# Schedules ---------------------------------------------------------------------------------------------------------
+
+RUNNABLE = ("1f1b",)
+"""Types of schedules that the executor runs; PIP112 refuses the others, and no hint offers them."""
+
+
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """Several chunks of layers on each stage."""
-    if cx.spec.schedule is not None and cx.spec.schedule.num_chunks > 1:
-        message = f"num_chunks {cx.spec.schedule.num_chunks} needs the interleaved schedule, which is not supported"
-        yield cx.problem("schedule.num_chunks", message, "num_chunks=1")
+    """Several chunks of layers on each stage, or another schedule than '1f1b'."""
+    schedule = cx.spec.schedule
+    if schedule is None:
+        return
+    chunks, key = schedule.num_model_chunks or 1, "schedule.num_model_chunks"
+    name = cx.source_key(key).rpartition(".")[2]
+    if schedule.type not in RUNNABLE:
+        one = f" with {name}=1" if chunks > 1 else ""
+        yield cx.problem("schedule.type", f"type {schedule.type!r} is not supported", f"type='1f1b'{one}")
+    elif schedule.type == "1f1b" and chunks > 1:
+        others = [f"type={each!r}" for each in RUNNABLE if each != "1f1b"]
+        needed = " or ".join(others) if others else "the interleaved schedule, which is not supported"
+        yield cx.problem(key, f"{name} {chunks} needs {needed}", f"{name}=1")
+
+
+@rule("PIP115", "micro-batches-in-part-rounds")
+def micro_batches_in_part_rounds(cx: Context) -> Iterator[Problem]:
+    """Several chunks on each rank, and micro-batches that are not a multiple of the ranks."""
+    count = micro_batches_of(cx)
+    if cx.chunks.num > 1 and count % cx.stages:
+        batches = f"{count} micro-batch{'es' * (count > 1)}"
+        message = f"{batches} for {cx.stages} ranks with {cx.chunks.num} chunks each: not a multiple of {cx.stages}"
+        needed = -(-count // cx.stages) * cx.stages
+        yield cx.problem(batch_keys(cx), message, other_micro_batches(cx, needed, lambda num: num % cx.stages == 0))
+
+
+def micro_batches_of(cx: Context) -> int:
+    """Return the micro-batches of a pipeline's step; unknown without a pipeline, and where the layout is not legal."""
+    given = cx.requested_batch
+    if cx.stages == 1 or (not cx.unlisted and cx.stages > cx.num_layers):
+        raise UnknownValueError("pipeline")
+    if cx.world_size is None and (given.accumulation or given.global_size is None):
+        return given.accumulation or 1
+    global_size, micro, accumulation = cx.batch
+    if global_size != micro * accumulation * cx.data_size or micro % least_micro_size(cx.cuboid):
+        raise UnknownValueError("batch")
+    return accumulation
+
+
+def batch_keys(cx: Context) -> tuple[str, ...]:
+    """Return the keys from which the number of micro-batches follows."""
+    micro = ("batch.micro_size",) if cx.requested_batch.global_size is not None else ()
+    return "batch.accumulation", "schedule.num_microbatches", *micro, "batch.global_size", cx.pipeline_key
+
+
+def other_micro_batches(cx: Context, needed: int, fits: Callable[[int], bool], worth: str = "") -> str:
+    """Return what to write for `needed` micro-batches, or, with the same samples a step, for a number that fits too.
+
+    `worth` is what that brings.
+    """
+    given = cx.requested_batch
+    in_schedule = cx.given("schedule.num_microbatches") and not cx.spec.batch.accumulation
+    name = "schedule.num_microbatches" if in_schedule else "batch.accumulation"
+    if given.global_size is None:
+        return f"{name}={needed}" + (f": {worth}" if worth else "")
+    if cx.world_size is None:
+        return f"choose {name} of {needed} or more, and a global_size to fit"
+    data, least = cx.data_size, least_micro_size(cx.cuboid)
+    samples = given.global_size // data
+    fitting = [micro for micro in divisors(samples) if micro % least == 0 and fits(samples // micro)]
+    if not fitting:
+        micro = given.micro_size or least
+        more = "" if given.micro_size and not given.accumulation else f" with {name}={needed}"
+        return f"batch.global_size={micro * needed * data}{more}"
+    micro_size, accumulation = f"batch.micro_size={fitting[-1]}", f"{name}={samples // fitting[-1]}"
+    if given.micro_size is None:
+        return accumulation
+    return micro_size if given.accumulation is None else f"{micro_size} with {accumulation}"
 
 
 RULES = (
@@ -295,4 +379,5 @@ RULES = (
     fewer_matches_than_stages,
     cut_without_stages,
     interleaved_schedule,
+    micro_batches_in_part_rounds,
 )

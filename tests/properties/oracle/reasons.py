@@ -53,6 +53,7 @@ REASONS: Mapping[str, str] = {
     "PIP109": "there is no such method; a cut of its own choice would be followed",
     "PIP111": "layers would stand in another order than their numbers say",
     "PIP112": _OURS,
+    "PIP115": "a round of micro-batches would have too few for its ranks",
     "PIP113": "a stage would have nothing to train",
     "PRE101": "DeepSpeed's step in half precision is wrong without ZeRO",
     "PRE102": "masters in half precision, where DeepSpeed does not check the optimizer",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from dslpar.cli.main import main
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_show_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +26,7 @@ def test_show_json_has_the_contract(config: Path, capsys: pytest.CaptureFixture[
     assert main(["show", str(config), "--world-size", "8", "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert list(shown)[:6] == ["world_size", "parallel", "groups", "stages", "batch", "deepspeed"]
-    assert list(shown)[6:] == ["divisors", "traffic"]
+    assert list(shown)[6:] == ["divisors", "traffic", "schedule"]
     assert shown["parallel"]["order"] == ["pipe", "data", "tensor"]
     assert shown["stages"]["counts"] == [4, 4]
     assert shown["batch"] == {"global_size": 16, "micro_size": 1, "accumulation": 8}
@@ -85,6 +88,34 @@ def test_show_of_one_rank_has_no_traffic(config: Path, capsys: pytest.CaptureFix
     shown = json.loads(capsys.readouterr().out)
     assert shown["traffic"] is None
     assert [each["why"] for each in shown["divisors"]] == ["num_heads = 24"]
+
+
+def test_show_has_the_schedule(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["parallel={'pipeline': 4}", "model.hidden_size=96000"]  # stages are equal: the head costs next to nothing
+    assert main(["show", str(config), "--world-size", "8", *argv]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "  schedule 1f1b, 8 micro-batches: bubble 37.5 %, the busiest rank is idle 27.3 % of the step" in out
+    assert "  holds    micro-batches of activations, at most, by rank: 0: 4, 1: 3, 2: 2, 3: 1" in out
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", *argv]) == 0
+    schedule = json.loads(capsys.readouterr().out)["schedule"]
+    assert schedule.pop("bubble") == pytest.approx(0.375, abs=1e-3)
+    assert schedule == {
+        "type": "1f1b", "num_model_chunks": 1, "num_micro_batches": 8, "held": [4, 3, 2, 1], "deferred": [0] * 4
+    }  # fmt: skip
+    assert main(["show", str(config), "--world-size", "8", "--format", "json", "parallel={'data': 8}"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedule"] is None
+
+
+def test_show_draws_the_schedule(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(config), "--world-size", "8", "--format", "svg"]) == 0
+    picture = ElementTree.fromstring(capsys.readouterr().out)
+    boxes = [each for each in picture.iter(f"{SVG}rect") if each.get("class") == "box"]
+    assert len(boxes) == 2 * 2 * 8
+    assert "1f1b over 2 ranks, 8 micro-batches: bubble 1" in "".join(picture.itertext())
+    assert main(["show", str(config), "--world-size", "8", "--format", "svg", "batch.accumulation=100000"]) == 0
+    text = capsys.readouterr().out
+    assert "1250 micro-batches" in text  # 5000 boxes
+    assert "(the step has 100000)" in text
 
 
 def test_show_prints_findings_and_stops(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,10 +44,10 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "whole micro-batches": ("BAT101 BAT102", "an evaluation takes batches of the same size"),
     "a schedule of batch sizes": ("CFG101", "there is none"),
     "micro-batches against stages, bubble": ("PERF104 PERF105", ""),
-    "interleaved schedule": ("PIP112 CFG108", "it is refused, whatever its numbers"),
+    "interleaved schedule": ("PIP112 PIP115 PIP101", ""),
     # layers on stages
     "layers % stages": ("PIP101 PIP107 PERF106", "layers need not divide: a cut says where each goes"),
-    "layers of virtual stages": ("PIP112", ""),
+    "layers of virtual stages": ("PIP101", ""),
     "one way to say the cut": ("PIP106", ""),
     "first and last stage": ("PIP105 PIP107", ""),
     "layout against counts": ("PIP106", ""),
@@ -114,7 +114,7 @@ CHECKS: Mapping[str, tuple[str, str]] = {
     "min lr above lr": ("BAT106", ""),
     "evaluation interval above steps": ("DEAD113", ""),
     "metric that the evaluator does not produce": ("CFG101", "no key names a metric"),
-    "micro-batches not a multiple of stages, interleaved": ("PIP112 CFG108", ""),
+    "micro-batches not a multiple of stages, interleaved": ("PIP115", ""),
 }
 
 

@@ -90,7 +90,12 @@ SAID = [
     (
         "parallel = dict(pipeline=2)\nschedule = dict(type='gpipe')",
         "schedule.type cannot be 'gpipe': it holds the activations of all micro-batches, for the same bubble as '1f1b'",
-        "write '1f1b'",
+        "choose one of '1f1b', 'interleaved', 'zero_bubble'",
+    ),
+    (
+        "parallel = dict(pipeline=2)\nschedule = dict(type='interleaved', num_chunks=2)\nbatch = dict(accumulation=4)",
+        "type 'interleaved' is not supported",
+        "type='1f1b' with num_chunks=1",
     ),
     (
         "schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=2)",

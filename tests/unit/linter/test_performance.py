@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dslpar.layout.chunks import Chunks
 from dslpar.layout.stages import EvenWeights, balanced, imbalance
 from dslpar.models.gpt.layout import pipeline_weights
 from dslpar.models.gpt.section import GPT
@@ -187,11 +188,11 @@ def test_no_partition_is_more_even_than_the_suggested_one(stages: int, more: int
     layers = stages + more
     model = GPT(num_layers=layers, hidden_size=8, num_heads=1, vocab_size=vocab_size, max_seq_len=8)
     weights = pipeline_weights(model, "cost", 8)
-    loads = weights.loads(balanced(weights, layers, stages))
+    loads = weights.loads(balanced(weights, layers, Chunks(stages)))
     best = imbalance(loads)
     assert sum(loads) == sum(weights.loads((layers,)))
     for other in (EvenWeights(0, 1, 0), EvenWeights(1, 1, 2)):
-        assert best <= imbalance(weights.loads(balanced(other, layers, stages))) + 1e-12
+        assert best <= imbalance(weights.loads(balanced(other, layers, Chunks(stages)))) + 1e-12
 
 
 # What is sent or computed for nothing -------------------------------------------------------------------------------

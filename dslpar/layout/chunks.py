@@ -1,0 +1,41 @@
+"""Chunks of a pipeline: which rank of the axis "pipe" holds which stages.
+
+A stage is a contiguous run of layers; stages are numbered in the order of the forward. With one chunk a rank, the two
+numbers are one. With v chunks, rank r holds the stages r, r + P, r + 2P, ..., as in Megatron-LM's interleaved schedule
+(arXiv 2104.04473). Letters: P ranks, v chunks on each, V = P v stages.
+
+    >>> chunks = Chunks(pipe=2, num=2)
+    >>> chunks.stages, list(chunks.held_by(1)), chunks.rank_of(2)
+    (4, [1, 3], 0)
+"""
+
+from __future__ import annotations
+
+from dslpar.core.named_tuple import NamedTuple
+
+
+class Chunks(NamedTuple):
+    """The stages of a pipeline, and the rank that holds each of them."""
+
+    pipe: int
+    """Ranks of the axis "pipe"."""
+    num: int = 1
+    """Stages that each of them holds."""
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.pipe * self.num
+
+    @property
+    def last(self) -> int:
+        """The stage that has the model's output."""
+        return self.stages - 1
+
+    def rank_of(self, stage: int) -> int:
+        """Return the rank that holds a stage."""
+        return stage % self.pipe
+
+    def held_by(self, rank: int) -> range:
+        """Return the stages that a rank holds, in the order of the forward."""
+        return range(rank, self.stages, self.pipe)

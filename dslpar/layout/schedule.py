@@ -1,0 +1,210 @@
+"""Schedules of a pipeline: what each rank computes, and in which order, as data.
+
+    >>> schedule = Schedule(Chunks(pipe=2), num_micro_batches=2)
+    >>> [f"{action.kind}{action.micro}" for action in schedule.order(rank=0)]
+    ['F0', 'F1', 'B0', 'B1']
+    >>> schedule.bubble(), schedule.held(rank=0)
+    (0.5, Held(total=2.0, deferred=0.0))
+
+An action is F, the forward of a micro-batch through a stage; B, its backward; or W. Where the backward is split, B
+gives the gradient of the stage's inputs alone, for which another rank waits, and W those of its weights, for which
+nobody does. One rule gives four schedules:
+
+| type          | chunks | backward | source                                                                 |
+|---------------|--------|----------|------------------------------------------------------------------------|
+| `1f1b`        | 1      | whole    | PipeDream-Flush, arXiv 2006.09503                                      |
+| `interleaved` | v > 1  | whole    | Megatron-LM, arXiv 2104.04473                                          |
+| `zero_bubble` | 1      | split    | ZB-H1, arXiv 2401.10241                                                |
+| `zero_bubble` | v > 1  | split    | both, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble  |
+
+A rank takes P micro-batches through one of its chunks after the other, then the next P. It begins with some forwards,
+then alternates a forward and a backward, and ends with the backwards that are left. Forwards before the first backward:
+(v-1) P for all chunks but the last, and (P-1-r) for the ranks after it: twice that in the interleaved schedule, where a
+rank would else wait for its neighbour at every chunk. W lags r backwards behind B: the last rank, which begins last,
+defers the most, and does it while the pipeline drains. Letters: P ranks, r a rank, v chunks on each, m micro-batches;
+F, B and W also for how long each takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.chunks import Chunks
+
+Kind = Literal["F", "B", "W"]
+"""Forward; backward, of inputs where it is split; backward of weights."""
+
+
+class Action(NamedTuple):
+    """What a rank computes at once: one micro-batch through one stage, one way."""
+
+    kind: Kind
+    stage: int
+    micro: int
+
+
+Orders = Sequence[Sequence[Action]]
+"""What each rank computes, in order."""
+
+
+class Held(NamedTuple):
+    """The most activations that a rank holds, in micro-batches of all its chunks."""
+
+    total: float
+    """From F to the last action that needs them: B, or W where the backward is split."""
+    deferred: float
+    """Of those that wait for W, at most; the peak of both need not be at one time."""
+
+
+class Schedule(NamedTuple):
+    """The actions of a step on all ranks of a pipeline.
+
+    With several chunks the micro-batches of a step must be a multiple of the ranks; those of an evaluation need not.
+    """
+
+    chunks: Chunks
+    num_micro_batches: int
+    split: bool = False
+    """Whether B and W are apart."""
+
+    def order(self, rank: int) -> list[Action]:
+        """Return what a rank computes in a step.
+
+        Raises:
+            ValueError: several chunks, and the micro-batches are not a multiple of the ranks.
+        """
+        self._check()
+        forwards, backwards = list(self._passes(rank)), list(self._passes(rank, backward=True))
+        first, deferred = self._first_forwards(rank), rank if self.split else 0
+        order = [Action("F", *each) for each in forwards[:first]]
+        for done, each in enumerate(backwards):
+            order += [Action("F", *later) for later in forwards[first + done : first + done + 1]]
+            order.append(Action("B", *each))
+            if self.split and done >= deferred:
+                order.append(Action("W", *backwards[done - deferred]))
+        if self.split:
+            order += [Action("W", *each) for each in backwards[max(0, len(backwards) - deferred) :]]
+        return order
+
+    def orders(self) -> list[list[Action]]:
+        """Return what each rank computes in a step."""
+        return [self.order(rank) for rank in range(self.chunks.pipe)]
+
+    def forward_order(self, rank: int) -> list[Action]:
+        """Return what a rank computes in an evaluation, of any number of micro-batches."""
+        return [Action("F", *each) for each in self._passes(rank)]
+
+    def forward_orders(self) -> list[list[Action]]:
+        """Return what each rank computes in an evaluation."""
+        return [self.forward_order(rank) for rank in range(self.chunks.pipe)]
+
+    # ---- closed forms, which the tests hold against `dslpar.layout.simulation` ----
+
+    def bubble(self, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> float:
+        """Return idle time over busy time, of stages that are equal and messages that take no time.
+
+        `forward`, `backward` and `weights` are F, B and W of a stage; where the backward is whole, it takes B + W.
+        The last rank waits for P-1 forwards at the beginning; at the end, while P-1 backwards run on the others, it has
+        as many deferred W to do. The first rank has done all forwards that it may when P-1 backwards of the others are
+        still to come before its own first one. The one that waits longer makes the bubble; where F, B and W take
+        equally long, both wait as long.
+
+        Raises:
+            ValueError: as `order`; or a split backward and fewer micro-batches than ranks, which has no simple form.
+        """
+        self._check()
+        (pipe, num), count = self.chunks, self.num_micro_batches
+        if not self.split:
+            return (pipe - 1) / (count * num)
+        if count < pipe:
+            raise ValueError(f"{count} micro-batches over {pipe} ranks: simulate it")
+        idle = (pipe - 1) * max(backward, forward + max(backward - weights, 0.0))
+        return idle / (count * num * (forward + backward + weights))
+
+    def held(self, rank: int) -> Held:
+        """Return the most activations that a rank holds.
+
+        Raises:
+            ValueError: as `order`.
+        """
+        self._check()
+        (pipe, num), count = self.chunks, self.num_micro_batches
+        if self.split:
+            return Held(float(min(pipe, count)), min(rank + 1, count * num) / num)
+        return Held(min(self._first_forwards(rank) + 1, count * num) / num, 0.0)
+
+    # ---- the rule ----
+
+    def _passes(self, rank: int, backward: bool = False) -> Iterator[tuple[int, int]]:
+        """Yield (stage, micro-batch) in the order in which a rank takes them one way."""
+        held = self.chunks.held_by(rank)
+        for begin in range(0, self.num_micro_batches, self.chunks.pipe):
+            for stage in reversed(held) if backward else held:
+                for micro in range(begin, min(begin + self.chunks.pipe, self.num_micro_batches)):
+                    yield stage, micro
+
+    def _first_forwards(self, rank: int) -> int:
+        """Return the forwards before the first pair of a forward and a backward."""
+        pipe, num = self.chunks
+        hops = 2 if num > 1 and not self.split else 1
+        return min((num - 1) * pipe + hops * (pipe - 1 - rank), self.num_micro_batches * num)
+
+    def _check(self) -> None:
+        if self.chunks.num > 1 and self.num_micro_batches % self.chunks.pipe:
+            raise ValueError(
+                f"{self.num_micro_batches} micro-batches are not a multiple of {self.chunks.pipe} ranks, each of which"
+                f" has {self.chunks.num} chunks"
+            )
+
+
+# What passes between ranks ----------------------------------------------------------------------------------------
+
+Link = tuple[int, int]
+"""Sender and receiver, as ranks of the axis "pipe"."""
+
+
+def producer(action: Action, chunks: Chunks) -> Action | None:
+    """Return the action of the neighbouring stage whose result this one takes in, if there is one."""
+    kind, stage, micro = action
+    if kind == "F" and stage > 0:
+        return Action("F", stage - 1, micro)
+    return Action("B", stage + 1, micro) if kind == "B" and stage < chunks.last else None
+
+
+def consumer(action: Action, chunks: Chunks) -> Action | None:
+    """Return the action of the neighbouring stage that takes in the result of this one: the inverse of `producer`."""
+    kind, stage, micro = action
+    if kind == "F" and stage < chunks.last:
+        return Action("F", stage + 1, micro)
+    return Action("B", stage - 1, micro) if kind == "B" and stage > 0 else None
+
+
+def messages(orders: Orders, chunks: Chunks) -> dict[Link, list[Action]]:
+    """Return what is sent over each link, in the sender's order, each message by the action that takes it in.
+
+    It is the order in which the receiver must receive: all messages have one shape, so one taken for another would go
+    unseen. Over 3 ranks and more, the receiver also uses them in this order; of 2, each link has activations and
+    gradients in it, which are used as the receiver's own order has them.
+
+        >>> messages(Schedule(Chunks(pipe=2), num_micro_batches=1).orders(), Chunks(pipe=2))
+        {(0, 1): [Action(kind='F', stage=1, micro=0)], (1, 0): [Action(kind='B', stage=0, micro=0)]}
+    """
+    sent: dict[Link, list[Action]] = {}
+    for rank, order in enumerate(orders):
+        for action in order:
+            taken_by = consumer(action, chunks)
+            if taken_by is not None and chunks.rank_of(taken_by.stage) != rank:
+                sent.setdefault((rank, chunks.rank_of(taken_by.stage)), []).append(taken_by)
+    return sent
+
+
+def direction(link: Link) -> int:
+    """Return which of two process groups a link uses: 0 to a higher rank, 1 to a lower one.
+
+    With both ways in one group, NCCL would put them on one communicator, where two ranks that send to each other at
+    once, each waiting for the other to receive, never end.
+    """
+    sender, receiver = link
+    return int(sender > receiver)

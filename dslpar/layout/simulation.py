@@ -1,0 +1,162 @@
+"""Simulation of a pipeline's schedule: when each action runs, how long ranks are idle, which activations they hold.
+
+    >>> schedule = Schedule(Chunks(pipe=4), num_micro_batches=8)
+    >>> timeline = simulate(schedule.orders(), schedule.chunks, even_durations(schedule.chunks.stages))
+    >>> timeline.makespan, timeline.bubble
+    (33.0, 0.375)
+
+It takes any orders, so that schedules with a closed form can be proven, and others be compared with them. Stages may
+differ in how long they take, and messages may take time; messages over one link are assumed not to wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dslpar.core.named_tuple import NamedTuple
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.schedule import Action, Held, Orders, Schedule, producer
+
+__all__ = ["Chunks", "DeadlockError", "Durations", "Schedule", "Span", "Timeline", "even_durations", "held", "simulate"]
+
+
+class DeadlockError(ValueError):
+    """Orders in which ranks wait for each other, or for an action that no rank has."""
+
+
+class Durations(NamedTuple):
+    """How long each stage takes; an order without W has a whole backward, which takes `backward` and `weights`."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weights: Sequence[float]
+
+    def of(self, action: Action, split: bool) -> float:
+        """Return how long an action takes."""
+        kind, stage, _ = action
+        if kind == "F":
+            return self.forward[stage]
+        if kind == "W":
+            return self.weights[stage]
+        return self.backward[stage] + (0.0 if split else self.weights[stage])
+
+
+def even_durations(stages: int, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> Durations:
+    """Return durations of stages that all take equally long; a matmul's three products do as many operations each."""
+    return Durations([forward] * stages, [backward] * stages, [weights] * stages)
+
+
+class Span(NamedTuple):
+    """When an action runs."""
+
+    start: float
+    end: float
+
+
+class Timeline(NamedTuple):
+    """A step on all ranks, from the first action's start at time 0."""
+
+    orders: Orders
+    spans: Mapping[Action, Span]
+
+    @property
+    def makespan(self) -> float:
+        """The end of the last action."""
+        return max((span.end for span in self.spans.values()), default=0.0)
+
+    @property
+    def busy(self) -> list[float]:
+        """How long each rank computes."""
+        return [sum(self.spans[action].end - self.spans[action].start for action in order) for order in self.orders]
+
+    @property
+    def bubble(self) -> float:
+        """The time for which the busiest rank is idle, over the time for which it computes."""
+        return self.makespan / max(self.busy) - 1.0
+
+
+def simulate(orders: Orders, chunks: Chunks, durations: Durations, message: float = 0.0) -> Timeline:
+    """Run all actions as early as their ranks' orders allow; `message` is the time from one rank to another.
+
+    Raises:
+        DeadlockError: the orders cannot be run to their ends.
+        ValueError: an action is twice in the orders, or on a rank that does not hold its stage.
+    """
+    _check(orders, chunks)
+    splits = [any(action.kind == "W" for action in order) for order in orders]
+    spans: dict[Action, Span] = {}
+    done, free = [0] * len(orders), [0.0] * len(orders)
+    waiting: dict[Action, list[int]] = {}
+    runnable = list(range(len(orders)))
+    far = message if chunks.pipe > 1 else 0.0  # neighbouring stages are then on two ranks
+    while runnable:
+        rank = runnable.pop()
+        while done[rank] < len(orders[rank]):
+            action = orders[rank][done[rank]]
+            needed = _needed(action, chunks)
+            missing = [each for each in needed if each not in spans]
+            if missing:
+                waiting.setdefault(missing[0], []).append(rank)
+                break
+            ready = [spans[each].end + (0.0 if each.stage == action.stage else far) for each in needed]
+            start = max([free[rank], *ready])
+            free[rank] = start + durations.of(action, splits[rank])
+            spans[action] = Span(start, free[rank])
+            done[rank] += 1
+            runnable += waiting.pop(action, ())
+    if waiting:
+        raise DeadlockError(_deadlock(orders, done, waiting))
+    return Timeline(orders, spans)
+
+
+def held(order: Sequence[Action], chunks: Chunks) -> Held:
+    """Return the most activations that a rank holds as it runs this order, in micro-batches of all its chunks."""
+    split = any(action.kind == "W" for action in order)
+    forward = deferred = most = most_deferred = 0
+    for action in order:
+        if action.kind == "F":
+            forward += 1
+        elif action.kind == "B":
+            forward -= 1
+            deferred += split
+        else:
+            deferred -= 1
+        most, most_deferred = max(most, forward + deferred), max(most_deferred, deferred)
+    return Held(most / chunks.num, most_deferred / chunks.num)
+
+
+def _needed(action: Action, chunks: Chunks) -> list[Action]:
+    """Return what must have run before an action, on whatever rank."""
+    kind, stage, micro = action
+    if kind == "W":
+        return [Action("B", stage, micro)]
+    own = [Action("F", stage, micro)] if kind == "B" else []
+    neighbour = producer(action, chunks)
+    return own if neighbour is None else [*own, neighbour]
+
+
+def _check(orders: Orders, chunks: Chunks) -> None:
+    for rank, order in enumerate(orders):
+        listed = set[Action]()
+        held_here = set(chunks.held_by(rank))
+        for action in order:
+            if action.stage not in held_here:
+                raise ValueError(f"{_named(action)} is in the order of rank {rank}, which does not hold the stage")
+            if action in listed:
+                raise ValueError(f"{_named(action)} is twice in the order of rank {rank}")
+            listed.add(action)
+
+
+def _deadlock(orders: Orders, done: Sequence[int], waiting: Mapping[Action, Sequence[int]]) -> str:
+    known = {action for order in orders for action in order}
+    stuck = [
+        f"rank {rank} cannot begin {_named(orders[rank][done[rank]])} before {_named(missing)}"
+        + ("" if missing in known else ", which no rank has in its order")
+        for missing, ranks in waiting.items()
+        for rank in ranks
+    ]
+    return "the orders wait for each other: " + "; ".join(sorted(stuck))
+
+
+def _named(action: Action) -> str:
+    return f"{action.kind} of stage {action.stage}, micro-batch {action.micro}"

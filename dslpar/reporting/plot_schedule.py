@@ -1,0 +1,99 @@
+"""A pipeline's schedule as an SVG: rank by time, a box an action; no library, no script, no font of its own.
+
+    Path("schedule.svg").write_text(draw(timeline, chunks, "1f1b over 4 ranks"))
+
+The colour says what is computed (Okabe and Ito's, which tell apart for colour-blind readers too), the shade which of
+the rank's stages it is of, and the number which micro-batch. Figures of the interleaved and of the zero bubble schedule
+are drawn so in arXiv 2104.04473 and 2401.10241.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from dslpar.core.visible import visible
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.schedule import Action
+from dslpar.layout.simulation import Span, Timeline, held
+from dslpar.reporting.scale import label, make_scale
+
+COLORS = {"F": (0x00, 0x72, 0xB2), "B": (0xD5, 0x5E, 0x00), "W": (0x00, 0x9E, 0x73)}
+_WIDTH, _LEFT, _RIGHT = 1180, 66, 74
+_INNER = _WIDTH - _LEFT - _RIGHT
+_TOP, _ROW, _BOX, _BELOW = 62, 30, 24, 46
+_DIGIT = 7
+"""The width of a digit of a box, about."""
+_MOST_WHITE = 0.62
+"""Of the lightest shade."""
+_STYLE = (
+    "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.grid{stroke:#e2e2e2}.box{stroke:#fff;stroke-width:.6}"
+    ".n{font-size:11px}.light{fill:#fff}"
+)
+
+
+def draw(timeline: Timeline, chunks: Chunks, title: str) -> str:
+    """Draw a step."""
+    height = _TOP + _ROW * len(timeline.orders) + _BELOW
+    scale = make_scale((0.0, timeline.makespan))
+    wide = _INNER / timeline.makespan
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+        _text(_LEFT, 20, title, css="title"),
+        *_legend(chunks, any(action.kind == "W" for action in timeline.spans)),
+    ]
+    bottom = height - _BELOW
+    for tick in scale.ticks(12):
+        x = _LEFT + wide * tick
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"/>')
+        parts.append(_text(x, bottom + 14, label(tick), "middle"))
+    for rank, order in enumerate(timeline.orders):
+        y = _TOP + _ROW * rank
+        parts.append(_text(_LEFT - 8, y + 16, f"rank {rank}", "end"))
+        for action in order:
+            parts += _box(action, timeline.spans[action], y, wide, chunks)
+        parts.append(_text(_WIDTH - _RIGHT + 8, y + 16, f"holds {held(order, chunks).total:g}"))
+    axis = "time, in forwards of a mean stage; on the right, the most micro-batches whose activations a rank holds"
+    parts += [_text(_LEFT + _INNER / 2, height - 10, axis, "middle"), "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def _box(action: Action, span: Span, y: float, wide: float, chunks: Chunks) -> Iterator[str]:
+    x, width = _LEFT + wide * span.start, wide * (span.end - span.start)
+    chunk, micro = action.stage // chunks.pipe, str(action.micro)
+    fill = _shade(action.kind, chunk, chunks.num)
+    yield f'<rect class="box" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BOX}" fill="{fill}"/>'
+    if width > _DIGIT * len(micro):
+        css = "n light" if 2 * _white(chunk, chunks.num) <= _MOST_WHITE else "n"
+        yield _text(x + width / 2, y + 16, micro, "middle", css)
+
+
+def _legend(chunks: Chunks, split: bool) -> Iterator[str]:
+    names = {"F": "forward", "B": "backward of inputs" if split else "backward"}
+    if split:
+        names["W"] = "backward of weights"
+    entries = [(_shade(kind, 0, 1), f"{kind}: {name}") for kind, name in names.items()]
+    if chunks.num > 1:
+        entries += [(_shade("F", chunk, chunks.num), f"chunk {chunk}") for chunk in range(chunks.num)]
+    x = float(_LEFT)
+    for fill, name in entries:
+        yield f'<rect x="{x}" y="34" width="12" height="12" fill="{fill}"/>'
+        yield _text(x + 18, 44, name)
+        x += 42 + 6.5 * len(name)
+
+
+def _white(chunk: int, num_chunks: int) -> float:
+    """Return how much white is in the shade of a chunk: none in the first one's."""
+    return _MOST_WHITE * chunk / max(num_chunks - 1, 1)
+
+
+def _shade(kind: str, chunk: int, num_chunks: int) -> str:
+    white = _white(chunk, num_chunks)
+    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in COLORS[kind])
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+    css = f' class="{css}"' if css else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{css}>{escape(visible(text))}</text>'
