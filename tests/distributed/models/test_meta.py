@@ -1,4 +1,6 @@
-"""A whole model, its loss and their backward on torch's meta device, in every mode: nothing is left on the CPU."""
+"""A whole model, its loss, their backward and the step's arithmetic on torch's meta device, in every mode: nothing is
+left on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 from dslpar.core import mesh
 from dslpar.core.mesh import Mesh
 from dslpar.distributed import collectives
+from dslpar.distributed.deepspeed_patches import owned_square_norm
 from dslpar.distributed.groups import Groups
+from dslpar.layers import mark_owners
 from dslpar.models import GPT, build_module
 from tests.support.fake_world import on_last_ranks
 from tests.support.layouts import LAYOUTS
@@ -65,12 +69,19 @@ def _on_cpu(form: dict[str, Any], tensor: mesh.Tensor) -> tuple[list[str], int, 
     ids = torch.zeros((8, 24), dtype=torch.int64, device="meta")
     with torch.device("meta"):
         module = build_module(model, groups, seed=1)
+    mark_owners(module, groups)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=True)  # fused, as on a GPU, is for real devices alone
     model.loss(groups)(module(ids), ids)  # tables are made on the CPU, at their first use
     with _OnCpu() as mode:
         loss = model.loss(groups)(module(ids), ids)
         loss.backward()
-    grads = [p.grad for p in module.parameters()]
-    assert all(grad is not None and grad.is_meta for grad in grads)
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        square = owned_square_norm(module, groups.axis("d", "q", "y", "z"))
+        torch._foreach_mul_(grads, (1 / (square.sqrt() + 1e-6)).clamp(max=1.0))
+        optimizer.step()
+    assert len(grads) == len(list(module.parameters()))
+    assert square.is_meta
+    assert all(grad.is_meta for grad in grads)
     return sorted(mode.found), mode.count, loss.device.type
 
 
