@@ -20,6 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from dslpar.core.frozen import MISSING, Field, fields
+from dslpar.layout.deepspeed_config import CHOICES
 from dslpar.schema import datasets, deepspeed_policy, families, sections
 from dslpar.schema.fields import facts_of
 from dslpar.schema.keys import WRITTEN_AS, classes_of, shorthand_of, type_of
@@ -150,7 +151,10 @@ def _deepspeed_rows(
         if name not in skip:
             takes = TYPES[type_].description if type_ in TYPES else "a dict, or its device"
             default = repr(deepspeed_policy.KEYS[theirs][name][1])
-            yield Row(f"{section}.{name}", takes, default, f"DeepSpeed's {theirs}.{name}.", of=of)
+            text = f"DeepSpeed's {theirs}.{name}."
+            if choice := CHOICES.get(f"{theirs}.{name}"):
+                text += f" dslpar may choose {choice.value!r}, by {' and '.join(choice.sources)}: {choice.why}."
+            yield Row(f"{section}.{name}", takes, default, text, of=of)
 
 
 def _raw_rows() -> Iterator[Row]:
