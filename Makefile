@@ -5,8 +5,8 @@
 # make versions  `make test` with the oldest and the newest torch, and other Pythons: docs/versions.md; ROW=3.11-oldest: one
 # make docs    these pages and the reference of the API as a site, in build/site; a dead link is an error
 # make bench   side-by-side measurements, as ratios
-# make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed": some of it
-# make gpu-wheels  for a machine with torch, and no network: what `make gpu` needs there, in build/gpu-wheels
+# make gpu     what only a GPU can show, as a table, with PYTHON's torch; CHECKS="layers speed_350M": some of it
+# make gpu-wheels  what `make gpu` needs where there is torch and no network, in build/gpu-wheels; GPU_PYTHON=3.11: not 3.12's
 # make setup   .venv alone; PYTHON=python3.12 chooses the interpreter
 
 PYTHON ?= python3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,12 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu import processes
+from benchmarks.gpu.processes import Ended
 from benchmarks.gpu.rows import Row, at_most, holds
 
-ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+"""For one run of train.py: most of it is imports. Less than the limit of any check here."""
 CONFIG = """
 model = dict(type='GPT', num_layers=2, hidden_size=64, num_heads=4, vocab_size=256, max_seq_len=32)
 optimizer = dict(type='AdamW', lr=1e-3)
@@ -29,46 +34,79 @@ CLOSE = 1e-4
 """Relative, of float32's losses on another device."""
 
 
-def _run(folder: Path, *words: str, timeout_s: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, *words: str, **env: str) -> Ended:
     command = [sys.executable, "train.py", "--config", str(folder / "cfg.py"), *words]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=timeout_s)
+    return processes.run(command, LIMIT_S, os.environ | env)
 
 
-def _folder(folder: str, config: str = CONFIG) -> Path:
+def _said(ended: Ended) -> str:
+    """What a run that should have ended in order has said."""
+    return "it hung" if ended.status is None else f"it failed: {ended.reason[:160]}"
+
+
+def _folder(folder: str, config: str = CONFIG, num_lines: int = 400) -> Path:
     path = Path(folder)
-    (path / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(400)))
+    write_text(path, num_lines)
     (path / "cfg.py").write_text(config)
     return path
 
 
-def _losses(output: Path) -> list[float]:
+def write_text(folder: Path, num_lines: int = 400) -> None:
+    """Write the text that runs here train on, text.txt."""
+    (folder / "text.txt").write_text("".join(f"line {i} says {i * i}\n" for i in range(num_lines)))
+
+
+def losses_of(output: Path) -> list[float]:
+    """Return the loss of each step of a run, from its folder."""
     return [json.loads(line)["loss"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def across_devices(device: torch.device) -> Iterator[Row]:
-    """A run whose second half is on the other device, against the run that stays."""
+    """A run whose second half is on the other device, against the run that stays; on a CPU, on the same one."""
+    pairs = (("cuda", "cpu"), ("cpu", "cuda")) if device.type == "cuda" else (("cpu", "cpu"),)
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name)
-        kinds = ("cuda", "cpu") if device.type == "cuda" else ("cpu", "cpu")
-        for first, second in (kinds, kinds[::-1]):
+        for first, second in pairs:
             stays, moves = folder / f"stays_{first}", folder / f"moves_{first}"
-            _run(folder, f"train.output_dir={stays}", DS_ACCELERATOR=first)
-            _run(folder, f"train.output_dir={moves}", "train.steps=4", DS_ACCELERATOR=first)
-            ended = _run(folder, f"train.output_dir={moves}", "--resume", DS_ACCELERATOR=second)
-            if ended.returncode:
-                yield holds(f"{first} to {second}", ended.stderr[-200:], "a run", held=False)
-                continue
-            off = max(abs(own / other - 1) for own, other in zip(_losses(moves), _losses(stays), strict=True))
-            yield at_most(f"{first} to {second}: losses against the run that stays", off, CLOSE)
+            ends = [
+                _run(folder, f"train.output_dir={stays}", DS_ACCELERATOR=first),
+                _run(folder, f"train.output_dir={moves}", "train.steps=4", DS_ACCELERATOR=first),
+                _run(folder, f"train.output_dir={moves}", "--resume", DS_ACCELERATOR=second),
+            ]
+            yield _compare(f"{first} to {second}: losses against the run that stays", ends, stays, moves, CLOSE)
 
 
+def twice(device: torch.device) -> Iterator[Row]:
+    """A run with `train.deterministic=True`, and the same run again: equal losses, to the bit."""
+    config = CONFIG.replace("max_seq_len=32", "max_seq_len=32, dropout=0.1") + "precision = 'bf16'\nzero = 1\n"
+    with tempfile.TemporaryDirectory() as name:
+        folder = _folder(name, config)
+        outputs = [folder / "one", folder / "other"]
+        words = ("train.deterministic=True", "train.save_interval=0")
+        ends = [_run(folder, f"train.output_dir={output}", *words) for output in outputs]
+        yield _compare("deterministic=True, bf16, dropout: losses of a second run", ends, outputs[0], outputs[1], 0)
+
+
+def _compare(name: str, ends: list[Ended], stays: Path, moves: Path, limit: float) -> Row:
+    """The largest distance of the losses of two runs, both of which must have ended in order."""
+    failed = next((end for end in ends if end.status != 0), None)
+    if failed is not None:
+        return holds(name, _said(failed), "a run", held=False)
+    off = max(abs(own / other - 1) for own, other in zip(losses_of(moves), losses_of(stays), strict=True))
+    return at_most(name, off, limit)
+
+
+# Float32 logits of 512 samples are 105 GB, and their softmax as much again; the weights are 300 MB. No device has room
+# for both, and the host draws no more than any small model's weights.
 TOO_LARGE = """
-model = dict(type='GPT', num_layers=8, hidden_size=16384, num_heads=64, vocab_size=256, max_seq_len=8192)
+model = dict(type='GPT', num_layers=2, hidden_size=1024, num_heads=16, vocab_size=50304, max_seq_len=1024)
 optimizer = dict(type='AdamW', lr=1e-3)
-batch = dict(micro_size=64)
+batch = dict(micro_size=512)
 train = dict(steps=1, save_interval=0)
 data = dict(files=['text.txt'])
 """
+TOO_LARGE_LINES = 60_000
+"""1.5 MB: 512 samples of 1025 bytes, and what is held out."""
 BAD_ID = '''
 import torch
 from torch.utils.data import Dataset
@@ -87,15 +125,15 @@ class BadIds(Dataset):
 
 
 def out_of_memory(device: torch.device) -> Iterator[Row]:
-    """A model that no device holds: what is said of it, and the status."""
+    """A batch that no device has room for: what is said of it, and the status."""
     with tempfile.TemporaryDirectory() as name:
-        ended = _run(_folder(name, TOO_LARGE))
-        said = re.search(r"(HST\d+|out of memory)[^\n]*", ended.stderr + ended.stdout)
+        ended = _run(_folder(name, TOO_LARGE, TOO_LARGE_LINES), f"train.output_dir={name}/run")
+        said = re.search(r"HST230[^\n]*", ended.text)
         yield holds(
             "out of memory: what is said",
-            said.group(0)[:28] if said else "nothing",
-            "out of memory",
-            said is not None and ended.returncode != 0,
+            said.group(0)[:28] if said else _said(ended),
+            "HST230",
+            said is not None and ended.status not in (0, None),
         )
 
 
@@ -104,17 +142,22 @@ def bad_id(device: torch.device) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name, CONFIG.replace("dict(files=['text.txt'])", "dict(type='bad_ids.BadIds')"))
         (folder / "bad_ids.py").write_text(BAD_ID)
-        ended = _run(folder, "--trust", "bad_ids", PYTHONPATH=name)
-        said = re.search(r"outside the vocabulary|HST232|TEN222", ended.stderr + ended.stdout)
+        path = os.pathsep.join(filter(None, (name, os.environ.get("PYTHONPATH"))))
+        ended = _run(folder, "--trust", "bad_ids", f"train.output_dir={name}/run", PYTHONPATH=path)
+        said = re.search(r"outside the vocabulary|HST232|TEN222", ended.text)
         yield holds(
             "a bad id: what is said",
-            said.group(0) if said else ended.stderr[-60:],
+            said.group(0) if said else _said(ended),
             "why the device stopped",
-            said is not None and ended.returncode != 0,
+            said is not None and ended.status not in (0, None),
         )
 
 
-SPIN = """
+# ---- a kernel that never ends ----
+
+STEP_TIMEOUT_S, TERM_GRACE_S = 10, 5
+SPINS = "the device spins"
+SPIN = f"""
 import torch
 
 import dslpar
@@ -127,31 +170,83 @@ engine, train, held_out, _ = dslpar.initialize(run)
 def spin(event):
     if event.name == "step" and event.step == 3:
         torch.cuda._sleep(10**15)
+        print("{SPINS}", flush=True)
 
 
 dslpar.fit(run, engine, train, held_out, hooks=[spin])
 """
+STACKS_S = 5.0
+"""For the guards to collect all stacks."""
+LEAVING_S = 5.0
+"""What an end may take besides: the guard looks several times a second, the driver takes the kernel off the device."""
+
+
+class _Spun(NamedTuple):
+    """What became of a program whose device spins."""
+
+    taken_s: float
+    """From there on."""
+    status: int | None
+    """None: it did not end."""
+    text: str
 
 
 def spinning_kernel(device: torch.device) -> Iterator[Row]:
-    """A kernel that never ends, in step 3: the report comes at the step's time-out, with stacks, and blames nobody
-    who waits."""
+    """A kernel that never ends, after step 3: the report comes at the time-out of step 4, with stacks, and blames
+    nobody who waits."""
+    spun = _spin(f"train.step_timeout={STEP_TIMEOUT_S}", "train.term_grace=600")
+    # faulthandler tells files and lines, no source: where the host reads the numbers of a step.
+    has_stack = "wait for the device" in spun.text and "host_reads.py" in spun.text
+    due_s = STEP_TIMEOUT_S + STACKS_S
+    yield _row("a spinning kernel: the report", spun, "with" if has_stack else "without", due_s, has_stack)
+
+
+def ended_while_spinning(device: torch.device) -> Iterator[Row]:
+    """SIGTERM while a kernel spins, so that no step ends: the guard ends the rank when `train.term_grace` is over."""
+    spun = _spin("train.step_timeout=600", f"train.term_grace={TERM_GRACE_S}", number=signal.SIGTERM)
+    yield _row("a spinning kernel: SIGTERM", spun, "", TERM_GRACE_S, True)
+
+
+def _row(name: str, spun: _Spun, stack: str, due_s: float, held: bool) -> Row:
+    stack = f", {stack} stack" if stack else ""
+    if spun.status is None:
+        seen = f"no end after {spun.taken_s:.0f} s{stack}"
+    elif SPINS not in spun.text:
+        seen = f"it ended before: {spun.text.strip()[-160:]}"
+    else:
+        seen = f"status {spun.status} after {spun.taken_s:.0f} s{stack}"
+    in_time = spun.taken_s <= due_s + LEAVING_S
+    ended = spun.status not in (0, None) and SPINS in spun.text
+    return holds(name, seen, f"an end within {due_s + LEAVING_S:.0f} s", held and in_time and ended)
+
+
+def _spin(*words: str, number: signal.Signals | None = None) -> _Spun:
+    """Run SPIN, send it that signal once its device spins, and wait for its end: at most a minute."""
     with tempfile.TemporaryDirectory() as name:
         folder = _folder(name)
         (folder / "spin.py").write_text(SPIN)
-        command = [sys.executable, str(folder / "spin.py"), "--config", str(folder / "cfg.py"), "train.step_timeout=10"]
-        began = time.monotonic()
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, "spin.py", "--config", "cfg.py", "train.save_interval=0", *words]
+        env = os.environ | {"PYTHONPATH": str(processes.ROOT)}
+        said = folder / "said.txt"
+        with open(said, "w") as output:
+            process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT)
         try:
-            output, _ = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            output = process.communicate()[0]
-        taken = time.monotonic() - began
-        has_stack = "step 4" in output and ".tolist()" in output
-        yield holds(
-            "a spinning kernel: the report",
-            f"after {taken:.0f} s, {'with' if has_stack else 'without'} stack",
-            "a stack, within 60 s",
-            has_stack and taken < 60,
-        )
+            _wait_for(SPINS, said, process)
+            began = time.monotonic()
+            if number is not None and process.poll() is None:
+                time.sleep(2)  # the host goes on to step 4, and waits there
+                process.send_signal(number)
+                began = time.monotonic()
+            status = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(LIMIT_S)
+            return _Spun(time.monotonic() - began, status, said.read_text())
+        finally:
+            processes.kill(process)
+
+
+def _wait_for(word: str, path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a program has said a word, or has ended; at most a minute."""
+    deadline = time.monotonic() + LIMIT_S
+    while word not in path.read_text() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
