@@ -10,12 +10,18 @@ gloo would tell the others 127.0.0.1. Each machine looks for itself, since names
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 
 _ANY_PORT = 9
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _OUTSIDE = "192.0.2.1"
 """An address for documentation (RFC 5737): as far away as any."""
+_EPHEMERAL_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
+_IANA_EPHEMERAL_PORT = 49152
+_FIRST_PORT = 10_000
+"""Well-known services listen below."""
+_TRIES = 100
 
 
 def source_towards(host: str) -> str:
@@ -90,11 +96,28 @@ def is_here(host: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nobody listens now."""
+    """Return a port of this machine at which nobody listens now.
+
+    Ranks listen there seconds later, when they have imported torch. Meanwhile the kernel gives ephemeral ports to every
+    connection of this machine, so one is taken below them: by chance, for two jobs that start at once.
+    """
+    ports = range(_FIRST_PORT, _first_ephemeral_port())
+    for _ in range(_TRIES if ports else 0):
+        port = ports[int.from_bytes(os.urandom(4), "big") % len(ports)]
+        if is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
+
+
+def _first_ephemeral_port() -> int:
+    """Return the lowest port that the kernel gives away by itself."""
+    try:
+        with open(_EPHEMERAL_PORTS, encoding="ascii") as file:
+            return int(file.read().split()[0])
+    except FileNotFoundError:  # no Linux
+        return _IANA_EPHEMERAL_PORT
 
 
 def listen(port: int, backlog: int | None = None) -> socket.socket:

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from dslpar.cluster.network import free_port
 from tests.support import warm
 from tests.support.fork import fork
-from tests.support.runs import ROOT, Finished, free_port
+from tests.support.runs import ROOT, Finished
 
 
 class ForkedJob:

@@ -15,7 +15,6 @@ import faulthandler
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any, Literal, NoReturn
 import torch
 import torch.distributed as dist
 
+from dslpar.cluster.network import free_port
 from tests.support import warm
 from tests.support.fork import fork
 
@@ -58,7 +58,7 @@ def on_ranks(
         sys.stdout.flush()
         sys.stderr.flush()
         ranks = _Ranks(Path(folder), time.monotonic() + timeout)
-        port = str(_free_port())
+        port = str(free_port())
         try:
             for rank in range(n):
                 variables = {
@@ -158,10 +158,3 @@ def _start(folder: Path, rank: int, world: int, init: Init, timeout: float) -> N
         import deepspeed
 
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
+from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
 from dslpar.watchdog import first_failure, marks, processes, rank_monitor, reports
-from tests.support.runs import CONFIG, ROOT, free_port, write_config
+from tests.support.runs import CONFIG, ROOT, write_config
 from tests.support.sampling import sampled
 
 PYTHON = sys.executable

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import BIN, CONFIG, ROOT, Finished, deepspeed, free_port, metrics, mpirun, start, write_config
+from dslpar.cluster.network import free_port
+from tests.support.runs import BIN, CONFIG, ROOT, Finished, deepspeed, metrics, mpirun, start, write_config
 
 PYTHON = sys.executable
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]

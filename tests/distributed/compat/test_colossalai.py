@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import dslpar
+from dslpar.cluster.network import free_port
 from dslpar.core.errors import DslparError
 from dslpar.schema.registry import Registry
 from tests.distributed.models.test_sequential import GLOBAL, PIPE, assert_equal, mlp, plain_torch, points, sgd, written
 from tests.support.paths import ROOT
 from tests.support.ranks import on_ranks
-from tests.support.runs import BIN, deepspeed, free_port, start
+from tests.support.runs import BIN, deepspeed, start
 
 CONFIG = "batch = dict(global_size=16, accumulation=4)\ntrain = dict(steps=5, clip_grad_norm=0.5)\n"
 

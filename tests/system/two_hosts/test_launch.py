@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs import CONFIG, ROOT, free_port, metrics, write_config
+from dslpar.cluster.network import free_port
+from tests.support.runs import CONFIG, ROOT, metrics, write_config
 from tests.system.two_hosts.hosts import Hosts, missing, two_hosts
 
 PIPED = "parallel = dict(pipeline=2)\n"

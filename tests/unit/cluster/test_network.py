@@ -36,3 +36,25 @@ def test_the_loopback_and_others_addresses_have_no_interface() -> None:
 
 def test_an_alias_is_no_second_interface() -> None:
     assert network.interface_outwards() == "eth0"
+
+
+def test_a_free_port_is_one_that_the_kernel_gives_to_nobody_else() -> None:
+    """Ranks listen at it when they have imported torch, which takes seconds; connections of others begin meanwhile."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first_ephemeral = int(file.read().split()[0])
+    ports = {network.free_port() for _ in range(20)}
+    assert 10_000 <= min(ports) <= max(ports) < first_ephemeral
+    assert len(ports) > 10, "two jobs that start at once take different ones"
+
+
+@pytest.mark.parametrize("first_ephemeral", [1024, 10_001])
+def test_where_all_ports_are_ephemeral_or_taken_the_kernel_gives_one(
+    monkeypatch: pytest.MonkeyPatch, first_ephemeral: int
+) -> None:
+    monkeypatch.setattr(network, "_first_ephemeral_port", lambda: first_ephemeral)
+    with socket.socket() as taken:
+        if first_ephemeral > 10_000:
+            taken.bind(("", 10_000))
+            taken.listen()
+        assert network.is_free(port := network.free_port())
+        assert port > 10_000
