@@ -380,10 +380,9 @@ parallel = dict(data=2)
 OVERLAP = ", overlap_param_gather=True, allgather_bucket_size=8"
 
 
-def _saving(folder: str, overlap: str, until: int) -> tuple[list[Any], dict[str, Tensor]]:
+def _saving(path: str, until: int) -> tuple[list[Any], dict[str, Tensor]]:
     """A program that evaluates, and saves after every second step; it resumes where there is a checkpoint."""
     late()
-    path = written(Path(folder).parent, PROGRAM.format(folder=folder, overlap=overlap))
     engine = dslpar.initialize(path, model=mlp(), optimizer=sgd).engine
     resumed = engine.resume()
     rows: list[Any] = [resumed and resumed.name]
@@ -395,14 +394,13 @@ def _saving(folder: str, overlap: str, until: int) -> tuple[list[Any], dict[str,
 
 
 def test_a_program_that_saves_and_resumes_is_the_one_without(tmp_path: Path) -> None:
-    folders = {}
+    paths = []
     for overlap in (OVERLAP, ""):
-        folders[overlap] = tmp_path / ("with" if overlap else "without") / "out"
-        folders[overlap].parent.mkdir()
+        folder = tmp_path / ("with" if overlap else "without")
+        folder.mkdir()
+        paths.append(written(folder, PROGRAM.format(folder=str(folder / "out"), overlap=overlap)))
     for until in (2, 4):
-        found, expected = (
-            on_ranks(2, _saving, str(folder), overlap, until, init="deepspeed") for overlap, folder in folders.items()
-        )
+        found, expected = (on_ranks(2, _saving, path, until, init="deepspeed") for path in paths)
         for (rows, weights), (expected_rows, expected_weights) in zip(found, expected, strict=True):
             assert rows == expected_rows
             assert rows[0] == (None if until == 2 else "step_000002")
