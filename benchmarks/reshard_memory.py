@@ -161,7 +161,7 @@ def write_checkpoint(root: Path, cut: Job, whole: Job) -> tuple[int, int]:
     """
     from dslpar.checkpoint import folder, index, manifest, reshard, writer
 
-    _, (stage,) = reshard.stages_of(cut, index.Index())
+    _, (stage,) = reshard.shares_of(cut, index.Index())
     shapes = {name: whole.shape for name, whole in stage.items()}
     part = writer.begin_save(root, 1)
     written = {

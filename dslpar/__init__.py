@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dslpar.api import Run, initialize, start
-    from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
+    from dslpar.compat.schedules import InterleavedPipelineSchedule, NonPipelineSchedule, PipelineSchedule
     from dslpar.core.errors import DslparError, Finding, Location
     from dslpar.distributed.stage_manager import PipelineStageManager
     from dslpar.engine.gradient_handlers import BaseGradientHandler
@@ -53,15 +53,17 @@ _HOMES = {
     "BaseGradientHandler": ("dslpar.engine.gradient_handlers", "BaseGradientHandler"),
     "PipelineStageManager": ("dslpar.distributed.stage_manager", "PipelineStageManager"),
     "distribute_layers": ("dslpar.layout.stages", "distribute_layers"),
+    "InterleavedPipelineSchedule": ("dslpar.compat.schedules", "InterleavedPipelineSchedule"),
     "PipelineSchedule": ("dslpar.compat.schedules", "PipelineSchedule"),
     "NonPipelineSchedule": ("dslpar.compat.schedules", "NonPipelineSchedule"),
 }
 
 __all__ = [
-    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Event", "Finding", "L",
-    "LazyCall", "Location", "ModelFromConfig", "NonPipelineSchedule", "PipelineSchedule", "PipelineStageManager", "Run",
-    "Stage", "arguments", "build_pipeline_model", "build_pipeline_model_from_cfg", "distribute_layers", "fit",
-    "get_config", "initialize", "instantiate", "lint", "load", "resolve", "start",
+    "GRADIENT_HANDLER", "LAYERS", "MODELS", "BaseGradientHandler", "DslparError", "Event", "Finding",
+    "InterleavedPipelineSchedule", "L", "LazyCall", "Location", "ModelFromConfig", "NonPipelineSchedule",
+    "PipelineSchedule", "PipelineStageManager", "Run", "Stage", "arguments", "build_pipeline_model",
+    "build_pipeline_model_from_cfg", "distribute_layers", "fit", "get_config", "initialize", "instantiate", "lint",
+    "load", "resolve", "start",
 ]  # fmt: skip
 
 

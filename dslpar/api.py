@@ -6,7 +6,7 @@
 
     dslpar.fit(run, engine, train_data, eval_data)   # the loop of train.py, instead of one's own
 
-    run = dslpar.start("configs/resnet.py")          # this rank's stage and groups, before there is a model
+    run = dslpar.start("configs/resnet.py")          # this rank's stages and groups, before there is a model
     model = dslpar.Stage(first_half() if run.stage == 0 else second_half())
     engine, train_data, *_ = dslpar.initialize(run, model=model, criterion=nn.CrossEntropyLoss(), train_data=images)
 
@@ -38,7 +38,7 @@ from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.build import build_engine
 from dslpar.engine.engine import Engine
-from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job
+from dslpar.engine.model import CustomModel, as_layered_model, check_criterion, model_from_job, with_program_chunks
 from dslpar.engine.optimizers import read_only
 from dslpar.engine.user_optimizer import OptimizerOrFactory
 from dslpar.language.load import Config
@@ -82,13 +82,21 @@ class Run:
 
     @property
     def stage(self) -> int:
-        """This rank's pipeline stage."""
+        """This rank's place in the pipeline: its stage, where each rank has one."""
         return self.groups.coord["pipe"]
 
     @property
     def num_stages(self) -> int:
-        """The number of stages of the pipeline."""
+        """The number of these places; it is the number of stages, where each rank has one."""
         return self.groups.mesh.pipe
+
+    @property
+    def stages(self) -> range:
+        """The stages that this rank holds, in the order of the forward: with schedule.num_model_chunks several.
+
+        Of a pipeline over 2 ranks with 2 chunks each, the first rank holds stages 0 and 2, the second one 1 and 3.
+        """
+        return self.job.chunks.held_by(self.stage)
 
     @property
     def stage_manager(self) -> PipelineStageManager:
@@ -96,7 +104,7 @@ class Run:
         return PipelineStageManager(self.groups)
 
     def get_layer_stage_id(self, layer_idx: int) -> int:
-        """Return the stage of a layer by its index; -1 is the last one (LiBai's name).
+        """Return the place in the pipeline (`stage`) of a layer by its index; -1 is the last one (LiBai's name).
 
         Raises:
             DslparError: there is no such layer, or it is not known yet how layers are partitioned.
@@ -131,10 +139,10 @@ class Run:
         return dtensor.device_mesh(self.groups, *names)
 
     def get_layer_placement(self, layer_idx: int) -> DeviceMesh:
-        """Return the ranks of the stage that holds the layer, as a mesh of (data, tensor) (LiBai's name).
+        """Return the ranks that hold the layer, as a mesh of (data, tensor) (LiBai's name).
 
-        Every rank may call it. A rank of another stage is not in the mesh (`get_coordinate()` is None), and holds
-        nothing of what is distributed over it.
+        Every rank may call it. A rank elsewhere in the pipeline is not in the mesh (`get_coordinate()` is None), and
+        holds nothing of what is distributed over it.
 
         Raises:
             DslparError: there is no such layer, or it is not known yet how layers are partitioned.
@@ -156,7 +164,7 @@ class Run:
     def distribute(
         self, tensor: Tensor, placements: Sequence[Placement], mesh: DeviceMesh | None = None, source: int | None = 0
     ) -> DTensor:
-        """Distribute a whole tensor over a mesh, by default (data, tensor) of this rank's stage.
+        """Distribute a whole tensor over a mesh, by default (data, tensor) at this rank's place in the pipeline.
 
         See `dslpar.layers.dtensor.distribute`.
 
@@ -211,7 +219,7 @@ def initialize(
     does not ask for.
 
     model: a module, an nn.Sequential (partitioned over stages), a LayeredModel, what build_pipeline_model returns, or a
-        Stage.
+        Stage: of this rank's own stages, each a module.
     criterion: (output, label) to the mean over the micro-batch; by default cross-entropy.
     optimizer: an instance over the model's parameters, or a class (or other callable) that takes parameter groups.
     train_data, eval_data: a map-style data set of (input, label) pairs is read in an order that the layout does not
@@ -234,6 +242,9 @@ def initialize(
     if layered is not None:
         _check_equal_weights(job, layered, groups)
         job = with_program_model(job, model)
+        groups = groups.with_chunks(job.chunks.num)
+        if run.monitor is not None:
+            run.monitor.page.location = groups.stage_name
         layered = layered if criterion is None else CustomModel(layered, criterion)
     elif criterion is not None:
         layered = CustomModel(model_from_job(job, has_criterion=True), criterion)
@@ -278,7 +289,7 @@ def _start(config: Config | check.Source, overrides: Sequence[str], by_program: 
     os.environ.update(device_environment(job, os.environ))
     monitor = bootstrap.ensure_distributed(os.environ)
     determinism.use_deterministic_algorithms(job)
-    groups = Groups(job.mesh)
+    groups = Groups(job.mesh, num_chunks=job.chunks.num)
     logging.warn_on_rank_0(groups.rank)
     world = groups.axis("pipe", "data", "tensor")
     check_consistency(job, world)
@@ -321,11 +332,16 @@ def _check_equal_weights(job: Job, model: LayeredModel, groups: Groups) -> None:
 
 
 def with_program_model(job: Job, model: object) -> Job:
-    """Return the job of a model of which only the class is known, until it is partitioned."""
+    """Return the job of a model of which only the class is known, until it is partitioned, and its number of chunks.
+
+    Raises:
+        DslparError: the model asks for chunks that the job cannot have.
+    """
     cls = type(model)
     section = schema_sections.OtherModel(target=f"{cls.__module__}.{cls.__qualname__}")
     spec = dataclasses.replace(job.spec, model=section)
-    return dataclasses.replace(job, spec=spec, stages=Stages(None, None, None))
+    job = dataclasses.replace(job, spec=spec, stages=Stages(None, None, None))
+    return with_program_chunks(job, model) if isinstance(model, LayeredModel) else job
 
 
 def _resolve_data(

@@ -17,13 +17,15 @@ W is gathered over q. Backward is the same with gather and reduce exchanged, and
 
 In 1d this is Megatron-LM's column- and row-parallel pair (arXiv 1909.08053), with its overlap of dgrad's reduction and
 wgrad's product, and of X's second gathering and dgrad's product; with `sequence`, 2205.05198. `keep` says which
-gathered panels live until the backward.
+gathered panels live until the backward. Where a pipeline's schedule splits the backward (weight_gradients.py), wgrad is
+put aside, and the reduction of dX has an older one's product to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -33,11 +35,12 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import lora, memory_order, overlap, placement
+from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
 from dslpar.layers.parameter import GPT2, ZEROS, Init, Layer, Shared, parameter
+from dslpar.layers.weight_gradients import Leaf
 
 Role = Literal["inward", "outward"]
 _ROLES = {"inward": "inward", "outward": "outward"}
@@ -66,6 +69,10 @@ class MatmulSharding:
         """Look once: a forward asks for each linear."""
         is_local = self.x.axis.size == self.w.axis.size == self.y.axis.size == self.depth.size == 1
         object.__setattr__(self, "is_local", is_local)
+
+    def start_gather_x(self, x: Tensor) -> Pending:
+        """Begin to gather X once more, for the backward; or hand on what was kept of it."""
+        return Pending(x) if self.keeps_x else self.x.start_gather(x, contiguous=not self.keeps_memory_order)
 
     def overlaps(self, adapters: Sequence[lora.Applied]) -> bool:
         """Whether this product is computed in parts: adapters need whole panels, and so does a compiled layer."""
@@ -100,9 +107,11 @@ def sharded_matmul(
     `weight` is the Parameter itself, `bias` this rank's piece, which is added to the stored Y. `matrices` are each
     adapter's A and B.
     """
-    if sharding.is_local and not adapters:
+    leaf = weight_gradients.leaf_of(weight)
+    if sharding.is_local and not adapters and leaf is None:
         return functional.linear(x, weight, bias)
-    y = _ShardedMatmul.apply(x, weight, bias, sharding, adapters, *matrices)  # type: ignore[no-untyped-call]
+    weight = weight if leaf is None else leaf.stand_in()
+    y = _ShardedMatmul.apply(x, weight, bias, sharding, leaf, adapters, *matrices)  # type: ignore[no-untyped-call]
     return cast("Tensor", y)
 
 
@@ -114,6 +123,7 @@ class _ShardedMatmul(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         sharding: MatmulSharding,
+        leaf: Leaf | None,
         adapters: Sequence[lora.Applied],
         *matrices: Tensor,
     ) -> Tensor:
@@ -137,7 +147,7 @@ class _ShardedMatmul(torch.autograd.Function):
             (w_panel if sharding.keeps_w else weight) if needs_x else None,
             *matrices,
         )
-        ctx.sharding, ctx.adapters = sharding, adapters
+        ctx.sharding, ctx.leaf, ctx.adapters = sharding, leaf, adapters
         return y
 
     @staticmethod
@@ -147,14 +157,17 @@ class _ShardedMatmul(torch.autograd.Function):
         x, weight, *matrices = ctx.saved_tensors
         needs_x, needs_w, needs_b, *_ = ctx.needs_input_grad
         x_grad, w_grad, b_grad, x_panel_grad = None, None, None, None
+        split = weight_gradients.split_backward(ctx.leaf)
+        reduces_x = needs_x and sharding.x.axis.size > 1
         overlaps = needs_x and sharding.overlaps(ctx.adapters)
         if not overlaps and (needs_x or needs_w or ctx.adapters):
             y_grad = sharding.y.gather(grads[0], contiguous=contiguous)
         if needs_x:
             w_panel = weight if sharding.keeps_w else sharding.w.gather(weight)
-        if needs_w or ctx.adapters:
-            # Under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
-            gathering = Pending(x) if sharding.keeps_x else sharding.x.start_gather(x, contiguous=contiguous)
+        # Gathering is under way while dgrad's product runs, so that the reduction of dX has wgrad's to itself.
+        if ctx.adapters or (needs_w and ctx.leaf is None):
+            gathering = sharding.start_gather_x(x)
+        older = split.start_older() if split is not None and reduces_x else None
         if overlaps:
             x_panel_grad, y_grad = overlap.linear(grads[0], w_panel.t(), sharding.y)
         elif needs_x:
@@ -168,13 +181,31 @@ class _ShardedMatmul(torch.autograd.Function):
         if x_panel_grad is not None:
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
-        if needs_w:
-            w_panel_grad = memory_order.weight_gradient(y_grad, gathering.wait())
-            # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
-            w_grad = collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
+        if needs_w and ctx.leaf is None:
+            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding)
+        elif needs_w and split is not None:
+            # Detached: the queue must not keep the graph that X comes from.
+            split.put(ctx.leaf.weight, partial(_start_weight_gradient, x.detach(), y_grad, sharding))
+        if older is None and split is not None and reduces_x:
+            older = split.start_older()
+        if older is not None:
+            older()
         if needs_b:
             b_grad = memory_order.tokens(grads[0]).sum(0)
-        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, *adapter_grads
+        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, *adapter_grads
+
+
+def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> Callable[[], Tensor]:
+    """Start to gather X, where it is not kept; the result computes dW."""
+    gathering = sharding.start_gather_x(x)
+    return lambda: _weight_gradient(y_grad, gathering.wait(), sharding)
+
+
+def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding) -> Tensor:
+    """Return dW as it is stored: of panels [M/.., N/..] and [M/.., K/..], reduced over q and d."""
+    w_panel_grad = memory_order.weight_gradient(y_grad, x)
+    # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
+    return collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
 
 
 class Linear(Layer):

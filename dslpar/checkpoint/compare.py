@@ -149,7 +149,12 @@ def _resume_class(change: Change, checkpoint: Checkpoint, job: Job) -> Resume:
 
 def model_section(checkpoint: Checkpoint) -> sections.Model | sections.OtherModel:
     """Return the model's section of the config that a checkpoint was saved with."""
-    return _spec(checkpoint.manifest["config"]).model
+    return spec_of(checkpoint).model
+
+
+def spec_of(checkpoint: Checkpoint) -> sections.Spec:
+    """Return the config that a checkpoint was saved with, read."""
+    return _spec(checkpoint.manifest["config"])
 
 
 def _spec(config: Mapping[str, Any]) -> sections.Spec:

@@ -3,9 +3,9 @@
     full = full_state(engine.module, engine.groups)              # {'blocks.0.mlp.up.weight': (F, H), ...}
     load_full_state(other.module, full, other.groups)            # each rank cuts its own piece
 
-Tensors are unpadded, on the CPU, and under the names that the model has without a pipeline; with a pipeline each stage
-returns and loads its own layers, so the union over the stages is the model. Where ZeRO keeps fp32 masters of weights in
-half precision, those are returned, and both are set. The state of an optimizer is not touched.
+Tensors are unpadded, on the CPU, and under the names that the model has without a pipeline; with a pipeline each rank
+returns and loads its own layers, so the union over the pipeline is the model. Where ZeRO keeps fp32 masters of weights
+in half precision, those are returned, and both are set. The state of an optimizer is not touched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CUTOFF = 0.6
 
 
 def full_state(module: nn.Module, groups: Groups, *, everywhere: bool = True) -> dict[str, Tensor]:
-    """Return {global name: full tensor} of this stage; of a weight that is tied to another stage's, its copy.
+    """Return {global name: full tensor} of this rank's stages; of a weight that is tied to another rank's, its copy.
 
     All ranks must call it together. One tensor at a time is gathered. Without `everywhere` only the first rank of each
     tensor group keeps them, and the others return {}.
@@ -54,7 +54,7 @@ def load_full_state(
 ) -> None:
     """Set every parameter of this rank to its piece of the tensor of its name.
 
-    All ranks must call it together, each with the whole model's tensors, or at least with its stage's. `source` is what
+    All ranks must call it together, each with the whole model's tensors, or at least with its stages'. `source` is what
     errors call the origin of these. Without `strict`, names that only one side has are ignored.
 
     Raises:
@@ -110,10 +110,10 @@ def _shapes(module: nn.Module) -> dict[str, Shape]:
 
 
 def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Groups, strict: bool, source: str) -> None:
-    """Raise the same findings on every rank: those of all stages together."""
+    """Raise the same findings on every rank: those of the whole pipeline together."""
     world = groups.axis("pipe", "data", "tensor")
-    stages = collectives.gather_objects(dict(local), groups.axis("pipe"))
-    model = {name: shape for stage in stages for name, shape in stage.items()}
+    by_rank = collectives.gather_objects(dict(local), groups.axis("pipe"))
+    model = {name: shape for held in by_rank for name, shape in held.items()}
     given = {name: tuple(tensor.shape) for name, tensor in full.items()}
     mismatches: list[Mismatch] = [
         (f"{name!r} has shape {given[name]}, and the model's {shape}", "give weights of the same model")
@@ -121,7 +121,7 @@ def _check(full: Mapping[str, Tensor], local: Mapping[str, Shape], groups: Group
         if given.get(name, shape) != shape
     ]
     mismatches += _other_names(given, local, model) if strict else ()
-    # A stage knows only what its own names lack: every rank raises what any of them has found.
+    # A rank knows only what its own names lack: every rank raises what any of them has found.
     everywhere = dict.fromkeys(each for found in collectives.gather_objects(mismatches, world) for each in found)
     if everywhere:
         raise DslparError(finding("CKP207", message, hint, source) for message, hint in everywhere)
@@ -134,7 +134,7 @@ Mismatch = tuple[str, str]
 def _other_names(
     given: Mapping[str, Shape], local: Mapping[str, Shape], model: Mapping[str, Shape]
 ) -> Iterator[Mismatch]:
-    """Yield names of this stage that are missing, and given names that no stage has."""
+    """Yield this rank's names that are missing, and given names that no rank has."""
     unknown = [name for name in given if name not in model]
     for name in local:
         if name not in given:

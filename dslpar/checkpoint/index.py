@@ -77,7 +77,7 @@ class Index:
     parameters: Mapping[str, Entry] = field(default_factory=dict)
     """By global names, as `pipeline_module.named_parameters` has them."""
     copies: Mapping[str, Entry] = field(default_factory=dict)
-    """Tied copies on later stages, by `copy_name`; read in the same layout only."""
+    """Tied copies on ranks that do not own the weight, by `copy_name`; read in the same layout only."""
     groups: Sequence[Mapping[str, Any]] = ()
     """Plain values of the optimizer's groups."""
 
@@ -119,9 +119,9 @@ def file_key(name: str, state: str = "") -> str:
     return f"{name}::{state}" if state else name
 
 
-def copy_name(name: str, stage: int) -> str:
-    """Return the name of a tied copy."""
-    return f"{name}@{stage}"
+def copy_name(name: str, pipe_rank: int) -> str:
+    """Return the name of a tied copy, which a rank of the axis "pipe" holds."""
+    return f"{name}@{pipe_rank}"
 
 
 def tensor_path(folder: Path, file: int) -> Path:

@@ -2,9 +2,9 @@
 
 Each rank reads straight from the files what its own layout needs, and all agree once that every one of them could.
 
-In the same layout a run continues to the bit: random states, each replica's buffers, and each stage's copy of a tied
-weight are restored too. (Copies differ in their last bits: each stage averages gradients over its replicas in buckets
-of its own.) In any other layout a copy is the owner's weight, and random states are those of a start.
+In the same layout a run continues to the bit: random states, each replica's buffers, and each copy of a tied weight are
+restored too. (Copies differ in their last bits: each rank averages gradients over its replicas in buckets of its own.)
+In any other layout a copy is the owner's weight, and random states are those of a start.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def _fill_or_refuse(engine: Engine, path: Path, parameters: Sequence[ParameterSh
             _fill(index, TensorReader(path, index), parameters, same_layout)
     except DslparError as error:
         problems = [finding.line() for finding in error.findings]
-    # Each name is sent once, by one rank of its stage: every rank receives all that is gathered.
+    # Each name is sent once, by one of the ranks that hold it: every rank receives all that is gathered.
     is_first = all(index == 0 for axis, index in engine.groups.coord.items() if axis != "pipe")
-    names_of_stage = [shard.name for shard in parameters] if is_first else []
-    reports = collectives.gather_objects((problems, names_of_stage), world_of(engine))
+    own_names = [shard.name for shard in parameters] if is_first else []
+    reports = collectives.gather_objects((problems, own_names), world_of(engine))
     unknown = set(index.parameters) - {name for _, names in reports for name in names}
     everything = [problem for problems, _ in reports for problem in problems]
     everything += [f"{name!r} is in it, and not in the model" for name in sorted(unknown)]

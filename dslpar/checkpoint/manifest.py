@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: `checkpoint.json`, format 2. No torch.
 
     {"format": 2, "step": 5, "consumed_samples": 80,
-     "layout": {"world_size": 8, "pipe": 2, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], "zero_stage": 1, ...},
+     "layout": {"world_size": 8, "pipe": 2, "num_chunks": 1, "data": 2, "tensor": {"d": 1, ...}, "counts": [2, 2], ...},
      "fixed": {"model.hidden_size": 128, "batch.global_size": 16, ...},       # what no resume may change
      "config": {"model": {"type": "GPT", ...}, "optimizer": {...}, ...},      # all of it, and itself a config
      "versions": {...}, "files": {...}, "digest": "..."}                      # the last two by `folder`
@@ -52,11 +52,15 @@ def manifest_of(job: Job, data: str, step: int, consumed_samples: int | None = N
 
 
 def layout_of(job: Job) -> Plain:
-    """Describe which rank holds what: mesh, stages, ZeRO. Equal layouts have equal pieces on equal ranks."""
+    """Describe which rank holds what: mesh, stages, ZeRO. Equal layouts have equal pieces on equal ranks.
+
+    The order in which a schedule computes is no part of it: the states of a rank between two steps are the same.
+    """
     mesh, cuboid = job.mesh, _fields(job.mesh.tensor)
     return {
         "world_size": mesh.world_size,
         "pipe": mesh.pipe,
+        "num_chunks": job.chunks.num,
         "data": mesh.data,
         "tensor": {name: value for name, value in cuboid.items() if name not in ("keep", "comm_overlap")},
         "order": list(mesh.order),
@@ -68,7 +72,13 @@ def layout_of(job: Job) -> Plain:
 
 def same_layout(checkpoint: Checkpoint, job: Job) -> bool:
     """Whether each rank finds its own pieces again. `job` is the engine's, which knows the stages."""
-    return bool(checkpoint.manifest["layout"] == layout_of(job))
+    saved = checkpoint.manifest["layout"]
+    return bool(saved | {"num_chunks": num_chunks_of(saved)} == layout_of(job))
+
+
+def num_chunks_of(layout: Mapping[str, Any]) -> int:
+    """Return the stages that each rank of a saved layout's pipeline held; before there were several, it had no key."""
+    return int(layout.get("num_chunks", 1))
 
 
 def describe_layout(layout: Mapping[str, Any]) -> str:
@@ -76,7 +86,9 @@ def describe_layout(layout: Mapping[str, Any]) -> str:
     cuboid = layout["tensor"]
     mode = f" ({cuboid['mode']})" if cuboid["mode"] else ""
     ranks = cuboid["d"] * cuboid["q"] * cuboid["y"] * cuboid["z"]
-    sizes = f"pipeline {layout['pipe']} * data {layout['data']} * tensor {ranks}{mode}, ZeRO {layout['zero_stage']}"
+    each = f" ({chunks} stages each)" if (chunks := num_chunks_of(layout)) > 1 else ""
+    pipe, data = f"pipeline {layout['pipe']}{each}", f"data {layout['data']}"
+    sizes = f"{pipe} * {data} * tensor {ranks}{mode}, ZeRO {layout['zero_stage']}"
     legacy = "" if tuple(layout["order"]) == STANDARD_ORDER else f", order {'/'.join(layout['order'])}"
     counts = f", layers {'+'.join(map(str, layout['counts']))}" if layout["pipe"] > 1 and layout["counts"] else ""
     return sizes + counts + legacy

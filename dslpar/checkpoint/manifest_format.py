@@ -69,8 +69,10 @@ def _check_layout(layout: Mapping[str, Any]) -> None:
         raise ValueError(f"layout.world_size is {layout['world_size']}, and its axes have {ranks} ranks")
     if tuple(items(layout["order"], "layout.order")) not in ORDERS:
         raise ValueError(f"layout.order is {layout['order']!r}")
+    # Each rank of a pipeline had one stage before this key came.
+    num_chunks = count(layout.get("num_chunks", 1), "layout.num_chunks", least=1, most=MAX_RANKS)
     if layout["counts"] is not None:
-        for number, layers in enumerate(items(layout["counts"], "layout.counts", length=layout["pipe"])):
+        for number, layers in enumerate(items(layout["counts"], "layout.counts", length=layout["pipe"] * num_chunks)):
             count(layers, f"layout.counts[{number}]")
     count(layout["zero_stage"], "layout.zero_stage", most=3)
     mapping(layout["offload"], "layout.offload")

@@ -44,7 +44,7 @@ def restore(engine: Engine, state: Mapping[str, Any]) -> None:
 def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Checkpoint) -> list[str]:
     """Restore buffers of the same name and shape, in another layout. Return the names of those that no rank had."""
     missing = set(persistent_buffers(module))
-    # One file for each saved stage: which of them has a layer depends on the cut then.
+    # One file for each rank of the saved pipeline: which of them has a layer depends on the cut then.
     for rank in source_ranks(checkpoint.manifest["layout"], coord) if missing else ():
         missing -= _set_buffers(module, read_rank_state(checkpoint, rank).get("buffers", {}))
         if not missing:
@@ -53,11 +53,11 @@ def restore_buffers(module: nn.Module, coord: Mapping[str, int], checkpoint: Che
 
 
 def source_ranks(layout: Mapping[str, Any], coord: Mapping[str, int]) -> Iterable[int]:
-    """Return for each saved stage the rank with this one's coordinates; where an axis was shorter, its first."""
+    """Return for each rank of the saved pipeline the one with these coordinates; of a shorter axis, its first."""
     cuboid = mesh.Tensor(**{axis: layout["tensor"][axis] for axis in mesh.TENSOR_AXES})
     saved = mesh.Mesh(pipe=layout["pipe"], data=layout["data"], tensor=cuboid, order=tuple(layout["order"]))
     source = {axis: coord[axis] if coord[axis] < size else 0 for axis, size in saved.sizes.items()}
-    return (saved.rank(source | {"pipe": stage}) for stage in range(saved.pipe))
+    return (saved.rank(source | {"pipe": pipe_rank}) for pipe_rank in range(saved.pipe))
 
 
 # ---- buffers ----

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,8 +59,8 @@ class Target(NamedTuple):
         return box_of(self.placement, coord) if self.placement else full_box(self.shape)
 
 
-Stage = Mapping[str, Target]
-"""The parameters of a pipeline stage, by global names; of tied weights only the owner."""
+Share = Mapping[str, Target]
+"""The parameters of a rank of the axis "pipe", all its stages', by global names; of tied weights only the owner."""
 
 
 # ---- another layout ----
@@ -78,11 +78,11 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
     text = checkpoint.manifest["fixed"]["data.text"]
     compare.check(checkpoint, job, text)
     index = load_index(Path(checkpoint.path))
-    job, stages = stages_of(job, index)
-    _check_fits(checkpoint, stages, index)
+    job, shares = shares_of(job, index)
+    _check_fits(checkpoint, shares, index)
     root = output / run_dir.CHECKPOINTS
     with writer.new_folder(root) as unfinished:
-        written = _write_files(checkpoint, index, job, stages, writer.begin_save(unfinished, checkpoint.step))
+        written = _write_files(checkpoint, index, job, shares, writer.begin_save(unfinished, checkpoint.step))
         layout = {**manifest.layout_of(job), manifest.OFFLINE: True}
         made = manifest.manifest_of(job, text, checkpoint.step, checkpoint.manifest["consumed_samples"])
         writer.publish(unfinished, made | {"layout": layout}, written)
@@ -90,10 +90,10 @@ def reshard(checkpoint: Checkpoint, job: Job, output: Path) -> Path:
 
 
 def _write_files(
-    checkpoint: Checkpoint, index: Index, job: Job, stages: Sequence[Stage], part: Path
+    checkpoint: Checkpoint, index: Index, job: Job, shares: Sequence[Share], part: Path
 ) -> dict[str, FileDigest]:
     """Write all files but the manifest; return their digests by their paths in the folder."""
-    source, writers = Path(checkpoint.path), list(_writing_ranks(job, stages))
+    source, writers = Path(checkpoint.path), list(_writing_ranks(job, shares))
     # Training state does not depend on the layout: its bytes are taken over.
     written = {part / folder.STATE: writer.write_file(part / folder.STATE, [(source / folder.STATE).read_bytes()])}
     reader = TensorReader(source, index)
@@ -111,15 +111,15 @@ Pieces = Mapping[str, Box]
 """What a rank writes, by name."""
 
 
-def _writing_ranks(job: Job, stages: Sequence[Stage]) -> Iterator[tuple[int, Pieces]]:
+def _writing_ranks(job: Job, shares: Sequence[Share]) -> Iterator[tuple[int, Pieces]]:
     """Yield each rank that writes, and what: the pieces that it owns, on data rank 0."""
     mesh = job.mesh
-    for stage, targets in enumerate(stages):
+    for pipe_rank, targets in enumerate(shares):
         for indices in product(*(range(mesh.sizes[axis]) for axis in TENSOR_AXES)):
             coord = dict(zip(TENSOR_AXES, indices, strict=True))
             pieces = {name: target.box(coord) for name, target in targets.items() if target.is_owner(coord)}
             if pieces:
-                yield mesh.rank({"pipe": stage, "data": 0, **coord}), pieces
+                yield mesh.rank({"pipe": pipe_rank, "data": 0, **coord}), pieces
 
 
 def _tensors_of_rank(reader: TensorReader, index: Index, pieces: Pieces) -> Iterator[LazyTensor]:
@@ -160,8 +160,8 @@ def _buffers(checkpoint: Checkpoint, job: Job) -> Iterator[tuple[int, dict[str, 
 # ---- what the target holds ----
 
 
-def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
-    """Return the job with its cut into stages, and the parameters of each of them.
+def shares_of(job: Job, index: Index) -> tuple[Job, list[Share]]:
+    """Return the job with its cut into stages, and the parameters of each rank of the axis "pipe".
 
     Where nothing is cut, the index says what the model's parameters are: only a program may be able to build it.
     """
@@ -171,11 +171,13 @@ def stages_of(job: Job, index: Index) -> tuple[Job, list[Stage]]:
     # No memory, no processes: only shapes and placements are read from the layers.
     with torch.device("meta"):
         job, layers = partition.partition_layers(job, model_from_job(job), groups)
-        parts = [0, len(layers)]
+        held = [layers]
         if job.mesh.pipe > 1:
             assert job.stages.counts is not None, "partition.partition_layers has set them"
             parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
-        return job, [dict(_parameters(layers[begin:end])) for begin, end in pairwise(parts)]
+            of_stages = [layers[begin:end] for begin, end in pairwise(parts)]
+            held = [list(chain(*of_stages[rank :: job.mesh.pipe])) for rank in range(job.mesh.pipe)]
+        return job, [dict(_parameters(of_rank)) for of_rank in held]
 
 
 def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
@@ -189,9 +191,9 @@ def _parameters(layers: Sequence[LayerSpec]) -> Iterator[tuple[str, Target]]:
                 yield f"{layer.owner}.{name}", Target(placement.shape if placement else tuple(p.shape), placement)
 
 
-def _check_fits(checkpoint: Checkpoint, stages: Sequence[Stage], index: Index) -> None:
+def _check_fits(checkpoint: Checkpoint, shares: Sequence[Share], index: Index) -> None:
     """Check that the model of the config has the stored tensors, and no others."""
-    wanted = {name: target.shape for stage in stages for name, target in stage.items()}
+    wanted = {name: target.shape for share in shares for name, target in share.items()}
     stored = {name: entry.shape for name, entry in index.parameters.items()}
     problems = [f"it has no {name!r}{did_you_mean(name, stored, '; ')}" for name in wanted.keys() - stored.keys()]
     problems += [f"the model has no {name!r}" for name in stored.keys() - wanted.keys()]

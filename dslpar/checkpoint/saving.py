@@ -180,7 +180,7 @@ def _collect_tensors(engine: Engine, rank: int) -> tuple[Index, dict[str, Tensor
             # States of another shape cannot be cut along with the weight: who writes its beginning writes all of them.
             irregular = shard.irregular if shard.write_range.start == 0 else {}
             tensors |= {file_key(name, key): tensor for key, tensor in irregular.items()}
-            found = parameters if shard.tied_copy_stage is None else copies
+            found = parameters if shard.tied_copy_rank is None else copies
             found[name] = _entry(shard, rank, irregular, groups)
     return Index(parameters, copies, [train_state.group_values(group) for group in groups]), tensors
 

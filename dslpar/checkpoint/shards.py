@@ -97,14 +97,14 @@ class ParameterShard(NamedTuple):
     """These elements of the master; their row-major order is that of the local piece."""
     master: Master | None
     """None: the optimizer does not train this parameter, or not on this rank."""
-    tied_copy_stage: int | None
-    """This stage, where it is a tied copy of a weight that an earlier stage owns."""
+    tied_copy_rank: int | None
+    """This rank of the axis "pipe", where it is a tied copy: the first of the ranks that hold the weight owns it."""
     parameter: nn.Parameter
 
     def stored_name(self, same_layout: bool) -> str:
         """Return the name in the index: a tied copy's own in the layout that saved it, its owner's in any other."""
-        if same_layout and self.tied_copy_stage is not None:
-            return copy_name(self.name, self.tied_copy_stage)
+        if same_layout and self.tied_copy_rank is not None:
+            return copy_name(self.name, self.tied_copy_rank)
         return self.name
 
     @property
@@ -145,7 +145,7 @@ class ParameterShard(NamedTuple):
 
 
 def parameter_shards(engine: Engine) -> list[ParameterShard]:
-    """Return every parameter of this rank, in the model's order: the same on all ranks of a stage. No collective."""
+    """Return every parameter of this rank, in the model's order: the same on all replicas of a rank. No collective."""
     masters, coord, data = find_masters(engine), engine.groups.coord, engine.groups.axis("data")
     shards = []
     # The order is the same on all data ranks, so that `number` deals small parameters out without a message.
@@ -166,7 +166,7 @@ def parameter_shards(engine: Engine) -> list[ParameterShard]:
             write_range=write_range if is_owner else range(0),
             weight=weight,
             master=master,
-            tied_copy_stage=coord["pipe"] if getattr(p, "ds_pipe_replicated", False) else None,
+            tied_copy_rank=coord["pipe"] if getattr(p, "ds_pipe_replicated", False) else None,
             parameter=p,
         )
         shards.append(shard)

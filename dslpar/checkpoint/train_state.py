@@ -84,7 +84,7 @@ def _restore_lr_scheduler(engine: Engine, saved: Mapping[str, Any]) -> None:
         state = dict(scheduler.state_dict())
         for key, value in saved.items():
             present = state.get(key)
-            # A list of one value for each group, and this stage has another number of groups than the one that saved.
+            # A list of one value for each group, and this rank has another number of groups than the one that saved.
             if isinstance(value, list) and isinstance(present, list) and len(value) != len(present):
                 value = [value[0]] * len(present) if all(each == value[0] for each in value) else present
             state[key] = value

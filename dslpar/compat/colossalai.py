@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,7 @@ from dslpar import layers as nn  # colossalai.nn.Linear2D; torch's is torch.nn h
 from dslpar.api import Batches, Initialized, Run
 from dslpar.compat.context import ParallelMode, global_context
 from dslpar.compat.pipeline_part import PipelinePart
-from dslpar.compat.schedules import NonPipelineSchedule, PipelineSchedule
-from dslpar.core.catalog import raise_finding
+from dslpar.compat.schedules import InterleavedPipelineSchedule, NonPipelineSchedule, PipelineSchedule
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine import model as build
 from dslpar.engine.gradient_handlers import BaseGradientHandler
@@ -145,13 +144,14 @@ def initialize(
 ) -> Initialized:
     """Return the engine, both loaders and the LR scheduler, of the run that was launched; see `dslpar.initialize`.
 
-    As in ColossalAI, a module is this rank's stage in a pipeline, and the whole model without one.
+    As in ColossalAI, a module is this rank's stage in a pipeline, and the whole model without one; with several chunks
+    a stage, they come in an nn.ModuleList.
     """
     run = global_context.run
     if isinstance(model, PipelinePart):
         model = model.model
     elif isinstance(model, torch.nn.Module) and run.num_stages > 1:
-        model = Stage(model)
+        model = Stage(*model) if isinstance(model, torch.nn.ModuleList) else Stage(model)
     return api.initialize(
         run,
         model=model,
@@ -161,11 +161,3 @@ def initialize(
         eval_data=test_dataloader,
         lr_scheduler=lr_scheduler,
     )
-
-
-class InterleavedPipelineSchedule:
-    """ColossalAI's schedule of several chunks a stage, which is not part of this version. Raises: DslparError."""
-
-    def __init__(self, num_microbatches: int, num_model_chunks: int) -> NoReturn:
-        message = "InterleavedPipelineSchedule is not part of this version of dslpar"
-        raise_finding("PIP209", message, f"PipelineSchedule(num_microbatches={num_microbatches})")

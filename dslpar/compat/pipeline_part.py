@@ -31,17 +31,18 @@ class PipelinePart(nn.ModuleList):
 
     def __init__(self, model: CustomModel, run: Run) -> None:
         job, layers = partition_layers(api.with_program_model(run.job, model), model, run.groups)
-        begin, end = 0, len(layers)
+        held = list(range(len(layers)))
         if job.stages.counts is not None and job.mesh.pipe > 1:
-            begin, end = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)[run.stage :][:2]
+            parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
+            held = [i for stage in job.chunks.held_by(run.stage) for i in range(parts[stage], parts[stage + 1])]
         shared = {layer.owner for layer in layers if layer.tied}  # two stages build these, when all is initialized
         built = {
             index: build_layer(layer, run.groups, job.spec.train.seed)
-            for index, layer in enumerate(layers)
-            if begin <= index < end and layer.owner not in shared
+            for index in held
+            if (layer := layers[index]).owner not in shared
         }
         super().__init__(built.values())
-        self.model = CustomModel(_PartlyBuilt(model, built), method=model.method)
+        self.model = CustomModel(_PartlyBuilt(model, built), method=model.method, num_chunks=model.num_chunks)
 
 
 @dataclasses.dataclass(frozen=True)

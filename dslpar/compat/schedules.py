@@ -1,5 +1,7 @@
 """ColossalAI's schedules: they run the micro-batches of a step, and return their output, label and loss.
 
+In which order a pipeline works them off is the job's: the config's section `schedule` says it.
+
     schedule = PipelineSchedule(num_microbatches=4)
     engine.zero_grad()
     output, label, loss = schedule.forward_backward_step(engine, data_iter)
@@ -20,6 +22,7 @@ import torch
 from dslpar.core.catalog import raise_finding
 from dslpar.engine.engine import Engine
 from dslpar.engine.micro_batches import next_item, take_batch
+from dslpar.layout.resolve import Job
 
 OutputLabelLoss = tuple[Any, Any, torch.Tensor | None]
 """Output, label, loss."""
@@ -27,7 +30,7 @@ _LEFT_OUT = "engine.step() is missing after forward_backward_step(): each step i
 
 
 class PipelineSchedule:
-    """Runs a whole step's micro-batches, with a pipeline (1F1B) or without."""
+    """Runs a whole step's micro-batches, with a pipeline or without."""
 
     def __init__(self, num_microbatches: int) -> None:
         self.num_microbatches = num_microbatches
@@ -52,11 +55,7 @@ class PipelineSchedule:
             DslparError: num_microbatches is not the job's accumulation, or the data end in the middle of a step.
             StopIteration: there are no more data.
         """
-        wanted = engine.job.batch.accumulation
-        if self.num_microbatches != wanted:
-            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
-            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or PipelineSchedule({wanted})"
-            raise_finding("PIP207", message, hint, engine.job.path, "schedule")
+        self._check(engine.job)
         if not forward_only and not engine.is_between_steps and not engine.has_unreduced_gradients:
             if engine.groups.rank == 0:
                 warnings.warn(_LEFT_OUT, stacklevel=2)
@@ -68,6 +67,34 @@ class PipelineSchedule:
         if return_loss and engine.is_last_stage:
             loss = torch.tensor(result.loss, device=engine.deepspeed.device)
         return result.output, result.label, loss
+
+    def _check(self, job: Job) -> None:
+        wanted = job.batch.accumulation
+        if self.num_microbatches != wanted:
+            message = f"num_microbatches is {self.num_microbatches}, and the job's accumulation is {wanted}"
+            hint = f"write batch = dict(accumulation={self.num_microbatches}, ...), or num_microbatches={wanted}"
+            raise_finding("PIP207", message, hint, job.path, "schedule")
+
+
+class InterleavedPipelineSchedule(PipelineSchedule):
+    """The same, of a job whose ranks hold several chunks of the model each; without a pipeline there are none.
+
+    Raises:
+        DslparError: besides, num_model_chunks is not the job's.
+    """
+
+    def __init__(self, num_microbatches: int, num_model_chunks: int) -> None:
+        super().__init__(num_microbatches)
+        self.num_model_chunks = num_model_chunks
+
+    def _check(self, job: Job) -> None:
+        super()._check(job)
+        wanted, asked = job.chunks.num, self.num_model_chunks
+        if job.mesh.pipe > 1 and asked != wanted:
+            message = f"num_model_chunks is {asked}, and each rank of the job has {wanted}"
+            other = f"InterleavedPipelineSchedule(..., num_model_chunks={wanted})" if wanted > 1 else "PipelineSchedule"
+            hint = f"write schedule = dict(type='interleaved', num_model_chunks={asked}), or {other}"
+            raise_finding("PIP212", message, hint, job.path, "schedule")
 
 
 class NonPipelineSchedule:

@@ -87,7 +87,7 @@ class Mesh:
     """All ranks of a job; an immutable value. Sizes are at least 1; `order` is one of ORDERS."""
 
     pipe: int = 1
-    """Pipeline stages."""
+    """Ranks of a pipeline, each with one stage, or with several chunks of the model (`dslpar.layout.chunks`)."""
     data: int = 1
     """Data-parallel replicas."""
     tensor: Tensor = field(default_factory=Tensor)

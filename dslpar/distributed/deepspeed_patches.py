@@ -29,6 +29,8 @@ M    function                        symptom                                    
                                      fp32 before it adds it
 16   `overlap_param_gather`          ZeRO 1 and 2 gather weights while nothing else is  engine/test_gather.py
                                      computed
+17   `reduce_by_stages`              without ZeRO too, gradients of all of a rank's     engine/test_schedules.py
+                                     stages are reduced after the last backward
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -53,6 +55,7 @@ from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis
 from dslpar.distributed.gradient_reduction import GradientReduction
 from dslpar.distributed.parameter_gather import ParameterGather
+from dslpar.distributed.stage_reduction import StageReduction
 
 if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -415,6 +418,34 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
         if layer._compiled_call_impl is None:  # else torch would trace it; a program's own call of a layer is rare
             layer.register_forward_pre_hook(lambda layer, _: gather.wait_for(layer))
     module.parameter_gather = gather
+
+
+def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis) -> StageReduction | None:
+    """M17. Return what reduces a stage's gradients while a rank's other stages go on, without ZeRO; None: nothing can.
+
+    DeepSpeed then leaves out what was begun, and its reduction ends with a wait for it. Nothing can in bf16, whose
+    gradients DeepSpeed keeps in one flat fp32 tensor over all stages, nor where it scales gradients before it sums.
+    """
+    scales = not ds_engine.postscale_gradients() or ds_engine.gradient_predivide_factor() != 1.0
+    if ds_engine.zero_optimization() or ds_engine.using_bf16_optimizer or scales or data_axis.size == 1:
+        return None
+    late = [id(p) for p, _ in ds_engine.module.get_tied_weights_and_groups()]
+    reduction = StageReduction(ds_engine, data_axis, late)
+    reduce_all = ds_engine.buffered_allreduce_fallback
+
+    def reduce_rest(grads: object = None, elements_per_buffer: int = 500_000_000) -> None:
+        reduced = [p for p in ds_engine.module.parameters() if id(p) in reduction.begun]
+        for p in reduced:
+            p.requires_grad_(False)  # DeepSpeed passes by what is frozen
+        try:
+            reduce_all(grads, elements_per_buffer)
+        finally:
+            for p in reduced:
+                p.requires_grad_(True)
+        reduction.finish()
+
+    ds_engine.buffered_allreduce_fallback = reduce_rest
+    return reduction
 
 
 @contextmanager

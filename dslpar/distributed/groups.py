@@ -12,15 +12,21 @@ messages a rank in a job of any size. A process by itself (world 1) needs no `in
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations, permutations
+from unittest.mock import patch
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from dslpar.core.mesh import TENSOR_AXES, Mesh, Tensor, expand
 from dslpar.distributed.collectives import Axis
-from dslpar.watchdog.status_page import stage_name
+from dslpar.layout.chunks import Chunks
+from dslpar.watchdog.status_page import place_name
 
 _MODEL = ("pipe", "tensor")
 
@@ -29,7 +35,8 @@ class Groups:
     """This rank's process groups on `mesh`.
 
     All ranks must construct it together, with equal arguments but for `rank` (default: torch.distributed's).
-    `timeout` bounds each collective; by default it is torch.distributed's.
+    `timeout` bounds each collective; by default it is torch.distributed's. `num_chunks` is of the pipeline's schedule:
+    the stages that each rank holds, which reports name.
     """
 
     mesh: Mesh
@@ -37,15 +44,17 @@ class Groups:
     coord: dict[str, int]
     """This rank's index on each axis of the mesh."""
 
-    def __init__(self, mesh: Mesh, rank: int | None = None, timeout: timedelta | None = None) -> None:
+    def __init__(
+        self, mesh: Mesh, rank: int | None = None, timeout: timedelta | None = None, num_chunks: int = 1
+    ) -> None:
         running = dist.is_available() and dist.is_initialized()
         world = dist.get_world_size() if running else 1
         assert mesh.world_size == world, f"a mesh of {mesh.world_size} ranks in a world of {world}"
-        self.mesh = mesh
+        self.mesh, self._num_chunks = mesh, num_chunks
         self.rank = (dist.get_rank() if running else 0) if rank is None else rank
         self.coord = mesh.coord(self.rank)
         # A group for axes of one rank as well: where a function takes a group, None means the whole world.
-        alone = dist.new_group([self.rank], timeout, use_local_synchronization=True) if running else None
+        alone = _new_group([self.rank], timeout) if running else None
         self._axes = {frozenset[str](): Axis(1, 0, (self.rank,), alone)}
         for names in _needed_axes(mesh):
             self._axes.setdefault(self._key(names), self._make_axis(names, timeout))
@@ -58,12 +67,18 @@ class Groups:
         Layers and models can be built on them, on any device, such as torch's "meta"; a forward needs the real ones.
         """
         groups = cls.__new__(cls)
-        groups.mesh, groups.rank, groups.coord = mesh, rank, mesh.coord(rank)
+        groups.mesh, groups.rank, groups.coord, groups._num_chunks = mesh, rank, mesh.coord(rank), 1
         groups._axes = {frozenset[str](): Axis(1, 0, (rank,))}
         for key in map(groups._key, _needed_axes(mesh)):
             peers = mesh.peers(rank, *key)
             groups._axes[key] = Axis(len(peers), peers.index(rank), peers)
         groups._by_names = groups._axes_by_names()
+        return groups
+
+    def with_chunks(self, num_chunks: int) -> Groups:
+        """Return the same groups, in whose names each rank holds so many stages."""
+        groups = copy(self)
+        groups._num_chunks = num_chunks
         return groups
 
     def __deepcopy__(self, memo: object) -> Groups:
@@ -77,13 +92,22 @@ class Groups:
 
     @property
     def stage_name(self) -> str:
-        """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)'."""
-        return stage_name(self.coord["pipe"], self.coord["data"], self.axis("tensor").index)
+        """This rank's coordinates, for reports: 'stage 1 (pipe 1, data 0, tensor 0)'; of several, 'stages 1 and 5'."""
+        pipe = self.coord["pipe"]
+        held = Chunks(self.mesh.pipe, self._num_chunks).held_by(pipe)
+        return place_name(held, pipe, self.coord["data"], self.axis("tensor").index)
 
     def axis(self, *names: str) -> Axis:
         """Return the group over axes: any of d q y z, "x", "tensor", "data", "pipe", "model", or ("data", "d")."""
         known = self._by_names.get(names)
         return self._axes[self._key(names)] if known is None else known
+
+    def second(self, axis: str, description: str) -> Axis:
+        """Make another group of the ranks of an axis, which NCCL gives its own communicators. All ranks together."""
+        first = self.axis(axis)
+        if first.group is None or first.size == 1:
+            return first
+        return replace(first, group=_new_group(first.peers, description=description))
 
     def subgroup(self, name: str, indices: Sequence[int]) -> dist.ProcessGroup | None:
         """Make a group of some of this rank's peers over an axis, by their index; None on those that are not in it.
@@ -100,9 +124,7 @@ class Groups:
             return None
         if len(indices) == axis.size:
             return axis.group
-        peers = [axis.peers[index] for index in sorted(indices)]
-        group: dist.ProcessGroup = dist.new_group(peers, use_local_synchronization=True)
-        return group
+        return _new_group([axis.peers[index] for index in sorted(indices)])
 
     def _axes_by_names(self) -> dict[tuple[str, ...], Axis]:
         """Look up what layers ask for in each forward, in any order: torch.compile guards a table that never grows."""
@@ -120,13 +142,32 @@ class Groups:
         if key in self._axes:
             return self._axes[key]
         peers = self.mesh.peers(self.rank, *key)
-        if len(peers) == self.mesh.world_size:
-            group = dist.group.WORLD  # another one of all ranks would open all connections once more
-        else:
-            # Without local synchronization all ranks of the job would have to make every group.
-            name = "_".join(names)  # for torch's flight recorder, and NCCL's logs
-            group = dist.new_group(list(peers), timeout, use_local_synchronization=True, group_desc=name)
+        # Of all ranks there is one already: another one would open all connections once more.
+        is_world = len(peers) == self.mesh.world_size
+        group = dist.group.WORLD if is_world else _new_group(peers, timeout, "_".join(names))
         return Axis(len(peers), peers.index(self.rank), peers, group)
+
+
+def _new_group(
+    peers: Sequence[int], timeout: timedelta | None = None, description: str | None = None
+) -> dist.ProcessGroup:
+    """Make a group, which its ranks must do together, and no others; torch's flight recorder and NCCL's logs say which.
+
+    Ranks find each other by the group's name. torch makes it of the ranks and of the number of groups that the process
+    is in, in which they may differ, such as by groups of tied weights: they would wait for each other for ever.
+    """
+    with patch.object(distributed_c10d, "_hash_ranks_to_str", _group_name, create=True):
+        # Without local synchronization all ranks of the job would have to make every group.
+        group: dist.ProcessGroup = dist.new_group(
+            list(peers), timeout, use_local_synchronization=True, group_desc=description
+        )
+    return group
+
+
+def _group_name(ranks: Sequence[int]) -> str:
+    """Name a group by its ranks, and by how many groups of just these ranks there are."""
+    before = sum(sorted(by_rank) == sorted(ranks) for by_rank in distributed_c10d._world.pg_group_ranks.values())
+    return hashlib.sha1(f"dslpar {before} {list(ranks)}".encode(), usedforsecurity=False).hexdigest()
 
 
 def _needed_axes(mesh: Mesh) -> Iterator[tuple[str, ...]]:

@@ -1,17 +1,33 @@
 """Send tensors of any shapes to one rank, which knows nothing of them: a header goes before them.
 
-That a header says dtypes and shapes is how DeepSpeed's pipeline sends what it has not sent before.
+    send(values, axis, target=1)                  # there: receive(axis, source=0, device)
+    messages = StageMessages((up, down), Chunks(pipe=4), device)    # a pipeline's, which nobody waits for
+
+A pipeline's messages are sent while the sender goes on, and received while the receiver still computes what comes
+before. All of one boundary have one shape: a header goes before the first one alone, as DeepSpeed's pipeline has it. A
+link's messages are received in the order in which they are sent, which the schedule tells: by their shapes, one taken
+for another would go unseen.
+
+The ways up and down have a process group each. NCCL gives a pair of ranks in a group one communicator, and what is
+launched on it runs in order: two ranks that send to each other at once, each before it receives, would wait for ever.
+(DeepSpeed blocks in each send; Megatron-LM batches a send and a receive, for which both ranks must be at the same place
+of their schedules.)
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dslpar.distributed.collectives import Axis
+from dslpar.layout.chunks import Chunks
+from dslpar.layout.schedule import Action, Orders, direction, messages, producer
 
 _DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -23,24 +39,159 @@ _HEADER = 64
 
 def send(values: Sequence[Tensor], axis: Axis, target: int) -> None:
     """Send tensors of any shapes to the axis's `target`-th rank, which calls `receive`."""
-    header = [len(values)]
-    for value in values:
-        header += [_DTYPES.index(value.dtype), value.dim(), *value.shape]
-    padded = torch.tensor(header + [0] * (_HEADER - len(header)), device=values[0].device)
-    for value in (padded, *values):
+    for value in (_header(values, values[0].device), *values):
         dist.send(value.contiguous(), axis.peers[target], group=axis.group)
 
 
 def receive(axis: Axis, source: int, device: torch.device) -> list[Tensor]:
     """Receive what the axis's `source`-th rank sends."""
+    received = _empty(_receive_header(axis, source, device), device)
+    for value in received:
+        dist.recv(value, axis.peers[source], group=axis.group)
+    return received
+
+
+# ---- headers ----
+
+_Forms = Sequence[tuple[torch.dtype, Sequence[int]]]
+"""Dtype and shape of each tensor of a message."""
+
+
+def _forms(values: Sequence[Tensor]) -> _Forms:
+    return [(value.dtype, tuple(value.shape)) for value in values]
+
+
+def _empty(forms: _Forms, device: torch.device) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in forms]
+
+
+def _header(values: Sequence[Tensor], device: torch.device) -> Tensor:
+    header = [len(values)]
+    for value in values:
+        header += [_DTYPES.index(value.dtype), value.dim(), *value.shape]
+    return torch.tensor(header + [0] * (_HEADER - len(header)), device=device)
+
+
+def _receive_header(axis: Axis, source: int, device: torch.device) -> _Forms:
     padded = torch.zeros(_HEADER, dtype=torch.int64, device=device)
     dist.recv(padded, axis.peers[source], group=axis.group)
     num_tensors, *numbers = padded.tolist()
-    received = []
+    forms = []
     for _ in range(num_tensors):
         dtype, dims, *numbers = numbers
-        value = torch.empty(numbers[:dims], dtype=_DTYPES[dtype], device=device)
-        dist.recv(value, axis.peers[source], group=axis.group)
-        received.append(value)
+        forms.append((_DTYPES[dtype], tuple(numbers[:dims])))
         numbers = numbers[dims:]
-    return received
+    return forms
+
+
+# ---- messages of a pipeline ----
+
+
+class _Posted(NamedTuple):
+    """A receive that was begun."""
+
+    taken_by: Action
+    values: list[Tensor]
+    works: list[dist.Work]
+
+
+@dataclass
+class _Incoming:
+    """What one rank sends to this one, in its order."""
+
+    axis: Axis
+    source: int
+    expected: deque[Action] = field(default_factory=deque)
+    posted: _Posted | None = None
+
+
+Boundary = tuple[str, int]
+"""Kind and stage of the action that takes a message in."""
+
+
+class StageMessages:
+    """A rank's messages to and from its neighbours in the pipeline, while it runs its order of a schedule.
+
+    axes: two groups of the pipeline's ranks: of messages to a higher rank, and to a lower one.
+    """
+
+    def __init__(self, axes: tuple[Axis, Axis], chunks: Chunks, device: torch.device) -> None:
+        self._axes, self._chunks, self._device = axes, chunks, device
+        self._rank = axes[0].index
+        self._sent_forms: dict[Boundary, _Forms] = {}
+        self._received_forms: dict[Boundary, _Forms] = {}
+        self._incoming: dict[int, _Incoming] = {}
+        self._arrived: dict[Action, list[Tensor]] = {}
+        self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
+        """What is being sent, with what must live until then."""
+
+    def begin(self, orders: Orders) -> None:
+        """Expect the messages of these orders, of all ranks; those of ranks that are no neighbours may be empty."""
+        self._incoming = {}
+        for link, expected in messages(orders, self._chunks).items():
+            source, target = link
+            if target == self._rank:
+                self._incoming[source] = _Incoming(self._axes[direction(link)], source, deque(expected))
+
+    def send(self, values: Sequence[Tensor], taken_by: Action) -> None:
+        """Begin to send what an action of a neighbour takes in.
+
+        Raises:
+            ValueError: its shapes or dtypes are not those of the first message over this boundary.
+        """
+        target, boundary = self._chunks.rank_of(taken_by.stage), taken_by[:2]
+        axis, forms = self._axes[direction((self._rank, target))], _forms(values)
+        if boundary not in self._sent_forms:
+            self._sent_forms[boundary] = forms
+            values = [_header(values, self._device), *values]
+        elif forms != self._sent_forms[boundary]:
+            raise ValueError(_changed(taken_by, self._sent_forms[boundary], forms))
+        while self._in_flight and self._in_flight[0][0].is_completed():  # gloo does not say: there, until `finish`
+            self._in_flight.popleft()
+        for value in values:
+            sent = value.detach().contiguous()
+            work = dist.isend(sent, axis.peers[target], group=axis.group)
+            assert work is not None, "this rank is in the group"
+            self._in_flight.append((work, sent))
+
+    def receive(self, action: Action) -> list[Tensor]:
+        """Return what an action takes in, as soon as it is here; then begin to receive what comes after it."""
+        before = producer(action, self._chunks)
+        assert before is not None, "an action at an end of the pipeline"
+        incoming = self._incoming[self._chunks.rank_of(before.stage)]
+        while action not in self._arrived:
+            posted = incoming.posted or self._post(incoming)
+            incoming.posted = None
+            for work in posted.works:
+                work.wait()
+            self._arrived[posted.taken_by] = posted.values
+            if incoming.expected and incoming.expected[0][:2] in self._received_forms:
+                incoming.posted = self._post(incoming)
+        return self._arrived.pop(action)
+
+    def finish(self) -> None:
+        """Wait until all is sent."""
+        while self._in_flight:
+            self._in_flight.popleft()[0].wait()
+        assert not self._arrived
+        assert not any(each.posted or each.expected for each in self._incoming.values()), "a message was not taken in"
+
+    def _post(self, incoming: _Incoming) -> _Posted:
+        """Begin to receive the next message; the first over a boundary waits for its header."""
+        taken_by, axis = incoming.expected.popleft(), incoming.axis
+        if taken_by[:2] not in self._received_forms:
+            self._received_forms[taken_by[:2]] = _receive_header(axis, incoming.source, self._device)
+        values = _empty(self._received_forms[taken_by[:2]], self._device)
+        peer = axis.peers[incoming.source]
+        works = [dist.irecv(value, peer, group=axis.group) for value in values]
+        return _Posted(taken_by, values, [work for work in works if work is not None])
+
+
+def _changed(taken_by: Action, before: _Forms, now: _Forms) -> str:
+    what = "output" if taken_by.kind == "F" else "gradient"
+    of = taken_by.stage - 1 if taken_by.kind == "F" else taken_by.stage + 1
+
+    def shown(forms: _Forms) -> str:
+        return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in forms)
+
+    return f"the {what} of stage {of} is {shown(now)}, and was {shown(before)} before: a pipeline's shapes never change"

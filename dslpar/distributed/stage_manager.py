@@ -21,7 +21,10 @@ from dslpar.layout.stages import distribute_layers
 
 
 class PipelineStageManager:
-    """The stages of the pipeline that this rank is in: ranks that differ from it on the axis "pipe" alone."""
+    """The stages of the pipeline that this rank is in: ranks that differ from it on the axis "pipe" alone.
+
+    As in ColossalAI, a rank that holds several chunks of the model is one stage here.
+    """
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups

@@ -142,7 +142,7 @@ def _build_module(job: Job, layers: list[LayerSpec], loss_fn: Loss, groups: Grou
         finish = _zero3_sharding(job, groups) if job.spec.zero.stage == 3 else lambda layer: layer
         return assemble(layers, groups, seed, interval, finish)
     assert job.stages.counts is not None, "partition.partition_layers has set it"
-    return pipeline_module(layers, job.stages.counts, groups, seed, loss_fn, interval)
+    return pipeline_module(layers, job.stages.counts, job.chunks, groups, seed, loss_fn, interval)
 
 
 def _zero3_sharding(job: Job, groups: Groups) -> Finish:

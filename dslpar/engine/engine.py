@@ -34,6 +34,7 @@ from dslpar.engine import executor, pipeline_module
 from dslpar.engine.executor import LossFn, concatenate
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
+from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
@@ -85,7 +86,7 @@ class Engine:
         self._num_batches = 0
         """Whole batches whose gradients stand, and wait for step()."""
         self._in_no_sync, self._unreduced = False, False
-        self._seeded_step = -1
+        self._pipeline = PipelineExecutor(ds_engine, groups, job.schedule) if self._has_pipeline else None
 
     @property
     def needs_data(self) -> bool:
@@ -186,16 +187,19 @@ class Engine:
             self._check_order("forward_backward", step_pending=False)
             if not self._at_step_start:
                 raise self._out_of_order("forward_backward() in the middle of a step that backward() began")
-            self._seed_dropout()
         batches = self._prepare_batches(micro_batches)
         counted = self._with_denominator(batches, criterion is not None)
         self._step_pending, self._unreduced = True, self._in_no_sync
-        self._num_batches += 1
+        first, self._num_batches = self._num_batches * self.job.batch.accumulation, self._num_batches + 1
         loss_fn, reduce = criterion or self._loss_fn, not self._in_no_sync
-        if self._has_pipeline:
-            result = executor.pipeline_forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce)
+
+        def seed(index: int) -> None:
+            self._seed_micro_batch(first + index)
+
+        if self._pipeline is not None:
+            result = self._pipeline.forward_backward(loss_fn, counted, seed, keep_outputs, reduce)
         else:
-            result = executor.forward_backward(self.deepspeed, loss_fn, counted, keep_outputs, reduce, not adds)
+            result = executor.forward_backward(self.deepspeed, loss_fn, counted, seed, keep_outputs, reduce, not adds)
         return self._results(result, batches, keep_outputs)
 
     def forward(
@@ -204,8 +208,11 @@ class Engine:
         """Run micro-batches forward alone, in evaluation mode; `keep_outputs`, `criterion` as in `forward_backward`."""
         batches = self._prepare_batches(micro_batches)
         counted = self._with_denominator(batches, criterion is not None)
-        run = executor.pipeline_forward_only if self._has_pipeline else executor.forward_only
-        result = run(self.deepspeed, criterion or self._loss_fn, counted, keep_outputs)
+        loss_fn = criterion or self._loss_fn
+        if self._pipeline is not None:
+            result = self._pipeline.forward_only(loss_fn, counted, keep_outputs)
+        else:
+            result = executor.forward_only(self.deepspeed, loss_fn, counted, keep_outputs)
         loss, output, label = self._results(result, batches, keep_outputs)
         return Output(loss.item(), output, label)
 
@@ -265,8 +272,8 @@ class Engine:
     def __call__(self, *inputs: Any) -> Any:
         """Return the model's output for one micro-batch's inputs."""
         self._refuse_pipeline("engine(inputs)")
-        if self.deepspeed.module.training and self._at_step_start and self._seeded_step != self.steps_done:
-            self._seed_dropout()
+        if self.deepspeed.module.training:
+            self._seed_micro_batch(self.deepspeed.micro_steps % self.job.batch.accumulation)
         return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
     def criterion(self, output: Any, label: Any) -> Tensor:
@@ -304,15 +311,15 @@ class Engine:
         """Whether no micro-batch of the next step was seen yet; in a pipeline always, between calls."""
         return self._has_pipeline or self.deepspeed.micro_steps % self.job.batch.accumulation == 0
 
-    def _seed_dropout(self) -> None:
-        """Seed torch's generator for this step, replica and stage.
+    def _seed_micro_batch(self, index: int) -> None:
+        """Have the next forward draw for the step's `index`-th micro-batch of this replica.
 
         All ranks of a tensor group get the same seed: layers draw equal masks where the ranks hold equal copies. And a
-        resumed run draws the masks that the run would have drawn.
+        resumed run, a stage and any schedule draw the masks that the whole model in one run would have drawn.
         """
-        coord = self.groups.coord
-        torch.manual_seed(stable_hash(self.job.spec.train.seed, self.steps_done, coord["data"], coord["pipe"]))
-        self._seeded_step = self.steps_done
+        seed = stable_hash(self.job.spec.train.seed, self.steps_done, self.groups.coord["data"], index)
+        self.deepspeed.module.micro_batch_seed = seed
+        torch.manual_seed(seed)  # for what a program draws around the layers
 
     def _prepare_batches(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches on the device, checked; none on stages that need none."""
@@ -342,7 +349,7 @@ class Engine:
     def _results(
         self, result: executor.Result, batches: list[MicroBatch], keep_outputs: bool
     ) -> tuple[Tensor, Any, Any]:
-        # DeepSpeed's pipeline has averaged over replicas already.
+        # A pipeline has averaged over replicas already.
         loss = result.loss if self._has_pipeline else self.mean_over_replicas(result.loss)
         if not (keep_outputs and self.is_last_stage):
             return loss, None, None

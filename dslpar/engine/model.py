@@ -26,7 +26,7 @@ from dslpar.models.sequential import Layers, Sequential, SingleModule, check_arg
 from dslpar.policies.families import DERIVED, POLICIES
 from dslpar.schema import families, transformers_configs
 from dslpar.schema.registry import MODELS
-from dslpar.schema.sections import Model, OtherModel
+from dslpar.schema.sections import Model, OtherModel, PipelineSchedule
 
 LAYERS_CFG = "layers_cfg"
 
@@ -148,6 +148,8 @@ class CustomModel(LayeredModel):
     """(output, label) to the mean over the micro-batch; None: the model's own loss."""
     method: str | None = None
     """How a pipeline cuts it, as parallel.pipeline.method; None: as the job says."""
+    num_chunks: int = 1
+    """Stages of a pipeline that each rank is to hold, as schedule.num_model_chunks; 1: as many as the job says."""
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return the model's layers."""
@@ -204,11 +206,12 @@ def build_pipeline_model_from_cfg(
 ) -> CustomModel:
     """Return the model of dict(type=..., ...); `dslpar.initialize` cuts it, and builds each layer on its stage alone.
 
-    `partition_method` is 'parameter' or 'uniform'; left out: as the config's parallel.pipeline says. The cut is logged;
-    `verbose` prints it.
+    `num_chunks` above 1 are the stages that each rank holds; the schedule is then 'interleaved', where the config has
+    no type with several. `partition_method` is 'parameter' or 'uniform'; left out: as the config's parallel.pipeline
+    says. The cut is logged; `verbose` prints it.
 
     Raises:
-        DslparError: there is no such model, or num_chunks is not 1.
+        DslparError: there is no such model, or no such method.
     """
     return _custom_model(model_from_cfg(config), num_chunks, partition_method, verbose)
 
@@ -224,14 +227,45 @@ def _custom_model(model: LayeredModel, num_chunks: int, partition_method: str | 
     location = Location("<program>")
     if verbose:
         logging.getLogger("dslpar").setLevel(logging.INFO)
-    if num_chunks != 1:
-        message = f"num_chunks={num_chunks} needs the interleaved schedule, which is not part of this version of dslpar"
-        raise_finding("PIP209", message, "leave num_chunks out, or write 1", location)
+    if num_chunks < 1:
+        raise_finding("PIP209", f"num_chunks is {num_chunks}", "1 or more", location)
     if partition_method is not None and partition_method not in PARTITION_METHODS:
         message = f"unknown partition_method {partition_method!r}"
         hint = f"one of {', '.join(map(repr, PARTITION_METHODS))}, or parallel.pipeline.method in the config"
         raise_finding("PIP202", message, hint, location)
-    return CustomModel(model, method=PARTITION_METHODS[partition_method] if partition_method else None)
+    method = PARTITION_METHODS[partition_method] if partition_method else None
+    return CustomModel(model, method=method, num_chunks=num_chunks)
+
+
+def with_program_chunks(job: Job, model: LayeredModel) -> Job:
+    """Return the job with the chunks that a program's model asks for.
+
+    The config need not say them, as it need not in ColossalAI; micro-batches are then checked here.
+
+    Raises:
+        DslparError: the config says another number, or the job cannot have so many.
+    """
+    num_chunks = 1
+    while isinstance(model, CustomModel):
+        num_chunks, model = max(num_chunks, model.num_chunks), model.model
+    if num_chunks == 1 or job.mesh.pipe == 1:
+        return job
+    schedule = job.spec.schedule or PipelineSchedule()
+    _check_chunks(job, schedule, num_chunks)
+    kind = "interleaved" if schedule.type == "1f1b" else schedule.type
+    schedule = dataclasses.replace(schedule, type=kind, num_model_chunks=num_chunks)
+    return dataclasses.replace(job, spec=dataclasses.replace(job.spec, schedule=schedule))
+
+
+def _check_chunks(job: Job, schedule: PipelineSchedule, num_chunks: int) -> None:
+    pipe, count, written = job.mesh.pipe, job.batch.accumulation, schedule.num_model_chunks
+    if written is not None and written != num_chunks:
+        message = f"num_chunks is {num_chunks}, and the config's schedule.num_model_chunks is {written}"
+        raise_finding("PIP209", message, "leave one of them out", job.path, "schedule")
+    if count % pipe:
+        message = f"num_chunks is {num_chunks}: {count} micro-batches must be a multiple of {pipe} pipeline ranks"
+        hint = f"batch.accumulation={-(-count // pipe) * pipe}, or leave num_chunks out"
+        raise_finding("PIP209", message, hint, job.path, "batch")
 
 
 def _find_class(target: str, path: str) -> type[nn.Module | LayeredModel]:

@@ -9,7 +9,7 @@ at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dslpar.distributed import collectives
 from dslpar.engine.engine import Engine
 from dslpar.engine.micro_batches import MicroBatch
+from dslpar.engine.pipeline_module import Pipeline, global_name
 
 
 class NonFinite(NamedTuple):
@@ -28,24 +29,50 @@ class NonFinite(NamedTuple):
     phase: int
     """0: before the forward, 1: in the forward, 2: in the backward."""
     stage: int
-    """Position of the rank's stage in the order of that phase: a backward begins at the last stage."""
+    """Position of its stage in the order of that phase: a backward begins at the last stage."""
     rank: int
     value: str
     rank_description: str
 
 
+class _Seen(NamedTuple):
+    """A value that a hook has found."""
+
+    stage: int
+    """That was running: of several, a rank computes a late micro-batch's first stage after an early one's last."""
+    name: str
+    position: int = 0
+    """Of a parameter among those of the stage."""
+
+
 def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     """Describe the value that was the first not to be finite, in the same text on every rank. All ranks together."""
-    groups, rank = engine.groups, engine.rank_description
-    stage, last_stage = groups.coord["pipe"], groups.mesh.pipe - 1
+    groups, rank, chunks = engine.groups, engine.rank_description, engine.job.chunks
+    positions = _positions(engine.module)
+    first_stages = {p: stage for stage, p in reversed(positions)}
     # Under ZeRO 3 a rank looks at its own shard, `ds_tensor`: the parameter itself is empty between forwards.
-    weights = [name for name, p in engine.named_parameters() if not _is_finite(getattr(p, "ds_tensor", p).detach())]
-    outputs, gradients = _run_with_hooks(engine, batches)
-    found = [NonFinite(0, stage, groups.rank, f"the weight {name}", rank) for name in weights]
-    found += [NonFinite(1, stage, groups.rank, f"the output of {name}", rank) for name in outputs]
-    found += [NonFinite(2, last_stage - stage, groups.rank, f"the gradient of {name}", rank) for name in gradients]
-    # In the order of phases, and within each as it came: the first of each rank is enough.
-    by_rank = collectives.gather_objects(found[:1], groups.axis("pipe", "data", "tensor"))
+    weights = [
+        _Seen(first_stages.get(p, 0), name)
+        for name, p in engine.named_parameters()
+        if not _is_finite(getattr(p, "ds_tensor", p).detach())
+    ]
+    outputs, gradients = _run_with_hooks(engine, batches, positions)
+    if engine.job.schedule.split:
+        # A stage's backward brings biases and norms first, and the matrices after all of them: an early hook may be of
+        # a layer that got what a later one has made. So within a stage they are taken from its end, as they would come.
+        gradients.sort(key=lambda each: -each.position)
+
+    def found(phase: int, what: str, seen: _Seen) -> NonFinite:
+        place = chunks.last - seen.stage if phase == 2 else seen.stage
+        of_stage = f", stage {seen.stage}" if chunks.num > 1 else ""
+        return NonFinite(phase, place, groups.rank, f"{what} {seen.name}{of_stage}", rank)
+
+    every = [found(0, "the weight", seen) for seen in weights]
+    every += [found(1, "the output of", seen) for seen in outputs]
+    every += [found(2, "the gradient of", seen) for seen in gradients]
+    # Of the first stage of the first phase, as it came: the first of each rank is enough.
+    own = [min(every, key=lambda each: (each.phase, each.stage))] if every else []
+    by_rank = collectives.gather_objects(own, groups.axis("pipe", "data", "tensor"))
     firsts = [first for found_there in by_rank for first in found_there]
     if not firsts:
         return f"the loss, or a sum of finite numbers: no weight, layer or gradient by itself, says {rank}"
@@ -53,28 +80,42 @@ def find_first_nonfinite(engine: Engine, batches: Iterable[MicroBatch]) -> str:
     return f"{first.value}, on {first.rank_description}"
 
 
-def _run_with_hooks(engine: Engine, batches: Iterable[MicroBatch]) -> tuple[list[str], list[str]]:
+def _positions(module: nn.Module) -> dict[tuple[int, nn.Parameter], int]:
+    """Return the position of each parameter in the order of the forward, by each stage of this rank that has it."""
+    stages = {stage: module.stage_parameters(stage) for stage in module.stages} if isinstance(module, Pipeline) else {}
+    return {(stage, p): position for stage, held in stages.items() for position, p in enumerate(held)}
+
+
+def _run_with_hooks(
+    engine: Engine, batches: Iterable[MicroBatch], positions: Mapping[tuple[int, nn.Parameter], int]
+) -> tuple[list[_Seen], list[_Seen]]:
     """Return the layers whose output, and the parameters whose gradient was not finite, in the order they came."""
-    outputs: list[str] = []
-    gradients: list[str] = []
+    outputs: list[_Seen] = []
+    gradients: list[_Seen] = []
+    whole = engine.module
+
+    def running_stage() -> int:
+        return whole.stage if isinstance(whole, Pipeline) else 0
 
     def check_output(name: str, module: nn.Module, inputs: object, output: object) -> None:
         tensors = output if isinstance(output, tuple) else (output,)
         if not all(_is_finite(each) for each in tensors if isinstance(each, Tensor)):
-            outputs.append(name)
+            outputs.append(_Seen(running_stage(), name))
 
-    def check_gradient(name: str, gradient: Tensor) -> None:
+    def check_gradient(name: str, p: nn.Parameter, gradient: Tensor) -> None:
         if not _is_finite(gradient):
-            gradients.append(name)
+            stage = running_stage()
+            gradients.append(_Seen(stage, name, positions.get((stage, p), 0)))
 
     with ExitStack() as stack:
-        for name, module in engine.module.named_modules():
+        for name, module in whole.named_modules():
             if not any(True for _ in module.children()):  # a container's output is its last layer's, found there
-                hook = module.register_forward_hook(partial(check_output, f"{name} ({type(module).__name__})"))
+                own = global_name(name, whole.layer_names).rstrip(".") if isinstance(whole, Pipeline) else name
+                hook = module.register_forward_hook(partial(check_output, f"{own} ({type(module).__name__})"))
                 stack.callback(hook.remove)
         for name, p in engine.named_parameters():
             if p.requires_grad:
-                hook = p.register_hook(partial(check_gradient, name))  # type: ignore[no-untyped-call]
+                hook = p.register_hook(partial(check_gradient, name, p))  # type: ignore[no-untyped-call]
                 stack.callback(hook.remove)
         engine.forward_backward(batches)
     return outputs, gradients

@@ -2,8 +2,8 @@
 
     job, layers = partition_layers(job, model, groups)        # job.stages says which layers are on which stage
 
-As the linter does for models that it knows, all mistakes are found before DeepSpeed is called: there, a stage without
-parameters fails on its own ranks, and the others wait for it (DeepSpeed's issue 1522).
+As the linter does for models that it knows, all mistakes are found before DeepSpeed is called: there, a rank without
+parameters fails by itself, and the others wait for it (DeepSpeed's issue 1522).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from dslpar.engine.model import CustomModel
 from dslpar.engine.pipeline_module import TIED_MODULES, Pipeline, global_name, stage_parts
 from dslpar.layers.parameter import PlacedModule, placement_of
 from dslpar.layout.resolve import Job, Stages, pipeline_of, stages_from
-from dslpar.layout.stages import Counts, automatic, group_layers, ids_of, in_order, num_matches
+from dslpar.layout.stages import Counts, automatic, group_layers, in_order, num_matches
 from dslpar.models import LayeredModel, LayerSpec, Sequential
+from dslpar.models.sequential import Stage
+from dslpar.watchdog.status_page import stages_name
 
 log = logging.getLogger("dslpar")
 
@@ -35,6 +37,7 @@ def partition_layers(job: Job, model: LayeredModel, groups: Groups) -> tuple[Job
     Raises:
         DslparError: the layers cannot be cut as the job requests.
     """
+    _check_num_modules(job, model)
     layers = model.layers(groups)
     if job.mesh.pipe == 1:
         # As over stages, so that the layout does not decide what a model may be.
@@ -57,12 +60,12 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
     """Check what only the rank that holds a module can see, and raise it on every rank. Collective over all ranks.
 
     Raises:
-        DslparError: a stage has nothing to train, a parameter is plain over tensor ranks or has no dims, a layer's
+        DslparError: a rank has nothing to train, a parameter is plain over tensor ranks or has no dims, a layer's
             layer_idx says another stage, or a layer that runs twice keeps statistics of its inputs.
     """
     findings = [
         *_untrainable(job, module, groups),
-        *_misplaced_layers(job, module, groups),
+        *_misplaced_layers(job, module),
         *_unsharded_parameters(job, module),
         *_scalar_parameters(job, module),
         *_recomputed_statistics(job, module),
@@ -77,10 +80,28 @@ def check_module(job: Job, module: nn.Module, groups: Groups) -> None:
 # ---- the cut ----
 
 
+def _check_num_modules(job: Job, model: LayeredModel) -> None:
+    """Refuse a model that is split by hand into other stages than this rank holds."""
+    model, num = _innermost(model), job.chunks.num
+    if isinstance(model, Stage) and len(model.modules) != num:
+        modules = f"{len(model.modules)} modules" if len(model.modules) != 1 else "one module"
+        stages = f"{num} stages" if num > 1 else "one stage"
+        message = f"dslpar.Stage with {modules}, and each rank has {stages} (schedule.num_model_chunks)"
+        hint = "a module for each of its stages, in their order: dslpar.Stage(*[part(stage) for stage in run.stages])"
+        raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
+
+
+def _innermost(model: LayeredModel) -> LayeredModel:
+    """Return what a program's model is made of."""
+    while isinstance(model, CustomModel):
+        model = model.model
+    return model
+
+
 def _indexed(job: Job, layers: list[LayerSpec]) -> list[LayerSpec]:
     """Give each layer its index as layer_idx where none has one: layers are then cut one by one."""
     if len(layers) == 1:
-        message = f"the model is one module, which cannot be cut over {job.mesh.pipe} stages"
+        message = f"the model is one module, which cannot be cut over {job.chunks.stages} stages"
         hint = "give an nn.Sequential, a dslpar.models.LayeredModel, or each rank its dslpar.Stage(module)"
         raise_finding("PIP204", message, hint, job.path, "parallel.pipeline")
     if any(layer.layer_idx is not None and layer.layer_idx < -1 for layer in layers):
@@ -140,7 +161,8 @@ def _stages(job: Job, layers: Sequence[LayerSpec], method: str | None) -> Stages
 def _check_stage_ids(job: Job, ids: Sequence[int], num_layers: int) -> None:
     if len(ids) != num_layers or not in_order(ids, job.chunks):
         message = f"{len(ids)} stage ids {list(ids)} for {num_layers} layers"
-        hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing"
+        again = f", but for {job.chunks.num - 1} times to 0" if job.chunks.num > 1 else ""
+        hint = f"{num_layers} ids from 0 to {job.mesh.pipe - 1}, never decreasing{again}"
         raise_finding("PIP202", message, hint, job.path, "parallel.pipeline")
 
 
@@ -183,23 +205,28 @@ def _built(unit: Sequence[LayerSpec]) -> list[nn.Module]:
 def _untrainable(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
     if any(p.requires_grad for p in module.parameters()):
         return []
-    stage = f"stage {groups.coord['pipe']}" if job.mesh.pipe > 1 else "the model"
+    # Of several stages one may train nothing, such as one that reshapes images: it is the rank that steps.
+    held = stages_name(job.chunks.held_by(groups.coord["pipe"])) if job.mesh.pipe > 1 else "the model"
     hint = "cut elsewhere (parallel.pipeline method='parameters', or counts), or use fewer stages"
-    message = f"{stage} has no parameter that is trained"
+    message = f"{held} {'have' if job.chunks.num > 1 else 'has'} no parameter that is trained"
     return [finding("PIP203", message, hint, job.path, "parallel.pipeline")]
 
 
-def _misplaced_layers(job: Job, module: nn.Module, groups: Groups) -> list[Finding]:
+def _misplaced_layers(job: Job, module: nn.Module) -> list[Finding]:
     """Find layers of dslpar.layers, within others, whose layer_idx says another stage than they are on."""
     if not isinstance(module, Pipeline):
         return []
-    stages = dict(enumerate(ids_of(job.stages.counts or (), job.chunks)))
-    stages[-1] = groups.mesh.pipe - 1
-    stage, findings = groups.coord["pipe"], []
+    counts = enumerate(job.stages.counts or ())
+    stages = dict(enumerate(stage for stage, count in counts for _ in range(count)))
+    stages[-1] = job.chunks.last
+    findings = []
     for name, layer in module.named_modules():
         index: int | None = getattr(layer, "layer_idx", None) if isinstance(layer, PlacedModule) else None
         # A tied layer's second use is another stage's, where it does not say so.
-        if index is None or name.startswith(TIED_MODULES) or stages.get(index) == stage:
+        if index is None or name.startswith(TIED_MODULES):
+            continue
+        stage = module.stage_of(int(name.partition(".")[0]))
+        if stages.get(index) == stage:
             continue
         where = f"is of stage {stages[index]}" if index in stages else f"is none of {len(stages) - 1} indices"
         message = f"layer_idx={index} of {global_name(name, module.layer_names)!r} on stage {stage} {where}"
@@ -240,7 +267,11 @@ def _recomputed_statistics(job: Job, module: nn.Module) -> list[Finding]:
 
 
 def _refuse_shared_parameters(job: Job, layers: Sequence[LayerSpec]) -> None:
-    """Refuse one parameter of two modules on two stages: only LayerSpec.tied keeps the copies equal."""
+    """Refuse one parameter of two modules on two stages: only LayerSpec.tied keeps the copies equal.
+
+    On one rank too, where it would be one tensor: gradients of one of its stages are reduced over replicas before the
+    other one adds to them.
+    """
     assert job.stages.counts is not None
     parts = stage_parts([layer.layer_idx for layer in layers], job.stages.counts)
     home: dict[int, tuple[int, str]] = {}

@@ -1,6 +1,6 @@
-"""This rank's stage of a layered model as DeepSpeed's PipelineModule: partitioned by the Job, built layer by layer.
+"""This rank's stages of a layered model as DeepSpeed's PipelineModule: partitioned by the Job, built layer by layer.
 
-    module = pipeline_module(model.layers(groups), counts=(3, 1), groups=groups, seed=1234, loss_fn=model.loss(groups))
+    module = pipeline_module(model.layers(groups), (3, 1), Chunks(pipe=2), groups, seed=1234, loss_fn=loss)
     for name, parameter in named_parameters(module): ...       # 'blocks.0.attention.qkv.weight', as without a pipeline
 
 The first stage takes the layers before the blocks, the last those after them. Giving explicit parts by overriding
@@ -24,11 +24,12 @@ from dslpar.core.mesh import STANDARD_ORDER, Mesh
 from dslpar.distributed import deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.parameter_gather import ParameterGather
-from dslpar.models.layered import Loss
+from dslpar.layout.chunks import Chunks
+from dslpar.models.layered import BuiltLayer, Loss, forward_steps
 from dslpar.models.recompute import run_layers
 
 TIED_MODULES = "tied_modules"
-"""Where DeepSpeed keeps modules whose weight two stages share."""
+"""Where DeepSpeed keeps modules whose weight two stages share, of one rank or of two."""
 TIED_WEIGHT = "weight"
 """The one attribute of a module that two stages may share."""
 
@@ -52,29 +53,30 @@ def stage_parts(layer_idx: Sequence[int | None], counts: Sequence[int]) -> list[
     return [0, *begins, len(known)]
 
 
-def held_layers(specs: Sequence[models.LayerSpec], counts: Sequence[int], stage: int) -> list[str]:
-    """Return the names of the modules of one stage, in order; `counts` as for `stage_parts`; () where all is one stage.
+def held_layers(specs: Sequence[models.LayerSpec], counts: Sequence[int], chunks: Chunks, rank: int) -> list[str]:
+    """Return the names of the modules of a rank's stages, in order; `counts` as for `stage_parts`; (): one stage.
 
     Raises:
-        ValueError: there is no such stage.
+        ValueError: the pipeline has no such rank.
     """
     parts = _parts(specs, counts)
-    if not 0 <= stage < len(parts) - 1:
-        raise ValueError(f"there is no stage {stage}: the pipeline has {len(parts) - 1}")
-    begin, end = parts[stage : stage + 2]
+    if not 0 <= rank < chunks.pipe:
+        raise ValueError(f"there is no rank {rank}: the pipeline has {chunks.pipe}")
+    held = (spec for stage in chunks.held_by(rank) for spec in specs[parts[stage] : parts[stage + 1]])
     # A dropout may run twice.
-    return list(dict.fromkeys(name for spec in specs[begin:end] for name in spec.module_names))
+    return list(dict.fromkeys(name for spec in held for name in spec.module_names))
 
 
-def shared_params(specs: Sequence[models.LayerSpec], counts: Sequence[int]) -> list[dict[int, str]]:
-    """Return, of each weight that several stages hold, its name on each of them."""
+def shared_params(specs: Sequence[models.LayerSpec], counts: Sequence[int], chunks: Chunks) -> list[dict[int, str]]:
+    """Return, of each weight that several ranks of the pipeline hold, its name on each of them."""
     parts = _parts(specs, counts)
     found = []
     for owner in dict.fromkeys(spec.owner for spec in specs if spec.tied):
         names: dict[int, str] = {}
         for index, spec in enumerate(specs):
             if spec.owner == owner:
-                names.setdefault(bisect(parts, index) - 1, f"{spec.name}.{TIED_WEIGHT}")
+                rank = chunks.rank_of(bisect(parts, index) - 1)
+                names.setdefault(rank, f"{spec.name}.{TIED_WEIGHT}")
         found += [names] if len(names) > 1 else []
     return found
 
@@ -95,22 +97,32 @@ def topology(mesh: Mesh) -> ProcessTopology:
 
 
 class Pipeline(PipelineModule):  # type: ignore[misc]
-    """This rank's stage of a layered model; `interval` is that of `models.LayeredModule`."""
+    """This rank's stages of a layered model; `interval` is that of `models.LayeredModule`."""
+
+    stage: int
+    """The stage that a forward runs; where the rank holds several, the executor sets it."""
+    stages: range
+    """All stages of this rank."""
 
     parameter_gather: ParameterGather | None = None
     """As `models.LayeredModule` has it."""
+    micro_batch_seed: int | None = None
+    """Likewise."""
 
     def __init__(
         self,
         specs: list[models.LayerSpec],
         parts: list[int],
+        chunks: Chunks,
         groups: Groups,
         seed: int,
         loss_fn: Loss,
         interval: int = 0,
     ) -> None:
         # Set before super().__init__, which partitions and builds the layers by them.
-        self._explicit_parts = parts
+        self._explicit_parts, self.chunks = parts, chunks
+        self.stages = chunks.held_by(groups.coord["pipe"])
+        self.stage = self.stages[0]
         self.specs, self._interval = specs, interval
         self.layer_names = [spec.name for spec in specs]
         tied = {spec.tied for spec in specs if spec.tied}
@@ -121,25 +133,48 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
 
     def _partition_layers(self, method: str = "") -> None:
         self.parts = self._explicit_parts
-        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+        self._set_bounds(*self._bounds(self.stages[0]))
+
+    def _build(self) -> None:
+        for stage in self.stages:
+            self._set_bounds(*self._bounds(stage))
+            super()._build()
+        self._set_bounds(*self._bounds(self.stages[0]))
+
+    def _bounds(self, stage: int) -> tuple[int, int]:
+        return self.parts[stage], self.parts[stage + 1]
+
+    def stage_of(self, position: int) -> int:
+        """Return the stage of a layer, by its position in the model."""
+        return bisect(self.parts, position) - 1
+
+    def stage_owner(self, layer_idx: int) -> int:
+        """Return the rank of the axis "pipe" that holds a layer: DeepSpeed makes groups of tied weights by it."""
+        return self.chunks.rank_of(self.stage_of(layer_idx))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the stage's layers: x is the first stage's inputs, or the residual [micro, sequence, hidden] as stored.
+        """Run the layers of `stage`: x is the model's inputs, or the residual [micro, sequence, hidden] as stored.
 
         It replaces DeepSpeed's forward, which recomputes by ranges of all layers, not of blocks.
         """
-        steps = [spec.step(layer, self.parameter_gather) for spec, layer in self.built_layers()]
-        return run_layers(steps, x, self._interval)
+        seed = self.micro_batch_seed if self.training else None
+        return run_layers(forward_steps(self._layers_of(self.stage), self.parameter_gather, seed), x, self._interval)
 
     def built_layers(self) -> list[tuple[models.LayerSpec, nn.Module]]:
-        """Return this stage's layers in their order, each with its module."""
-        begin, end = self.parts[self.stage_id : self.stage_id + 2]
-        layers = []
+        """Return the layers of this rank's stages in their order, each with its module."""
+        return [(spec, layer) for stage in self.stages for _, spec, layer in self._layers_of(stage)]
+
+    def stage_parameters(self, stage: int) -> Iterator[nn.Parameter]:
+        """Yield the parameters of one of this rank's stages."""
+        for module in dict.fromkeys(module for _, _, module in self._layers_of(stage)):
+            yield from module.parameters()
+
+    def _layers_of(self, stage: int) -> Iterator[BuiltLayer]:
+        begin, end = self._bounds(stage)
         for index, spec in enumerate(self.specs[begin:end], begin):
             # DeepSpeed keeps a layer's module under its index, or under its key if it is tied.
             own = hasattr(self, str(index))
-            layers.append((spec, self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]))
-        return layers
+            yield index, spec, self.get_submodule(str(index)) if own else self.tied_modules[_key(spec)]
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
         """Return the tied weights whose gradients DeepSpeed sums over stages, each with the ranks that hold it."""
@@ -147,12 +182,18 @@ class Pipeline(PipelineModule):  # type: ignore[misc]
 
 
 def pipeline_module(
-    specs: list[models.LayerSpec], counts: Sequence[int], groups: Groups, seed: int, loss_fn: Loss, interval: int = 0
+    specs: list[models.LayerSpec],
+    counts: Sequence[int],
+    chunks: Chunks,
+    groups: Groups,
+    seed: int,
+    loss_fn: Loss,
+    interval: int = 0,
 ) -> Pipeline:
-    """Build this rank's stage. All ranks must call it together, with equal arguments."""
+    """Build this rank's stages. All ranks must call it together, with equal arguments."""
     parts = _parts(specs, counts)
     with torch.no_grad():  # DeepSpeed broadcasts tied weights in place, of which autograd would warn
-        return Pipeline(specs, parts, groups, seed, loss_fn, interval)
+        return Pipeline(specs, parts, chunks, groups, seed, loss_fn, interval)
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

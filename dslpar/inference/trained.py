@@ -6,6 +6,9 @@
 The config is the checkpoint's own. One process by itself takes the whole model, whatever the layout was; several ranks
 take the run's layout, as overrides change it, or that of another config. What says how to train is left out: it could
 be wrong on these ranks, and has no effect. (litgpt and nanoGPT read the config beside the weights, too.)
+
+So is the schedule, and with it the chunks of a rank: they overlap micro-batches, of which a forward here has one, and
+would send it around the ranks once for each chunk. Each rank takes one stage, and layers are cut anew.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from dslpar.core.catalog import raise_finding
 from dslpar.core.errors import DslparError
 from dslpar.language import yaml_io
 from dslpar.language.load import Config
-from dslpar.layout.resolve import Job
+from dslpar.layout.resolve import Job, chunks_of, pipeline_of
 from dslpar.linter import check
 from dslpar.reporting.run_dir import CHECKPOINTS
+from dslpar.schema import sections, sections_reader
 
 _OF_TRAINING = (
     *("optimizer", "lr_scheduler", "activation_checkpoint", "checkpoint", "monitor", "gradient_handler", "schedule"),
@@ -62,10 +66,12 @@ def open_run(
     stored = find_checkpoint(Path(path), name)
     if config is None:
         text = yaml_io.dump_plain(_without_training(stored.manifest["config"], alone=world_size == 1))
-        loaded = check.load_text(text, str(Path(stored.path, folder.MANIFEST)), overrides)
+        left_out = [] if world_size == 1 else _cut_into_chunks(compare.spec_of(stored))
+        loaded = check.load_text(text, str(Path(stored.path, folder.MANIFEST)), [*left_out, *overrides])
         loaded = loaded._replace(trusted=tuple(trusted))
     else:
         left_out = [f"{section}=None" for section in _OF_TRAINING]
+        left_out += _cut_into_chunks(sections_reader.read(check.load(config, trusted=trusted)).spec)
         loaded = check.load(config, [*left_out, f"zero={_ZERO}", *overrides], trusted=trusted)
     checked = check.check(loaded, world_size)
     if checked.has_errors:  # what lint only warns of is about training
@@ -80,6 +86,16 @@ def _without_training(config: Mapping[str, Any], alone: bool) -> dict[str, Any]:
     found: dict[str, Any] = {name: value for name, value in config.items() if name not in left_out}
     train = {name: value for name, value in found.get("train", {}).items() if not (alone and name == "dist")}
     return found | {"zero": _ZERO, "train": train | {"eval_interval": 1}}
+
+
+def _cut_into_chunks(spec: sections.Spec) -> list[str]:
+    """Return overrides that leave out a cut into more stages than there are ranks in the pipeline."""
+    pipeline = pipeline_of(spec)
+    if pipeline is None or chunks_of(spec, pipeline.size).num == 1:
+        return []
+    if spec.parallel.pipeline is None:
+        return ["train.dist.custom_pipeline_stage_id=None"]
+    return [f"parallel.pipeline.{name}=None" for name in ("stage_ids", "counts")]
 
 
 def find_checkpoint(path: Path, name: str | None = None) -> Checkpoint:

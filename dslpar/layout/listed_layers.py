@@ -41,6 +41,18 @@ def without_parameters(model: OtherModel, counts: Sequence[int]) -> list[int]:
     return [stage for stage, end in enumerate(ends) if not any(weighed[end - counts[stage] : end])]
 
 
+def are_all_of_torch(model: OtherModel) -> bool:
+    """Whether the config lists the layers, and all are torch.nn's; a name of the author's own may be any class.
+
+    >>> are_all_of_torch(OtherModel(target="Sequential", args={"layers_cfg": [dict(type="Linear"), dict(type="a.B")]}))
+    False
+    """
+    from dslpar.schema.torch_layers import LAYERS
+
+    names = [str(layer.get("type", layer.get("_target_"))) for layer in model.layers or ()]
+    return bool(names) and all(name.removeprefix("torch.nn.") in LAYERS for name in names)
+
+
 def class_names(model: OtherModel) -> list[str]:
     """Return the name of each layer's class, without its module."""
     return [str(layer.get("type", layer.get("_target_"))).rpartition(".")[2] for layer in model.layers or ()]

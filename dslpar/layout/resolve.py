@@ -15,6 +15,7 @@ from dslpar.layout.batch import Batch, Sizes, batch_of, requested_batch
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.decision import Decision
 from dslpar.layout.family import pipeline_weights
+from dslpar.layout.listed_layers import are_all_of_torch
 from dslpar.layout.modes import cuboid_of
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import Counts, Weights, automatic, counts_of, ids_of
@@ -174,8 +175,17 @@ def chunks_of(spec: Spec, pipe: int) -> Chunks:
 
 def schedule_of(spec: Spec, pipe: int, num_micro_batches: int) -> Schedule:
     """Return the schedule of a step over `pipe` ranks."""
-    split = spec.schedule is not None and spec.schedule.type == "zero_bubble"
-    return Schedule(chunks_of(spec, pipe), num_micro_batches, split)
+    return Schedule(chunks_of(spec, pipe), num_micro_batches, splits_backward(spec))
+
+
+def splits_backward(spec: Spec) -> bool:
+    """Whether the schedule splits the backward; not where all layers are known to be torch's, which defer nothing."""
+    return spec.schedule is not None and spec.schedule.type == "zero_bubble" and not defers_nothing(spec)
+
+
+def defers_nothing(spec: Spec) -> bool:
+    """Whether no layer can put off the gradients of its weights, as far as the config tells."""
+    return isinstance(spec.model, OtherModel) and are_all_of_torch(spec.model)
 
 
 # What else is inferred --------------------------------------------------------------------------------------------

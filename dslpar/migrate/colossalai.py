@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dslpar.language.tree import Reference
-from dslpar.migrate.conversions import number, one_dropout, only
-from dslpar.migrate.table import Conversion, Outcome, Row, View, changed, dead, dropped, needed
+from dslpar.migrate.conversions import chunks, number, one_dropout, only
+from dslpar.migrate.table import UNREAD, Conversion, Outcome, Row, View, changed, dead, dropped, needed
 from dslpar.schema.classes import IDLE_HANDLERS
 
 _BASE = {"vocab_size": 50304, "max_seq_len": 1024, "dropout": 0.1}
@@ -151,6 +151,12 @@ def _num_stages(view: View) -> Any:
     return view.any_of("parallel.pipeline.size", "parallel.pipeline") or 1
 
 
+def _has_pipeline(view: View) -> bool:
+    """Whether there are several stages, or nobody knows how many."""
+    sizes = (view.values.get("parallel.pipeline.size"), view.values.get("parallel.pipeline"))
+    return _num_stages(view) != 1 or UNREAD in sizes
+
+
 def _num_pieces(view: View) -> Any:
     """Return how many micro-batches a pipeline's schedule makes of a batch; 1 without a pipeline."""
     return 1 if _num_stages(view) == 1 else view.any_of("NUM_MICRO_BATCHES", "schedule.num_microbatches") or 1
@@ -184,6 +190,25 @@ def num_microbatches(value: object, view: View, row: Row) -> Outcome:
     if _num_stages(view) == 1:
         return dead("it cuts a pipeline's batch, and there is no pipeline")
     return accumulation(value, view, row)
+
+
+def num_chunks(value: object, view: View, row: Row) -> Outcome:
+    """Convert the chunks of the model on each rank."""
+    return chunks(value, _has_pipeline(view), row)
+
+
+def schedule_type(value: object, view: View, row: Row) -> Outcome:
+    """Convert the class of a schedule."""
+    name = str(value).rpartition(".")[2]
+    if not _has_pipeline(view):
+        return dropped("without a pipeline it has no effect")
+    if name != "InterleavedPipelineSchedule":
+        known = name == "PipelineSchedule"
+        return changed(row.to, "1f1b", "its order") if known else needed(f"dslpar has no schedule {name}", row.to)
+    num = view.any_of("schedule.num_model_chunks", "schedule.num_chunks", "model.num_chunks")
+    if num is None:
+        return needed("it has num_model_chunks stages on each rank, and nobody says how many", row.to)
+    return changed(row.to, "1f1b" if num == 1 else "interleaved", f"{num} stages on each rank")
 
 
 def unless_given(value: object, view: View, row: Row) -> Outcome:

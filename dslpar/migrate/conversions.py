@@ -55,3 +55,14 @@ def one_dropout(value: object, all_of_them: list[object], row: Row) -> Outcome:
     if any(item != value for item in all_of_them):
         return needed(f"dslpar has one dropout, and the source several that differ: {all_of_them}", row.to)
     return changed(row.to, value, "one probability for embedding, attention and outputs")
+
+
+def chunks(value: object, has_pipeline: bool, row: Row) -> Outcome:
+    """Convert how many stages each rank of a pipeline holds, which is what the interleaved schedule is about."""
+    if type(value) is not int or value < 1:
+        return needed(f"it is {value!r}, and no number of stages", row.to)
+    if not has_pipeline:
+        return dropped("without a pipeline it has no effect")
+    if value == 1:
+        return dropped("1 stage on each rank, as '1f1b' has it")
+    return changed(row.to, value, "so many stages on each rank", {"schedule.type": "interleaved"})

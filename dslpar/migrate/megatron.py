@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
-from dslpar.migrate.conversions import number, on, one_dropout, only
+from dslpar.migrate.conversions import chunks, number, on, one_dropout, only
 from dslpar.migrate.table import Outcome, Row, View, changed, dropped, needed
 
 
@@ -75,6 +76,30 @@ def sequence_parallel(value: object, view: View, row: Row) -> Outcome:
 def pipeline_size(value: object, view: View, row: Row) -> Outcome:
     """Keep the number of stages; GPT-NeoX's 0 is none."""
     return dropped(f"{value}: none") if value in (0, 1) else row.as_is(value)
+
+
+def virtual_stages(value: object, view: View, row: Row) -> Outcome:
+    """Convert how many virtual stages each rank of a pipeline has."""
+    return chunks(value, _num_stages(view) != 1, row)
+
+
+def layers_of_virtual_stage(value: object, view: View, row: Row) -> Outcome:
+    """Convert the layers of a virtual stage into how many of these each rank of a pipeline has."""
+    layers, num_stages = view.get("num_layers"), _num_stages(view)
+    sizes = (value, layers, num_stages)
+    known = all(type(size) is int and size > 0 for size in sizes)
+    if not known or layers % (num_stages * value):
+        rule = "num_layers / pipeline_model_parallel_size / num_layers_per_virtual_pipeline_stage"
+        return needed(f"{rule} of them are on each rank, and this is no whole number", row.to)
+    made = chunks(layers // num_stages // value, num_stages != 1, row)
+    why = f"{layers} layers / {num_stages} ranks / {value}: so many stages on each rank"
+    return made._replace(why=why) if made.fate == "changed" else made
+
+
+def _num_stages(view: View) -> Any:
+    """Return the size of the pipeline, which may be `UNREAD`."""
+    size = view.values.get("pipeline_model_parallel_size")
+    return 1 if size is None else size
 
 
 def betas(value: object, view: View, row: Row) -> Outcome:

@@ -9,7 +9,7 @@ them; the tied module holds nothing else, since DeepSpeed ties exactly one attri
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.parameter_gather import ParameterGather
 from dslpar.layers import initialize, mark_owners
+from dslpar.layers.dropout import seed_generators
 from dslpar.layers.parameter import stable_hash
 from dslpar.models.recompute import Step, run_layers
 
@@ -65,16 +66,39 @@ class LayerSpec:
         y: Tensor = module(x) if self.forward is None else self.forward(module, x)
         return y
 
-    def step(self, module: nn.Module, gather: ParameterGather | None = None) -> Step:
-        """Return the layer, built as `module`, as a step of a forward; it waits first for what `gather` brings."""
-        if gather is None:
+    def step(self, module: nn.Module, gather: ParameterGather | None = None, seed: int | None = None) -> Step:
+        """Return the layer, built as `module`, as a step of a forward.
+
+        It waits first for what `gather` brings; what it draws, such as masks of dropout, depends on `seed` alone, also
+        where it runs again in the backward.
+        """
+        if gather is None and seed is None:
             return Step(partial(self.apply, module), self.recomputable)
 
-        def apply(x: Tensor) -> Tensor:
-            gather.wait_for(module)
+        def apply(x: Any) -> Tensor:
+            if gather is not None:
+                gather.wait_for(module)
+            if seed is not None:
+                seed_generators(seed, (x[0] if isinstance(x, tuple) else x).device)
             return self.apply(module, x)
 
         return Step(apply, self.recomputable)
+
+
+BuiltLayer = tuple[int, LayerSpec, nn.Module]
+"""A layer's position among all of the model, the layer, and its module."""
+
+
+def forward_steps(layers: Iterable[BuiltLayer], gather: ParameterGather | None, seed: int | None) -> list[Step]:
+    """Return layers as steps of the forward of a micro-batch, whose seed may be None: each draws from one of its own.
+
+    So masks are the same in every schedule, partition and recomputation. (A generator that is seeded once a step draws
+    in the order of the schedule.)
+    """
+    return [
+        spec.step(module, gather, None if seed is None else stable_hash(seed, position))
+        for position, spec, module in layers
+    ]
 
 
 Finish = Callable[[nn.Module], nn.Module]
@@ -117,6 +141,8 @@ class LayeredModule(nn.Module):
 
     parameter_gather: ParameterGather | None = None
     """What brings the weights of the last step, where a forward begins before all are there."""
+    micro_batch_seed: int | None = None
+    """What a forward in training mode draws from; None: torch's generator as it stands."""
 
     def __init__(self, specs: list[LayerSpec], interval: int = 0) -> None:
         super().__init__()
@@ -127,8 +153,9 @@ class LayeredModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence] ids to the logits [batch, sequence, V], as each rank stores them."""
-        steps = [spec.step(layer, self.parameter_gather) for spec, layer in self.built_layers()]
-        return run_layers(steps, x, self.interval)
+        layers = ((position, spec, layer) for position, (spec, layer) in enumerate(self.built_layers()))
+        seed = self.micro_batch_seed if self.training else None
+        return run_layers(forward_steps(layers, self.parameter_gather, seed), x, self.interval)
 
     def built_layers(self) -> list[tuple[LayerSpec, nn.Module]]:
         """Return the layers in their order, each with its module; a tied one with its owner's."""

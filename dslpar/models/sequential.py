@@ -4,6 +4,7 @@
     Layers([dict(type="Linear", in_features=8, out_features=16), dict(type="ReLU"), ...])       # a layers_cfg
     class MyNet(ModelFromConfig): ...                # sets self.layers_cfg, as ColossalAI's does
     Stage(module)                                    # this rank's stage, whatever the others hold
+    Stage(module_0, module_1)                        # its stages, where the schedule has two chunks a rank
 
 What passes from layer to layer is a floating tensor or a tuple of tensors, each floating one with a gradient, of equal
 shape for each micro-batch: what DeepSpeed's pipeline can send. A layer's place in the cut is its index, or
@@ -27,6 +28,7 @@ from dslpar.language.lazy import instantiate, locate
 from dslpar.language.tree import TARGET
 from dslpar.layers import IGNORE_INDEX
 from dslpar.layers.upcast import upcast
+from dslpar.layout.chunks import Chunks
 from dslpar.models.layered import Labels, LayeredModel, LayerSpec, Loss
 from dslpar.schema.registry import LAYERS
 
@@ -132,26 +134,31 @@ class ModelFromConfig(Layers):
 
 
 class Stage(PlainModel):
-    """A model split by hand: this rank's stage of it, built already.
+    """A model split by hand: this rank's stages of it, each a module that is built already.
 
-    Its input is the first stage's micro-batch, or what the stage before gave; a tuple is unpacked, but for an
-    nn.Sequential, whose layers take one argument. `dslpar.start` tells a program its stage before it builds.
+    `schedule.num_model_chunks` says how many they are, by default one. The input of each is the first stage's
+    micro-batch, or what the stage before gave; a tuple is unpacked, but for an nn.Sequential, whose layers take one
+    argument. `dslpar.start` tells a program its stages before it builds::
+
+        run = dslpar.start("interleaved.py")
+        model = dslpar.Stage(*[part(stage) for stage in run.stages])
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, *modules: nn.Module) -> None:
+        self.modules = modules
 
     def layers(self, groups: Groups) -> list[LayerSpec]:
         """Return a layer for each stage: "stages.0", ..."""
-
-        def build(stage: int) -> nn.Module:
-            assert stage == groups.coord["pipe"], "another stage's module"
-            return self.module
-
-        forward = forward_of(self.module)
+        chunks = Chunks(groups.mesh.pipe, len(self.modules))
+        own = dict(zip(chunks.held_by(groups.coord["pipe"]), self.modules, strict=True))
         return [
-            LayerSpec(name=f"stages.{stage}", build=partial(build, stage), forward=forward, layer_idx=stage)
-            for stage in range(groups.mesh.pipe)
+            LayerSpec(
+                name=f"stages.{stage}",
+                build=partial(own.__getitem__, stage),  # of another rank's there is no module here
+                forward=forward_of(own[stage]) if stage in own else None,
+                layer_idx=stage,
+            )
+            for stage in range(chunks.stages)
         ]
 
 

@@ -84,21 +84,22 @@ def _cut(name: str, recomputed: str = "") -> Decide:
     def decide(subject: Subject) -> Decision | None:
         if subject.cx.stages == 1:
             return None
-        pipeline = subject.cx.multi_stage_pipeline
-        method, layers, size = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.num_layers, pipeline.size
+        pipeline, chunks = subject.cx.multi_stage_pipeline, subject.cx.chunks
+        method, layers = resolve.method_of(subject.cx.spec, pipeline).value, subject.cx.num_layers
+        sizes = ("parallel.pipeline.size", *(["schedule.num_model_chunks"] if chunks.num > 1 else []))
         layers_key = _layers_key(subject.reading.spec.model)
         value = getattr(_stages(subject), name)
         if name == "auto_ids":
-            why = f"what method {method!r} makes of {layers} layers over {size} stages, recomputed on load"
-            return Decision(value, why, ("parallel.pipeline.size", layers_key))
+            why = f"what method {method!r} makes of {layers} layers over {chunks.stages} stages, recomputed on load"
+            return Decision(value, why, (*sizes, layers_key))
         if recomputed:
             return Decision(value, recomputed, ("parallel.pipeline.stage_ids",))
         if pipeline.stage_ids is not None:
             return Decision(value, "counted in stage_ids", ("parallel.pipeline.stage_ids",))
         if pipeline.counts is not None:
             return Decision(value, "spread out from counts", ("parallel.pipeline.counts",))
-        why = f"method {method!r} cuts {layers} layers over {size} stages"
-        return Decision(value, why, ("parallel.pipeline.method", "parallel.pipeline.size", layers_key))
+        why = f"method {method!r} cuts {layers} layers over {chunks.stages} stages"
+        return Decision(value, why, ("parallel.pipeline.method", *sizes, layers_key))
 
     return decide
 

@@ -26,6 +26,8 @@ _DIGIT = 7
 """The width of a digit of a box, about."""
 _MOST_WHITE = 0.62
 """Of the lightest shade."""
+_MOST_CHUNKS = 6
+"""Of more, the legend has the first one's shades and the last one's, between which the others are."""
 _STYLE = (
     "text{font:12px sans-serif;fill:#333}.title{font-weight:bold}.grid{stroke:#e2e2e2}.box{stroke:#fff;stroke-width:.6}"
     ".n{font-size:11px}.light{fill:#fff}"
@@ -74,12 +76,15 @@ def _legend(chunks: Chunks, split: bool) -> Iterator[str]:
     names = {"F": "forward", "B": "backward of inputs" if split else "backward"}
     if split:
         names["W"] = "backward of weights"
-    entries = [(_shade(kind, 0, 1), f"{kind}: {name}") for kind, name in names.items()]
+    entries = [([_shade(kind, 0, 1)], f"{kind}: {name}") for kind, name in names.items()]
     if chunks.num > 1:
-        entries += [(_shade("F", chunk, chunks.num), f"chunk {chunk}") for chunk in range(chunks.num)]
+        named = range(chunks.num) if chunks.num <= _MOST_CHUNKS else (0, chunks.num - 1)
+        entries += [([_shade(kind, chunk, chunks.num) for kind in names], f"chunk {chunk}") for chunk in named]
     x = float(_LEFT)
-    for fill, name in entries:
-        yield f'<rect x="{x}" y="34" width="12" height="12" fill="{fill}"/>'
+    for fills, name in entries:
+        width = 12 / len(fills)
+        for stripe, fill in enumerate(fills):
+            yield f'<rect x="{x + width * stripe:.1f}" y="34" width="{width:.1f}" height="12" fill="{fill}"/>'
         yield _text(x + 18, 44, name)
         x += 42 + 6.5 * len(name)
 

@@ -229,6 +229,7 @@ def resolved_values(job: Job) -> dict[str, object]:
         "batch": record["batch"],
         "auto_pipeline_stage_id": record["stages"]["auto_pipeline_stage_id"],
         "actual_pipeline_stage_id": record["stages"]["actual_pipeline_stage_id"],
+        "schedule": record["schedule"],
         "versions": versions(),
     }
 

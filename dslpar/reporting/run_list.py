@@ -145,9 +145,11 @@ def _layout(values: Mapping[str, Any]) -> str:
     if not isinstance(tensor, dict) or type(pipe) is not int or type(data) is not int:
         return ""
     mode = f" ({tensor['mode']})" if tensor.get("mode") else ""
+    chunks = _at(values, "resolved", "schedule", "num_model_chunks")
+    each = f" ({chunks} stages each)" if type(chunks) is int and chunks > 1 else ""
     zero = values.get("zero")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else zero or 0
-    return f"pipeline {pipe} * data {data} * tensor {tensor.get('size')}{mode}, ZeRO {stage}"
+    return f"pipeline {pipe}{each} * data {data} * tensor {tensor.get('size')}{mode}, ZeRO {stage}"
 
 
 def _at(values: object, *keys: str) -> Any:

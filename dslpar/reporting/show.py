@@ -162,7 +162,7 @@ def _traffic_lines(job: Job) -> Iterator[str]:
     if sent is None:
         return
     yield f"sends, elements a rank for a micro-batch of {sent.tokens:,} tokens, forward and backward"
-    stages = f"all {job.mesh.pipe} stages" if job.mesh.pipe > 1 else "all"
+    stages = f"all {job.chunks.stages} stages" if job.mesh.pipe > 1 else "all"
     for name, by_axis in (("a layer", sent.layer), (stages, sent.model)):
         axes = ", ".join(f"{axis}: {elements:,}" for axis, elements in by_axis.items())
         yield f"  {name:<7} {sum(by_axis.values()):,}" + (f" ({axes})" if by_axis else "")

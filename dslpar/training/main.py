@@ -134,7 +134,7 @@ def _run(request: Request, stored: Checkpoint | None, folder: Path | None, sessi
     if request.loads_checkpoint and stored is None:
         log.info("nothing to resume in %s: starting at step 0", job.output_dir)
     with logging.prints_to_log(folder):
-        groups = Groups(job.mesh)
+        groups = Groups(job.mesh, num_chunks=job.chunks.num)
         session.locate(groups)
         session.enter("building", times=NO_LIMIT)
         engine = build_engine(job, groups, all_counted=all_counted(job))

@@ -96,9 +96,11 @@ def log_job(job: Job, engine: Engine) -> None:
     """Log what runs: its layout, batch, ZeRO stage and precision, parameters and memory. All ranks together."""
     mesh, cuboid, batch = job.mesh, job.mesh.tensor, job.batch
     mode = f" ({cuboid.mode})" if cuboid.mode else ""
+    each = f" ({job.chunks.num} stages each)" if job.chunks.num > 1 else ""
     log.info(
-        "%s: world of %d = pipeline %d * data %d * tensor %d%s, on %s; written to %s",
-        *(job.path, mesh.world_size, mesh.pipe, mesh.data, cuboid.size, mode, engine.deepspeed.device, job.output_dir),
+        "%s: world of %d = pipeline %d%s * data %d * tensor %d%s, on %s; written to %s",
+        *(job.path, mesh.world_size, mesh.pipe, each, mesh.data, cuboid.size, mode),
+        *(engine.deepspeed.device, job.output_dir),
     )
     unit = unit_of(job)
     log.info(

@@ -184,16 +184,19 @@ class ProgramEngine(Engine):
         return PipelineStageManager(self.groups)
 
     def get_held_layers(self, stage: int | None = None) -> list[str]:
-        """Return the names of the model's modules on a stage, by default on this rank's, in the order they run."""
-        stage = self.groups.coord["pipe"] if stage is None else stage
-        return held_layers(self.deepspeed.module.specs, self.job.stages.counts or (), stage)
+        """Return the names of the modules of all chunks of a stage, by default this rank's, in the order they run.
+
+        Here, and in `get_shared_params`, a stage is what it is to `stage_manager`: a rank's place in the pipeline.
+        """
+        stage = self.stage_manager.stage if stage is None else stage
+        return held_layers(self.deepspeed.module.specs, self.job.stages.counts or (), self.job.chunks, stage)
 
     def get_shared_params(self) -> list[dict[int, str]]:
         """Return, of each weight that several stages hold, its name on each: [{0: "embed.weight", 3: "head.weight"}].
 
         Names and not tensors, since no rank has another stage's. Their gradients are summed before each step.
         """
-        return shared_params(self.deepspeed.module.specs, self.job.stages.counts or ())
+        return shared_params(self.deepspeed.module.specs, self.job.stages.counts or (), self.job.chunks)
 
     # ---- told to stop ----
 

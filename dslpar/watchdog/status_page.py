@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -21,6 +21,8 @@ from dslpar.core.visible import visible
 
 T = TypeVar("T")
 _SIZE = mmap.PAGESIZE
+_MOST_STAGES = 4
+"""Of a rank, that a report lists."""
 
 
 class Ending(IntEnum):
@@ -53,9 +55,21 @@ def rank_name(rank: int, world_size: int, host: str) -> str:
     return f"rank {rank} of {world_size} on {host}"
 
 
-def stage_name(stage: int, data: int, tensor: int) -> str:
-    """Return "stage 1 (pipe 1, data 0, tensor 0)"."""
-    return f"stage {stage} (pipe {stage}, data {data}, tensor {tensor})"
+def stages_name(stages: Sequence[int]) -> str:
+    """Return "stage 1", or what several are called.
+
+    >>> stages_name([1]), stages_name([1, 5, 9]), stages_name(range(1, 33, 4))
+    ('stage 1', 'stages 1, 5 and 9', 'stages 1, 5, ..., 29')
+    """
+    names = [str(stage) for stage in stages]
+    if len(names) > _MOST_STAGES:  # a page has little room
+        return f"stages {names[0]}, {names[1]}, ..., {names[-1]}"
+    return f"stages {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"stage {names[0]}"
+
+
+def place_name(stages: Sequence[int], pipe: int, data: int, tensor: int) -> str:
+    """Return "stage 1 (pipe 1, data 0, tensor 0)", of a rank that holds several, "stages 1 and 5 (pipe 1, ...)"."""
+    return f"{stages_name(stages)} (pipe {pipe}, data {data}, tensor {tensor})"
 
 
 class Progress(NamedTuple):
@@ -123,7 +137,7 @@ class StatusPage:
     """Whether the guard has asked for it; the rank takes it back when it has begun to write."""
     phase = _Field("64s", 64, _text)
     location = _Field("192s", 128, _text)
-    """The rank's stage and coordinates in the mesh."""
+    """The rank's stages and coordinates in the mesh."""
     hub = _Field("512s", 512, _text)
     """The `address:port:secret` of rank 0's guard; empty until it is known."""
 

@@ -217,6 +217,16 @@ def schedule_without_stages(cx: Context) -> Iterator[Problem]:
         yield cx.problem("schedule.type", message, hint)
 
 
+@rule("DEAD122", "one-chunk-interleaved", "warning")
+def one_chunk_interleaved(cx: Context) -> Iterator[Problem]:
+    """The interleaved schedule with one chunk on each rank."""
+    schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
+    if cx.stages > 1 and schedule is not None and schedule.type == "interleaved" and schedule.num_model_chunks == 1:
+        name = cx.source_key(key).rpartition(".")[2]
+        message = f"type='interleaved' has no effect: with {name} 1 the schedule is '1f1b'"
+        yield cx.problem(key, message, f"{name}=2; or schedule.type='1f1b'")
+
+
 @rule("DEAD103", "handler-with-nothing-to-do", "warning")
 def handler_with_nothing_to_do(cx: Context) -> Iterator[Problem]:
     """A gradient handler of ColossalAI, whose work DeepSpeed or dslpar already does."""
@@ -257,6 +267,7 @@ RULES = (
     bf16_key_of_another_stage,
     overlap_in_compiled_layers,
     schedule_without_stages,
+    one_chunk_interleaved,
     handler_with_nothing_to_do,
     nothing_to_keep,
     lr_without_effect,

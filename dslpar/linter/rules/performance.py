@@ -19,19 +19,20 @@ from dslpar.layout.chunks import Chunks
 from dslpar.layout.deepspeed_config import overlaps_reduction
 from dslpar.layout.divisors import Condition, divisors, least_micro_size
 from dslpar.layout.family import conditions, pipeline_weights
-from dslpar.layout.resolve import seq_len_of
+from dslpar.layout.resolve import defers_nothing, seq_len_of, splits_backward
 from dslpar.layout.schedule import Schedule
 from dslpar.layout.stages import EvenWeights, balanced, imbalance, loads_of_ranks
 from dslpar.linter.context import Context
 from dslpar.linter.problem import Problem
 from dslpar.linter.rule import rule
 from dslpar.linter.rules.pipeline import (
-    RUNNABLE,
     batch_keys,
     micro_batches_of,
     other_micro_batches,
     partition_keys,
     partition_of,
+    schedule_type,
+    unsplit,
 )
 from dslpar.schema.sections import Model
 
@@ -79,13 +80,12 @@ def _all_hold(found: Iterable[Condition]) -> bool:
 @rule("PERF104", "bubble", "warning")
 def bubble(cx: Context) -> Iterator[Problem]:
     """The stages of the pipeline are idle for more than 20 % of the step."""
-    count = micro_batches_of(cx)
-    kind, chunks = _type_of(cx), cx.chunks
+    count, chunks, split = micro_batches_of(cx), cx.chunks, splits_backward(cx.spec)
     if count < cx.stages or (chunks.num > 1 and count % cx.stages):
         return  # PERF105 and PIP115 report it
-    share = _idle_share(kind, chunks, count)
+    share = _idle_share(cx, chunks, split, count)
     if share > _MOST_BUBBLE:
-        message = f"{cx.stages} stages are idle {_percent(share)} of the step: {_formula(kind, chunks)}"
+        message = f"{cx.stages} stages are idle {_percent(share)} of the step: {_formula(cx, chunks, split)}"
         hints = [_more_micro_batches(cx), *_other_schedules(cx, share, count)]
         yield cx.problem(batch_keys(cx), f"{message}, m = {count} micro-batches", " or ".join(hints))
 
@@ -97,8 +97,8 @@ def too_few_micro_batches(cx: Context) -> Iterator[Problem]:
     if count < stages and cx.chunks.num == 1:  # of several PIP115 reports it
         batches = f"{count} micro-batch{'es' if count > 1 else ''}"
         message = f"{batches} for {stages} stages: {stages - count} or more are always idle"
-        if _type_of(cx) != "zero_bubble":  # whose share has no simple form here
-            message += f", {_percent(_idle_share(_type_of(cx), cx.chunks, count))} of all"
+        if not splits_backward(cx.spec):  # whose share has no simple form here
+            message += f", {_percent(_idle_share(cx, cx.chunks, False, count))} of all"
         yield cx.problem(batch_keys(cx), message, _more_micro_batches(cx))
 
 
@@ -107,69 +107,105 @@ _OTHER_SCHEDULES = (("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2), 
 """Types with their chunks, those first that change the least."""
 
 
-def _type_of(cx: Context) -> str:
-    return cx.spec.schedule.type if cx.spec.schedule is not None else "1f1b"
-
-
-def _idle_share(kind: str, chunks: Chunks, count: int) -> float:
-    """Return the share of a step in which ranks are idle; F, B and W of a matmul take equally long."""
-    bubble = Schedule(chunks, count, kind == "zero_bubble").bubble()
+def _idle_share(cx: Context, chunks: Chunks, split: bool, count: int) -> float:
+    """Return the share of a step in which ranks are idle, with times as `dslpar.forecast.bubble` has them."""
+    bubble = Schedule(chunks, count, split).bubble(backward=_work(cx) - 2.0)
     return bubble / (1.0 + bubble)
 
 
-def _formula(kind: str, chunks: Chunks) -> str:
+def _work(cx: Context) -> int:
+    """Return what a micro-batch takes on a stage, in forwards: F, B and W, and one more where layers are recomputed."""
+    return 3 if cx.spec.activation_checkpoint is None else 4
+
+
+def _speed(cx: Context, chunks: Chunks, split: bool) -> int:
+    """Return how many times shorter the bubble is than that of '1f1b'."""
+    # A split backward makes the others wait for P-1 times B alone, which holds the recomputation.
+    return chunks.num * (_work(cx) // (_work(cx) - 2) if split else 1)
+
+
+def _formula(cx: Context, chunks: Chunks, split: bool) -> str:
     """Write the share as a formula, of S ranks with v stages each and m micro-batches."""
-    times = f"{3 if kind == 'zero_bubble' else ''}{'v' if chunks.num > 1 else ''}"
+    speed = _speed(cx, chunks, split) // chunks.num
+    times = f"{speed if speed > 1 else ''}{'v' if chunks.num > 1 else ''}"
     values = f", v = {chunks.num} chunks" if chunks.num > 1 else ""
     return f"(S-1) / ({times}m+S-1){values}"
 
 
 def _more_micro_batches(cx: Context) -> str:
     """Return what to write for enough micro-batches, with the same number of samples a step if that is possible."""
-    kind, chunks = _type_of(cx), cx.chunks
+    chunks, split = cx.chunks, splits_backward(cx.spec)
     # A share of 1/5 of the step is 1/4 of the busy time.
-    needed = max(cx.stages, -(-4 * (cx.stages - 1) // (chunks.num * (3 if kind == "zero_bubble" else 1))))
+    needed = max(cx.stages, -(-4 * (cx.stages - 1) // _speed(cx, chunks, split)))
     multiple = cx.stages if chunks.num > 1 else 1
     needed = -(-needed // multiple) * multiple
 
     def fits(count: int) -> bool:
         return count >= needed and count % multiple == 0
 
-    return other_micro_batches(cx, needed, fits, _percent(_idle_share(kind, chunks, needed)))
+    return other_micro_batches(cx, needed, fits, _percent(_idle_share(cx, chunks, split, needed)))
 
 
 def _other_schedules(cx: Context, share: float, count: int) -> list[str]:
     """Return the first of the other schedules whose bubble is small enough, or else the one with the smallest."""
-    most_stages = None if cx.unlisted else cx.num_layers
     best, found = share, []
+    given = "" if not cx.given("schedule.num_microbatches") else f", num_microbatches={count}"
     for kind, num in _OTHER_SCHEDULES:
-        whole = num == 1 or count % cx.stages == 0
-        if kind not in RUNNABLE or not whole or (most_stages is not None and num * cx.stages > most_stages):
+        chunks, split = Chunks(cx.stages, num), kind == "zero_bubble"
+        if not _is_legal(cx, chunks, split, count):
             continue
-        idle = _idle_share(kind, Chunks(cx.stages, num), count)
+        idle = _idle_share(cx, chunks, split, count)
         if idle < best:
             num_chunks = f", num_model_chunks={num}" if num > 1 else ""
-            best, found = idle, [f"schedule=dict(type={kind!r}{num_chunks}): {_percent(idle)}"]
+            best, found = idle, [f"schedule=dict(type={kind!r}{num_chunks}{given}): {_percent(idle)}"]
         if best <= _MOST_BUBBLE:
             break
     return found
 
 
+def _is_legal(cx: Context, chunks: Chunks, split: bool, count: int) -> bool:
+    """Whether a schedule would have no finding of its own, everything else being as it is."""
+    if split and (cx.spec.train.compile or cx.spec.activation_checkpoint is not None or not _is_known_to_defer(cx)):
+        return False  # PIP116, PERF112, PERF113
+    if chunks.num == 1:
+        return cx.chunks.num == 1 or not _is_cut_by_hand(cx)
+    most_stages = None if cx.unlisted else cx.num_layers
+    fits = count % chunks.pipe == 0 and (most_stages is None or chunks.stages <= most_stages)
+    return fits and (chunks.num == cx.chunks.num or not _is_cut_by_hand(cx))
+
+
+def _is_known_to_defer(cx: Context) -> bool:
+    is_unknown = cx.unlisted and (cx.by_program or not cx.other_model.is_of_transformers)
+    return not is_unknown and not defers_nothing(cx.spec)
+
+
+def _is_cut_by_hand(cx: Context) -> bool:
+    """Whether the config says which layers are on which stage: of more stages, or fewer, it would be wrong."""
+    pipeline = cx.multi_stage_pipeline
+    return pipeline.stage_ids is not None or pipeline.counts is not None
+
+
 @rule("PERF112", "recomputed-and-deferred", "warning")
 def recomputed_and_deferred(cx: Context) -> Iterator[Problem]:
     """Activation checkpointing under a split backward, which holds what was recomputed until W."""
-    schedule, key = cx.spec.schedule, "activation_checkpoint.interval"
-    if cx.spec.activation_checkpoint is None or schedule is None or schedule.type != "zero_bubble" or cx.stages == 1:
+    if cx.spec.activation_checkpoint is None or cx.stages == 1 or not splits_backward(cx.spec):
         return
     count = micro_batches_of(cx)
     if cx.chunks.num > 1 and count % cx.stages:
         return  # PIP115 reports it
     deferred = Schedule(cx.chunks, count, split=True).held(cx.stages - 1).deferred
     message = f"the last rank holds all activations of {deferred:g} micro-batches for W, recomputed or not"
-    chunks_key = "schedule.num_model_chunks"
-    one = f" with {cx.source_key(chunks_key)}=1" if cx.given(chunks_key) else ""
-    hint = f"leave activation_checkpoint out (if they fit); or schedule.type='1f1b'{one}"
-    yield cx.problem(key, message, hint)
+    hint = f"leave activation_checkpoint out (if they fit); or {unsplit(cx)}"
+    yield cx.problem("activation_checkpoint.interval", message, hint)
+
+
+@rule("PERF113", "nothing-to-defer", "warning")
+def nothing_to_defer(cx: Context) -> Iterator[Problem]:
+    """A schedule that splits the backward, of a model that has no layer of dslpar.layers."""
+    if cx.stages > 1 and schedule_type(cx) == "zero_bubble" and defers_nothing(cx.spec):
+        order = "'interleaved'" if cx.chunks.num > 1 else "'1f1b'"
+        message = f"all layers are torch.nn's, and dslpar.layers.Linear alone defers: the order is that of {order}"
+        yield cx.problem("schedule.type", message, f"{unsplit(cx)}; or choose layers of dslpar.layers")
 
 
 # Stages that wait for each other -----------------------------------------------------------------------------------
@@ -283,6 +319,7 @@ RULES = (
     bubble,
     too_few_micro_batches,
     recomputed_and_deferred,
+    nothing_to_defer,
     uneven_stages,
     all_reduce_of_gradients,
     overlap_that_waits,

@@ -172,7 +172,7 @@ def cut_without_stages(cx: Context) -> Iterator[Problem]:
 
 @rule("PIP113", "stage-without-parameters")
 def stage_without_parameters(cx: Context) -> Iterator[Problem]:
-    """A stage of a layers_cfg without parameters."""
+    """A stage of a layers_cfg without parameters, or a rank whose stages all have none."""
     model, layers = cx.other_model, cx.num_layers
     if model.layers is None:
         return  # blocks of transformers' have parameters
@@ -181,14 +181,20 @@ def stage_without_parameters(cx: Context) -> Iterator[Problem]:
         yield cx.problem("model.layers_cfg", message, "choose a layer with parameters, such as 'Linear'")
         return
     counts = partition_of(cx) if cx.stages > 1 else None
-    empty = listed_layers.without_parameters(model, counts) if counts is not None else []
+    empty = _ranks_without_parameters(cx, counts) if counts is not None else []
     if empty:
-        message = f"stages without parameters: {', '.join(map(str, empty))}"
+        message = f"{'ranks' if cx.chunks.num > 1 else 'stages'} without parameters: {', '.join(map(str, empty))}"
         best = balanced_listed(listed_layers.weights(model, "cost") or (), cx.chunks)
-        fits = not listed_layers.without_parameters(model, best)
+        fits = not _ranks_without_parameters(cx, best)
         yield cx.problem(
             partition_keys(cx), message, f"parallel.pipeline.counts={list(best)}" if fits else "choose fewer stages"
         )
+
+
+def _ranks_without_parameters(cx: Context, counts: Sequence[int]) -> list[int]:
+    """Return the ranks of the pipeline that have nothing to train; of several stages, one may have nothing."""
+    empty = set(listed_layers.without_parameters(cx.other_model, counts))
+    return [rank for rank in range(cx.stages) if empty.issuperset(cx.chunks.held_by(rank))]
 
 
 @rule("PIP114", "fewer-matches-than-stages", "warning")
@@ -287,25 +293,33 @@ def _ids(cx: Context) -> tuple[int, ...]:
 
 # Schedules ---------------------------------------------------------------------------------------------------------
 
-RUNNABLE = ("1f1b",)
-"""Types of schedules that the executor runs; PIP112 refuses the others, and no hint offers them."""
-
 
 @rule("PIP112", "interleaved-schedule")
 def interleaved_schedule(cx: Context) -> Iterator[Problem]:
-    """Several chunks of layers on each stage, or another schedule than '1f1b'."""
-    schedule = cx.spec.schedule
-    if schedule is None:
-        return
-    chunks, key = schedule.num_model_chunks or 1, "schedule.num_model_chunks"
-    name = cx.source_key(key).rpartition(".")[2]
-    if schedule.type not in RUNNABLE:
-        one = f" with {name}=1" if chunks > 1 else ""
-        yield cx.problem("schedule.type", f"type {schedule.type!r} is not supported", f"type='1f1b'{one}")
-    elif schedule.type == "1f1b" and chunks > 1:
-        others = [f"type={each!r}" for each in RUNNABLE if each != "1f1b"]
-        needed = " or ".join(others) if others else "the interleaved schedule, which is not supported"
-        yield cx.problem(key, f"{name} {chunks} needs {needed}", f"{name}=1")
+    """Several chunks of layers on each rank, and the schedule '1f1b', which has one."""
+    schedule, key = cx.spec.schedule, "schedule.num_model_chunks"
+    if schedule is not None and schedule.type == "1f1b" and (schedule.num_model_chunks or 1) > 1:
+        name = cx.source_key(key).rpartition(".")[2]
+        message = f"{name} {schedule.num_model_chunks}, and the schedule '1f1b' has one chunk a rank"
+        yield cx.problem(key, message, f"schedule.type='interleaved' or 'zero_bubble', or {name}=1")
+
+
+@rule("PIP116", "compiled-with-zero-bubble")
+def compiled_with_zero_bubble(cx: Context) -> Iterator[Problem]:
+    """train.compile under a schedule that splits the backward."""
+    if cx.spec.train.compile and cx.stages > 1 and schedule_type(cx) == "zero_bubble":
+        message = "train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split"
+        yield cx.problem("train.compile", message, f"leave train.compile out, or {unsplit(cx)}")
+
+
+def schedule_type(cx: Context) -> str:
+    """Return the type of the pipeline's schedule."""
+    return cx.spec.schedule.type if cx.spec.schedule is not None else "1f1b"
+
+
+def unsplit(cx: Context) -> str:
+    """Return what to write for the schedule whose backward is whole, of as many chunks."""
+    return "schedule.type='interleaved'" if cx.chunks.num > 1 else "schedule.type='1f1b'"
 
 
 @rule("PIP115", "micro-batches-in-part-rounds")
@@ -379,5 +393,6 @@ RULES = (
     fewer_matches_than_stages,
     cut_without_stages,
     interleaved_schedule,
+    compiled_with_zero_bubble,
     micro_batches_in_part_rounds,
 )

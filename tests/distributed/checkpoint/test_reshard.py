@@ -25,7 +25,7 @@ from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections as schema_sections
 from tests.distributed.checkpoint import test_resume
-from tests.distributed.checkpoint.test_resume import PIPED, _held, parallel, run, zero
+from tests.distributed.checkpoint.test_resume import FOUR_LAYERS, PIPED, _held, parallel, run, scheduled, zero
 from tests.support import checkpoint_page
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
@@ -107,6 +107,64 @@ def test_there_and_back_is_the_same_tensors(source: folder.Checkpoint, tmp_path:
     assert any("exp_avg" in entry.states for entry in first.index.parameters.values())
 
 
+@pytest.fixture(scope="module")
+def interleaved(tmp_path_factory: pytest.TempPathFactory) -> folder.Checkpoint:
+    """Saved by two stages on each of two ranks, of two replicas, ZeRO 1; the table is tied."""
+    root = tmp_path_factory.mktemp("interleaved")
+    job = test_resume.job_of(root, 4, **scheduled("interleaved", 2, zero=zero(1)))
+    on_ranks(4, run, job, STEPS, init="deepspeed", timeout=120)
+    return folder.open_checkpoint(root / "checkpoints" / f"step_{STEPS:06d}")
+
+
+OF_SCHEDULES: dict[str, tuple[int, dict[str, Any], list[list[str]]]] = {
+    "1F1B, pipe 4": (4, scheduled("1f1b", 1, parallel=parallel(4)), [["0"], ["1"], ["2"], ["3"]]),
+    "zero bubble 2, 1d 2": (
+        4,
+        scheduled("zero_bubble", 2, parallel=parallel(2, size=2, mode="1d")),
+        [["0", "2"], ["1", "3"]],
+    ),
+    "one process": (1, {"batch": PIPED, "model": FOUR_LAYERS}, [["0", "1", "2", "3"]]),
+}
+
+
+@pytest.mark.parametrize("name", sampled(OF_SCHEDULES, {"zero bubble 2, 1d 2"}))
+def test_chunks_are_cut_anew(interleaved: folder.Checkpoint, tmp_path: Path, name: str) -> None:
+    """Each rank of the target's pipeline has the blocks of its stages, and all of it is what the original has."""
+    world, sections, blocks = OF_SCHEDULES[name]
+    job = test_resume.job_of(tmp_path, world, **sections)
+    assert interleaved.manifest["layout"]["counts"] == [1, 1, 1, 1]
+    written = reshard.reshard(interleaved, job, tmp_path)
+    stored, found = folder.open_checkpoint(written), index.load_index(written)
+    assert folder.verify(stored) == []
+    assert found.incomplete() == []
+    assert stored.manifest["layout"]["num_chunks"] == job.chunks.num
+    by_file: dict[int, set[str]] = {}
+    for parameter, entry in found.parameters.items():
+        for piece in entry.pieces if parameter.startswith("blocks.") else ():
+            by_file.setdefault(job.mesh.coord(piece.file)["pipe"], set()).add(parameter.split(".")[1])
+    assert [sorted(by_file[pipe]) for pipe in sorted(by_file)] == blocks
+    originals = on_ranks(world, loaded, job, interleaved.path, init="deepspeed", timeout=120)
+    resharded = on_ranks(world, loaded, job, str(written), init="deepspeed", timeout=120)
+    for one, other in zip(originals, resharded, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_an_interleaved_run_is_verified_and_exported_as_any_other(
+    interleaved: folder.Checkpoint, tmp_path: Path
+) -> None:
+    """There and back through one process, the exported weights are the same bytes."""
+    assert folder.verify(interleaved) == []
+    alone = test_resume.job_of(tmp_path, 1, batch=PIPED, model=FOUR_LAYERS)
+    whole = folder.open_checkpoint(reshard.reshard(interleaved, alone, tmp_path / "alone"))
+    exported = []
+    for number, each in enumerate((interleaved, whole)):
+        export.export(each, tmp_path / str(number))
+        exported.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).glob("*.safetensors")})
+    assert exported[0]
+    assert exported[0] == exported[1]
+
+
 def test_each_rank_of_the_target_has_its_file(source: folder.Checkpoint, tmp_path: Path) -> None:
     """The owners alone: of data rank 0."""
     job = job_of(tmp_path, 8, parallel=parallel(2, size=2, mode="1d"), batch=PIPED)
@@ -144,11 +202,11 @@ def test_a_model_with_other_parameters_is_refused(source: folder.Checkpoint, tmp
     """A class may have changed behind its name: the config then is the same, and the tensors are not."""
     found = index.load_index(Path(source.path))
     parameters = {name.replace("norm.w", "norms.w"): entry for name, entry in found.parameters.items()}
-    job, stages = reshard.stages_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
+    job, shares = reshard.shares_of(job_of(tmp_path, 2, parallel=parallel(2), batch=PIPED), found)
     assert job.stages.counts == (1, 1)
-    reshard._check_fits(source, stages, found)
+    reshard._check_fits(source, shares, found)
     with pytest.raises(DslparError, match=r"CKP207 other-weights: .*the model has no 'norms\.weight'"):
-        reshard._check_fits(source, stages, index.Index(parameters))
+        reshard._check_fits(source, shares, index.Index(parameters))
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_is_left(source: folder.Checkpoint, tmp_path: Path) -> None:

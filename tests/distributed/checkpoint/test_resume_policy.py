@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dslpar
-from dslpar.checkpoint import changes, check, compare, manifest
+from dslpar.checkpoint import changes, check, compare, manifest, manifest_format
 from dslpar.checkpoint.folder import FORMAT, Checkpoint
 from dslpar.checkpoint.resume_policy import FREE, REFUSED, REPORTED, resume_class
 from dslpar.core.errors import DslparError
@@ -157,6 +157,15 @@ TENSOR = schema_sections.TensorParallel(size=4, mode="2d")
             {"parallel": schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2, counts=(1, 3)))},
             "pipeline 2 * data 1 * tensor 1, ZeRO 0, layers 1+3",
         ),
+        (
+            2,
+            {
+                "parallel": schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2)),
+                "schedule": schema_sections.PipelineSchedule(type="interleaved"),
+                "batch": schema_sections.Batch(global_size=8, accumulation=2),
+            },
+            "pipeline 2 (2 stages each) * data 1 * tensor 1, ZeRO 0, layers 1+1+1+1",
+        ),
         (2, {"zero": schema_sections.Zero(stage=3)}, "pipeline 1 * data 2 * tensor 1, ZeRO 3"),
         (
             4,
@@ -176,6 +185,39 @@ def test_another_layout_is_reported_in_one_line(world: int, sections: dict[str, 
     assert changes(stored, job) == [f"layout: pipeline 1 * data 1 * tensor 1, ZeRO 0 -> {words}"]
     assert not manifest.same_layout(stored, job)
     assert manifest.same_layout(stored_of(job), job)
+
+
+def piped(kind: str, num_chunks: int) -> Job:
+    parallel = schema_sections.Parallel(pipeline=schema_sections.PipelineParallel(size=2))
+    schedule = schema_sections.PipelineSchedule(type=kind, num_model_chunks=num_chunks)
+    batch = schema_sections.Batch(global_size=8, accumulation=2)
+    return job_of(2, parallel=parallel, schedule=schedule, batch=batch)
+
+
+def test_the_order_of_a_schedule_is_no_part_of_the_layout_and_its_chunks_are() -> None:
+    for num_chunks in (1, 2):
+        saved = stored_of(piped("zero_bubble", num_chunks))
+        other = piped("1f1b" if num_chunks == 1 else "interleaved", num_chunks)
+        assert changes(saved, other) == []
+        assert manifest.same_layout(saved, other)
+        assert not manifest.same_layout(saved, piped("zero_bubble", 3 - num_chunks))
+
+
+def test_a_checkpoint_of_before_there_were_chunks_has_one() -> None:
+    saved = stored_of(piped("1f1b", 1))
+    del saved.manifest["layout"]["num_chunks"]
+    manifest_format.check(saved.manifest | {"files": {}})
+    assert manifest.same_layout(saved, piped("1f1b", 1))
+    assert not manifest.same_layout(saved, piped("zero_bubble", 2))
+    assert changes(saved, piped("1f1b", 1)) == []
+
+
+@pytest.mark.parametrize("num_chunks", [0, 3, 1.5, None, "2"])
+def test_counts_are_of_all_stages(num_chunks: Any) -> None:
+    saved = stored_of(piped("interleaved", 2)).manifest | {"files": {}}
+    manifest_format.check(saved)
+    with pytest.raises(ValueError, match=r"layout\.(num_chunks|counts)"):
+        manifest_format.check(saved | {"layout": saved["layout"] | {"num_chunks": num_chunks}})
 
 
 def test_other_versions_are_reported() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dslpar.core.mesh import LEGACY_ORDER, Mesh, Tensor
 from dslpar.distributed import collectives
+from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups, Mpu
 from tests.support.ranks import RankError, on_ranks
 from tests.support.sampling import sampled
@@ -140,3 +141,20 @@ def test_ranks_that_hang_are_ended_and_show_where() -> None:
     with pytest.raises(RankError, match=r"ranks \[0, 1\] hang[\s\S]*in sleeps"):
         on_ranks(2, sleeps, timeout=2, init=None)
     assert time.monotonic() - start < 20
+
+
+def _apart() -> list[float]:
+    """Ranks 0 and 2 are in one group more than rank 1, as those that hold a tied weight are."""
+    first = Groups(Mesh(pipe=3))
+    first.subgroup("pipe", [0, 2])
+    every = [first.second("pipe", "again"), first.second("pipe", "and again"), Groups(Mesh(pipe=3)).axis("pipe")]
+    pair = first.subgroup("pipe", [0, 1])
+    sums = [float(collectives.all_reduce(torch.ones(()), axis)) for axis in every]
+    if pair is not None:
+        sums.append(float(collectives.all_reduce(torch.ones(()), Axis(2, first.rank, (0, 1), pair))))
+    return sums
+
+
+def test_ranks_find_each_other_though_they_are_in_different_numbers_of_groups() -> None:
+    """torch 2.13 names a group by the number of groups of the process: such ranks would wait for ever."""
+    assert on_ranks(3, _apart, timeout=30) == [[3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0, 2.0], [3.0, 3.0, 3.0]]

@@ -21,8 +21,9 @@ PIPELINE = {"parallel": {"pipeline": {"size": 2}}}
 
 IMPORTS = """\
 from dslpar.compat import colossalai
-from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode, PipelineSchedule
-from dslpar.compat.colossalai import build_pipeline_model_from_cfg, global_context as gpc
+from dslpar.compat.colossalai import MODELS, ModelFromConfig, ParallelMode
+from dslpar.compat.colossalai import InterleavedPipelineSchedule, PipelineSchedule
+from dslpar.compat.colossalai import build_pipeline_model, build_pipeline_model_from_cfg, global_context as gpc
 """
 SPLIT = """\
 model = resnet18(num_classes=10)
@@ -71,6 +72,10 @@ model_cfg = dict(
 # from config
 model = build_pipeline_model_from_cfg(model_cfg, num_chunks=1)
 """
+SEQUENTIAL = """\
+# from torch.nn.Sequential
+model = build_pipeline_model(sequential_model, num_model_chunks)
+"""
 LOOP = """\
 engine, train_dataloader, _, _ = colossalai.initialize(model, optimizer, criterion, train_dataloader)
 
@@ -88,17 +93,25 @@ for i in range(len(train_dataloader)):
 """
 
 
-def run_snippets(config: dict[str, Any], model: str, data: Any) -> Any:
+INTERLEAVED_LOOP = LOOP.replace(
+    "schedule = PipelineSchedule(num_microbatches=4)",
+    "# interleaved pipeline\nschedule = InterleavedPipelineSchedule(num_microbatches=4, num_model_chunks=2)",
+)
+"""The line that the page has as a comment."""
+
+
+def run_snippets(config: dict[str, Any], model: str, data: Any, loop: str = LOOP) -> Any:
     """The loop's losses, what was warned of, and what is said at the end of the data."""
     colossalai.launch_from_torch(config=config)
     losses: list[float | None] = []
     names: dict[str, Any] = {"torch": torch, "nn": nn, "losses": losses, "resnet18": lambda num_classes: resnet()}
+    names |= {"sequential_model": four_linears(), "num_model_chunks": 2}
     exec(IMPORTS + model, names)
     names |= {"optimizer": sgd(names["model"].parameters()), "criterion": nn.CrossEntropyLoss()}
     names["train_dataloader"] = data()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
-        exec(LOOP, names)
+        exec(loop, names)
         with pytest.raises(StopIteration) as end:
             names["schedule"].forward_backward_step(names["engine"], names["data_iter"])
     return losses, {str(each.message) for each in warned}, str(end.value)
@@ -140,6 +153,90 @@ def test_a_model_from_config_trains_the_same_with_and_without_a_pipeline() -> No
     assert losses == pytest.approx(alone, rel=1e-6)
 
 
+# ---- the interleaved schedule ----
+
+
+def four_linears() -> nn.Sequential:
+    """Built alike on all ranks, as what a page calls `sequential_model`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(3, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 512))
+
+
+CHUNKS = {"schedule": {"type": "interleaved", "num_model_chunks": 2}}
+FOUR_FROM_CONFIG = FROM_CONFIG.replace(
+    "            dict(type='Linear', in_features=512, out_features=512),\n",
+    "            dict(type='Linear', in_features=512, out_features=512),\n" * 3,
+)
+"""The page's list goes on after two layers: `...`."""
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        (CHUNKS, FOUR_FROM_CONFIG),
+        ({}, FOUR_FROM_CONFIG.replace("num_chunks=1", "num_chunks=2")),
+        ({}, SEQUENTIAL),
+        ({"schedule": {"type": "zero_bubble", "num_model_chunks": 2}}, SEQUENTIAL),
+    ],
+    ids=["num_chunks=1 and a config", "num_chunks=2", "Sequential", "Sequential, zero_bubble"],
+)
+@pytest.mark.parametrize("data", [1, 2])
+def test_the_interleaved_schedule_of_the_page_trains(config: dict[str, Any], model: str, data: int) -> None:
+    """Where the config is silent, num_chunks says how many; the loss is that of one process and plain 1F1B."""
+    ranks = on_ranks(
+        2 * data, run_snippets, PIPELINE | CONFIG | config, model, points_of_three, INTERLEAVED_LOOP, init="deepspeed"
+    )
+    ((alone, *_),) = on_ranks(1, run_snippets, CONFIG, model, points_of_three, INTERLEAVED_LOOP, init="deepspeed")
+    one_chunk = model.replace("num_chunks=2", "num_chunks=1").replace("num_model_chunks", "1")
+    *_, (plain, *_) = on_ranks(2, run_snippets, PIPELINE | CONFIG, one_chunk, points_of_three, init="deepspeed")
+    assert [losses for losses, *_ in ranks[:data]] == [[None] * 3] * data, "the first stage has no loss"
+    for losses, *_ in ranks[data:]:
+        assert losses == pytest.approx(alone, rel=1e-6)
+        assert losses == pytest.approx(plain, rel=1e-6)
+    assert len(alone) == 3
+
+
+HAND_SPLIT = """\
+stages = [sequential_model[:1], sequential_model[1:3], sequential_model[3:4], sequential_model[4:]]
+rank = gpc.get_local_rank(ParallelMode.PIPELINE)
+model = nn.ModuleList([stages[rank], stages[rank + 2]])
+"""
+
+
+def test_the_chunks_of_a_model_that_is_split_by_hand() -> None:
+    """As ColossalAI has them: a ModuleList of each rank's."""
+    parts = PIPELINE | CONFIG | CHUNKS, HAND_SPLIT
+    _, (losses, *_) = on_ranks(2, run_snippets, *parts, points_of_three, INTERLEAVED_LOOP, init="deepspeed")
+    ((alone, *_),) = on_ranks(1, run_snippets, CONFIG, SEQUENTIAL, points_of_three, init="deepspeed")
+    assert losses == pytest.approx(alone, rel=1e-6)
+
+
+def _other_chunks(config: dict[str, Any], num_model_chunks: int) -> str:
+    run = colossalai.launch_from_torch(config=config)
+    model = colossalai.build_pipeline_model(four_linears())
+    assert run.num_stages == 2
+    engine, *_ = colossalai.initialize(model, sgd(model.parameters()), nn.CrossEntropyLoss())
+    schedule = colossalai.InterleavedPipelineSchedule(num_microbatches=4, num_model_chunks=num_model_chunks)
+    with pytest.raises(DslparError) as error:
+        schedule.forward_backward_step(engine, iter(()))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "said"),
+    [
+        ({}, 2, "num_model_chunks is 2, and each rank of the job has 1\nhelp: write schedule = dict(type='interleaved',"
+         " num_model_chunks=2), or PipelineSchedule"),
+        (CHUNKS, 3, "num_model_chunks is 3, and each rank of the job has 2\nhelp: write schedule ="
+         " dict(type='interleaved', num_model_chunks=3), or InterleavedPipelineSchedule(..., num_model_chunks=2)"),
+    ],
+)  # fmt: skip
+def test_chunks_that_the_job_does_not_have(config: dict[str, Any], asked: int, said: str) -> None:
+    for error in on_ranks(2, _other_chunks, PIPELINE | CONFIG | config, asked, init="deepspeed"):
+        assert "PIP212 other-num-model-chunks: " + said in error
+
+
 # ---- launch ----
 
 
@@ -169,8 +266,6 @@ def test_launch_takes_a_place_and_gpc_says_who_is_where(tmp_path: Path) -> None:
 def test_what_needs_a_launch_says_so() -> None:
     with pytest.raises(DslparError, match="HST231 not-launched: no run was launched"):
         colossalai.initialize(nn.Linear(1, 1))
-    with pytest.raises(DslparError, match="PIP209 no-chunks: InterleavedPipelineSchedule is not part"):
-        colossalai.InterleavedPipelineSchedule(num_microbatches=4, num_model_chunks=2)
 
 
 RANK_VARIABLES = {

@@ -49,7 +49,7 @@ def _names(made: Job) -> tuple[list[str], list[str]]:
     groups = Groups(made.mesh)
     model = GPT(**vars(made.spec.model))
     assert made.stages.counts is not None
-    module = pipeline_module(model.layers(groups), made.stages.counts, groups, 1, model.loss(groups))
+    module = pipeline_module(model.layers(groups), made.stages.counts, made.chunks, groups, 1, model.loss(groups))
     named = list(named_parameters(module))
     assert all(p.requires_grad for _, p in named)
     return [name for name, _ in named], [name for name, p in named if p.tensor_model_parallel]  # type: ignore[attr-defined]
@@ -106,20 +106,19 @@ BOUNDARIES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
 def _sent(made: Job) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of all tensors of a floating dtype that this rank sends in a step; and whether any is partitioned."""
     import torch
-    from deepspeed.runtime.pipe import p2p
 
     from dslpar.distributed.groups import Groups
+    from dslpar.distributed.point_to_point import StageMessages
     from dslpar.engine.build import build_engine
 
     engine = build_engine(made, Groups(made.mesh), all_counted=True)
-    shapes, send = [], p2p.send
+    shapes, send = [], StageMessages.send
 
-    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor.is_floating_point():
-            shapes.append(tuple(tensor.shape))
-        return send(tensor, *args, **kwargs)
+    def counted(self: Any, values: list[torch.Tensor], taken_by: Any) -> None:
+        shapes.extend(tuple(value.shape) for value in values)
+        send(self, values, taken_by)
 
-    p2p.send = counted
+    StageMessages.send = counted  # type: ignore[method-assign, assignment]
     ids = torch.zeros(4, 12, dtype=torch.long)
     engine.train_batch([(ids, ids)] * 2)
     return shapes, engine.deepspeed.is_pipe_partitioned or engine.deepspeed.is_grad_partitioned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dslpar.distributed.collectives import Axis
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.stage_manager import PipelineStageManager
 from dslpar.engine.pipeline_module import held_layers, shared_params
+from dslpar.layout.chunks import Chunks
 from dslpar.layout.stages import distribute_layers
 from dslpar.models import GPT
 from dslpar.models.sequential import Sequential
@@ -100,24 +102,34 @@ def test_layers_and_tied_weights_of_each_stage() -> None:
     groups = Groups.without_processes(Mesh(pipe=2))
     gpt = GPT(num_layers=3, hidden_size=8, num_heads=2, vocab_size=16, max_seq_len=8, tie_embeddings=True)
     specs = gpt.layers(groups)
-    held = [held_layers(specs, (1, 2), stage) for stage in (0, 1)]
+    held = [held_layers(specs, (1, 2), Chunks(2), stage) for stage in (0, 1)]
     assert held[0] + held[1] == [spec.name for spec in specs]
     assert "blocks.0" in held[0]
     assert {"blocks.1", "blocks.2"} <= {*held[1]}
     table = next(spec.owner for spec in specs if spec.tied)
     head = next(spec.name for spec in specs if spec.tied)
-    assert shared_params(specs, (1, 2)) == [{0: f"{table}.weight", 1: f"{head}.weight"}]
-    assert shared_params(specs, ()) == [], "on one stage nothing is shared between stages"
-    assert held_layers(specs, (), 0) == held[0] + held[1]
-    with pytest.raises(ValueError, match="there is no stage 2: the pipeline has 2"):
-        held_layers(specs, (1, 2), 2)
+    assert shared_params(specs, (1, 2), Chunks(2)) == [{0: f"{table}.weight", 1: f"{head}.weight"}]
+    assert shared_params(specs, (), Chunks(1)) == [], "on one stage nothing is shared between stages"
+    assert held_layers(specs, (), Chunks(1), 0) == held[0] + held[1]
+    with pytest.raises(ValueError, match="there is no rank 2: the pipeline has 2"):
+        held_layers(specs, (1, 2), Chunks(2), 2)
+
+
+def test_a_rank_holds_the_layers_of_all_its_chunks() -> None:
+    """Four stages over two ranks; a weight of stages 0 and 2 is on one rank, and shared by none."""
+    groups, chunks = Groups.without_processes(Mesh(pipe=2)), Chunks(2, 2)
+    specs = Sequential.of(mlp()).layers(groups)
+    assert [held_layers(specs, (1, 2, 1, 1), chunks, rank) for rank in (0, 1)] == [["0", "3"], ["1", "2", "4"]]
+    specs[3] = replace(specs[3], tied="0")
+    assert shared_params(specs, (1, 2, 1, 1), chunks) == []
+    assert shared_params(specs, (1, 1, 1, 2), chunks) == [{0: "0.weight", 1: "3.weight"}]
 
 
 def test_layers_of_a_sequential() -> None:
     groups = Groups.without_processes(Mesh(pipe=2))
     specs = Sequential.of(mlp()).layers(groups)
-    assert held_layers(specs, (2, 3), 1) == ["2", "3", "4"]
-    assert shared_params(specs, (2, 3)) == []
+    assert held_layers(specs, (2, 3), Chunks(2), 1) == ["2", "3", "4"]
+    assert shared_params(specs, (2, 3), Chunks(2)) == []
 
 
 def _of_an_engine(path: str) -> Any:
@@ -125,6 +137,32 @@ def _of_an_engine(path: str) -> Any:
     engine = dslpar.initialize(run, model=mlp(), optimizer=sgd).engine
     assert engine.stage_manager.stage == run.stage_manager.stage == run.stage
     return engine.get_held_layers(), engine.get_held_layers(0), engine.get_shared_params()
+
+
+def test_an_engine_knows_what_the_chunks_of_each_rank_hold(tmp_path: Path) -> None:
+    text = PIPE.replace("2", "dict(size=2, counts=[1, 2, 1, 1])") + "batch = dict(global_size=16, accumulation=2)\n"
+    path = written(tmp_path, text + "schedule = 'interleaved'\n")
+    assert on_ranks(2, _of_an_engine, path, init="deepspeed") == [
+        (["0", "3"], ["0", "3"], []),
+        (["1", "2", "4"], ["0", "3"], []),
+    ]
+
+
+def _of_a_run(path: str) -> Any:
+    run = dslpar.start(path)
+    place = run.groups.stage_name
+    engine = dslpar.initialize(run, model=mlp(), optimizer=sgd).engine
+    assert f", {place}, step 0" in engine.rank_description
+    return list(run.stages), run.stage, run.num_stages, [run.get_layer_stage_id(index) for index in range(5)], place
+
+
+def test_a_run_knows_stages_and_ranks_apart(tmp_path: Path) -> None:
+    text = PIPE.replace("2", "dict(size=2, counts=[1, 2, 1, 1])") + "batch = dict(global_size=16, accumulation=2)\n"
+    path = written(tmp_path, text + "schedule = 'interleaved'\n")
+    assert on_ranks(2, _of_a_run, path, init="deepspeed") == [
+        ([0, 2], 0, 2, [0, 1, 1, 0, 1], "stages 0 and 2 (pipe 0, data 0, tensor 0)"),
+        ([1, 3], 1, 2, [0, 1, 1, 0, 1], "stages 1 and 3 (pipe 1, data 0, tensor 0)"),
+    ]
 
 
 def test_an_engine_knows_what_each_stage_holds(tmp_path: Path) -> None:

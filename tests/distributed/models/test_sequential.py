@@ -108,6 +108,37 @@ def test_an_nn_sequential_over_stages_and_replicas_is_one_process(tmp_path: Path
     assert_equal(on_ranks(4, _sequential, path, init="deepspeed"), plain_torch(mlp(), micro_size=4))
 
 
+SCHEDULES = ("dict(type='interleaved', num_model_chunks=2)", "dict(type='zero_bubble', num_model_chunks=2)")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stages_of_a_rank_may_have_nothing_to_train(tmp_path: Path, schedule: str) -> None:
+    """Stage 1 is a Tanh alone, stage 2 Linear and ReLU; each rank has a Linear or two."""
+    cut = "parallel = dict(pipeline=dict(size=2, counts=[1, 1, 2, 1]), data=2)\n"
+    path = written(tmp_path, f"{cut}{CONFIG}schedule = {schedule}\n")
+    assert_equal(on_ranks(4, _sequential, path, init="deepspeed"), plain_torch(mlp(), micro_size=4))
+
+
+def _reshaping() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+
+
+def _from_reshaping(path: str) -> Any:
+    model = _reshaping()
+    engine, *_ = dslpar.initialize(path, model=model, optimizer=sgd(model.parameters()))
+    return steps_of(engine)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_first_stage_may_have_no_gradient(tmp_path: Path, schedule: str) -> None:
+    """It reshapes; the rank's other stage trains."""
+    path = written(
+        tmp_path, f"{PIPE}{CONFIG}schedule = {schedule}\n".replace("=2)", "=dict(size=2, counts=[1, 1, 1, 1]))", 1)
+    )
+    assert_equal(on_ranks(2, _from_reshaping, path, init="deepspeed"), plain_torch(_reshaping(), micro_size=8))
+
+
 # ---- the same by layers_cfg: weights do not depend on the layout ----
 
 LAYERS_CFG = [
@@ -237,16 +268,59 @@ def test_a_resnet_split_by_hand_is_the_whole_one(tmp_path: Path) -> None:
     path = written(tmp_path, PIPE + CONFIG)
     ranks = on_ranks(2, _by_hand, path, init="deepspeed", timeout=120)
     assert [(stage, stages) for _, stage, stages, _ in ranks] == [(0, 2), (1, 2)]
+    parts = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2"], ["layer3", "layer4", "avgpool", "-", "fc"]
+    assert_whole_resnet([(rows, [(state, part)]) for (rows, _, _, state), part in zip(ranks, parts, strict=True)])
+
+
+PARTS = ["conv1", "bn1", "relu"], ["maxpool", "layer1"], ["layer2", "layer3"], ["layer4", "avgpool", "-", "fc"]
+"""Of four stages."""
+
+
+def part(stage: int) -> nn.Sequential:
+    model = resnet()
+    return nn.Sequential(*(getattr(model, name) if name != "-" else Flatten() for name in PARTS[stage]))
+
+
+def _by_hand_in_chunks(path: str, as_colossalai: bool) -> Any:
+    if as_colossalai:
+        from dslpar.compat import colossalai
+
+        run = colossalai.launch_from_torch(path)
+        model = nn.ModuleList(map(part, run.stages))
+        engine = colossalai.initialize(model, sgd(model.parameters())).engine
+    else:
+        run = dslpar.start(path)
+        model = nn.ModuleList(map(part, run.stages))
+        engine = dslpar.initialize(run, model=dslpar.Stage(*model), optimizer=sgd(model.parameters())).engine
+    rows, _ = steps_of(engine, images)
+    return rows, list(run.stages), engine.get_held_layers(), [each.state_dict() for each in model]
+
+
+@pytest.mark.parametrize("as_colossalai", [False, True])
+def test_a_resnet_split_by_hand_into_chunks_is_the_whole_one(tmp_path: Path, as_colossalai: bool) -> None:
+    path = written(tmp_path, f"{PIPE}{CONFIG}schedule = {SCHEDULES[0]}\n")
+    ranks = on_ranks(2, _by_hand_in_chunks, path, as_colossalai, init="deepspeed", timeout=120)
+    assert [stages for _, stages, _, _ in ranks] == [[0, 2], [1, 3]]
+    assert [held for _, _, held, _ in ranks] == [["stages.0", "stages.2"], ["stages.1", "stages.3"]]
+    assert_whole_resnet(
+        [(rows, list(zip(states, PARTS[rank::2], strict=True))) for rank, (rows, *_, states) in enumerate(ranks)]
+    )
+
+
+Part = tuple[dict[str, Tensor], list[str]]
+"""What a stage holds, and the names of its modules in the whole model."""
+
+
+def assert_whole_resnet(ranks: list[tuple[list[tuple[float, float]], list[Part]]]) -> None:
     rows, weights = plain_torch(resnet(), micro_size=8, draw=images)
-    for ours, *_ in ranks:
+    for ours, parts in ranks:
         for (loss, norm), (other_loss, other_norm) in zip(ours, rows, strict=True):
             assert (loss, norm) == pytest.approx((other_loss, other_norm), rel=1e-5)
-    parts = ["conv1", "bn1", "relu", "maxpool", "layer1", "layer2"], ["layer3", "layer4", "avgpool", "-", "fc"]
-    for (*_, state), names in zip(ranks, parts, strict=True):
-        for name, value in state.items():
-            index, _, rest = name.partition(".")
-            other = weights.pop(f"{names[int(index)]}.{rest}")
-            assert (value - other).abs().max() <= 1e-5 * max(1.0, other.abs().max()), name
+        for state, names in parts:
+            for name, value in state.items():
+                index, _, rest = name.partition(".")
+                other = weights.pop(f"{names[int(index)]}.{rest}")
+                assert (value - other).abs().max() <= 1e-5 * max(1.0, other.abs().max()), name
     assert not weights, "every weight and every statistic stood on one stage"
 
 
@@ -357,6 +431,26 @@ def _entry(entry: dict[str, Any]) -> Callable[[], Any]:
     return lambda: Layers([{"type": "Linear", "in_features": 4, "out_features": 4}, entry])
 
 
+INTERLEAVED = "batch = dict(global_size=4, accumulation=2)\nschedule = 'interleaved'\n"
+
+
+def _cut_as(*counts: int) -> str:
+    return f"parallel = dict(pipeline=dict(size=2, counts={list(counts)}))\n{INTERLEAVED}"
+
+
+def _linears(*layer_idx: int | None) -> nn.Sequential:
+    """Layers of dslpar within others, which say where they stand."""
+    from dslpar.core.mesh import Mesh
+    from dslpar.distributed.groups import Groups
+
+    groups, made = Groups(Mesh(pipe=2)), []
+    for index in layer_idx:
+        inner = dslpar.layers.Linear(groups, 4, 4, role="inward")
+        inner.layer_idx = index
+        made.append(nn.Sequential(inner))
+    return nn.Sequential(*made)
+
+
 MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     (PIPE, lambda: nn.Linear(2, 2), "PIP204 one-module: the model is one module, which cannot be cut over 2 stages"),
     ("parallel = dict(pipeline=4)\n", mlp_of_3 := (lambda: mlp()[:3]), "PIP201.*4 stages, and the model has 3 layers"),
@@ -365,6 +459,28 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", lambda: mlp()[:2].append(nn.ReLU()), "PIP203.*stage 1"),
     ("parallel = dict(pipeline=dict(size=2, counts=[2, 1]))\n", _shared, "PIP205.*0.weight on stage 0 and 2.weight"),
     ("parallel = dict(pipeline=dict(size=2, counts=[1, 1]))\n", _frozen, "PIP203.*stage 0 has no parameter"),
+    (_cut_as(1, 1, 1, 1), lambda: mlp()[:4], "PIP203.*stages 1 and 3 have no parameter that is trained"),
+    (
+        _cut_as(1, 1, 1, 1),
+        lambda: _shared().append(nn.Linear(4, 4)),
+        "PIP205.*0.weight on stage 0 and 2.weight on stage 2",
+    ),
+    (_cut_as(1, 1, 1, 1), lambda: _linears(None, 1, 0, 3), "PIP202.*layer_idx=0 of '2.0' on stage 2 is of stage 0"),
+    (
+        "parallel = dict(pipeline=dict(size=2, stage_ids=[0, 1, 0]))\n" + INTERLEAVED,
+        mlp_of_3,
+        "PIP201.*4 stages, and the model has 3 layers",
+    ),
+    (
+        PIPE + INTERLEAVED,
+        lambda: dslpar.Stage(nn.Linear(2, 2)),
+        "PIP202.*dslpar.Stage with one module, and each rank has 2 stages",
+    ),
+    (
+        PIPE,
+        lambda: dslpar.Stage(nn.Linear(2, 2), nn.Linear(2, 2)),
+        "PIP202.*dslpar.Stage with 2 modules, and each rank has one stage",
+    ),
     (PIPE, _unequal, "HST221 weights-differ: rank 1 on .* has another set of initial weights than rank 0"),
     ("", lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), Scale()), "CFG226.*'2.by': DeepSpeed cannot broadcast"),
     (PIPE, _entry({"type": "Linaer"}), "CFG221.*layer 1: unknown name 'Linaer' in LAYERS\nhelp: did you mean 'Linear'"),
@@ -395,8 +511,8 @@ def test_what_cannot_be_cut_is_said_on_every_rank(
         assert "help: " in text
 
 
-def test_chunks_are_refused() -> None:
-    with pytest.raises(DslparError, match=r"PIP209.*num_chunks=2 needs the interleaved schedule"):
-        dslpar.build_pipeline_model(mlp(), num_chunks=2)
+def test_what_the_builders_refuse() -> None:
+    with pytest.raises(DslparError, match=r"PIP209.*num_chunks is 0"):
+        dslpar.build_pipeline_model(mlp(), num_chunks=0)
     with pytest.raises(DslparError, match=r"PIP202.*unknown partition_method 'balanced'"):
         dslpar.build_pipeline_model(mlp(), partition_method="balanced")

@@ -11,12 +11,16 @@ greedy: the row with the most that is new for what it costs, the first of equals
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tests.properties.invariance.layouts import Layout
 from tests.support.layouts import mode_of
 
 Seen = tuple[tuple[str, object], ...]
+
+Row = Any
+"""A row of a table, whatever it is."""
 
 FEW_RANKS = 4
 
@@ -102,8 +106,10 @@ def cost(layout: Layout) -> float:
     return layout.world * (6 + layout.accumulation * layout.num_layers * messages)
 
 
-def covering(layouts: Mapping[str, Layout]) -> tuple[str, ...]:
-    """Names of rows in which all that the table has is seen."""
+def covering(
+    layouts: Mapping[str, Row], seen: Callable[[Row], set[Seen]] = seen, cost: Callable[[Row], float] = cost
+) -> tuple[str, ...]:
+    """Names of rows in which all that the table has is seen; `seen` and `cost` of rows that are no Layouts."""
     found = {name: seen(layout) for name, layout in layouts.items()}
     costs = {name: cost(layout) for name, layout in layouts.items()}
     left, chosen = set().union(*found.values()), list[str]()

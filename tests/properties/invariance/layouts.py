@@ -64,6 +64,8 @@ class Layout(NamedTuple):
     """Whether collectives of products are cut into parts that run under them."""
     gather: bool = False
     """Whether weights are gathered under the next forward, in buckets that are small."""
+    schedule: tuple[str, int] = ("1f1b", 1)
+    """The pipeline's, and the stages that each rank holds."""
 
     @property
     def problem(self) -> Problem:
@@ -96,6 +98,7 @@ class Layout(NamedTuple):
                     compile_backend="aot_eager",
                 ),
                 activation_checkpoint=recompute,
+                schedule=sections.PipelineSchedule(type=self.schedule[0], num_model_chunks=self.schedule[1]),
             ),
             self.world,
             "invariance.py",

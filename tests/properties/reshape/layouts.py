@@ -28,12 +28,14 @@ SMALL: dict[str, Layout] = {
     "data 2, 1d 2, ZeRO 2": Layout(4, TENSOR["1d"], zero=2),
     "3d 8": Layout(8, TENSOR["3d"]),
     "pipe 2 (1, 3), ring 2": Layout(4, pipe(2, counts=(1, 3)) | TENSOR["ring"]),
+    "interleaved 2, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2), zero=1, accumulation=4, schedule=("interleaved", 2)),
     "data 2, 2.5d 2, ZeRO 3": Layout(4, TENSOR["2.5d"], zero=3, accumulation=4),
     "pipe 4": Layout(4, pipe(4), accumulation=4),
     "2d 4, ZeRO 1": Layout(4, TENSOR["2d"], zero=1),
     "legacy order, pipe 2, data 2, ZeRO 1": Layout(4, pipe(2) | {"order": LEGACY}, zero=1),
     "cuboid (1, 2, 2)": Layout(4, TENSOR["cuboid"], accumulation=1),
     "pipe 2 (3, 1), 1d 2 sequence": Layout(4, pipe(2, stage_ids=(0, 0, 0, 1)) | TENSOR["1d sequence"]),
+    "zero bubble 2, pipe 2, 1d 2": Layout(4, pipe(2) | TENSOR["1d"], accumulation=4, schedule=("zero_bubble", 2)),
     "ulysses 2": Layout(2, TENSOR["ulysses"]),
 }
 """The ring of `make test`, in this order."""
@@ -77,7 +79,40 @@ LORA: dict[str, Layout] = {
 }
 """What is frozen has weights, and no state of the optimizer."""
 
-LAYOUTS = SMALL | MORE | ADAM | LORA
+SCHEDULES: dict[str, Layout] = {
+    "AdamW, 1F1B, pipe 4": Layout(4, pipe(4), optimizer="AdamW", accumulation=4),
+    "AdamW, interleaved 2, pipe 2, data 2": Layout(
+        4, pipe(2), optimizer="AdamW", accumulation=4, schedule=("interleaved", 2)
+    ),
+    "AdamW, zero bubble 1, pipe 2, data 2, ZeRO 1": Layout(
+        4, pipe(2), optimizer="AdamW", accumulation=4, zero=1, schedule=("zero_bubble", 1)
+    ),
+    "AdamW, zero bubble 2, pipe 2, 2d 4": Layout(
+        8, pipe(2) | TENSOR["2d"], optimizer="AdamW", accumulation=4, schedule=("zero_bubble", 2)
+    ),
+}
+"""Each under each other one: a ring, and a ring to the next but one."""
+
+UNTIED: dict[str, Layout] = {
+    "untied, interleaved 2, pipe 2": Layout(2, pipe(2), tied=False, accumulation=4, schedule=("interleaved", 2)),
+    "untied, one process": Layout(1, {}, tied=False),
+    "untied, zero bubble 2, pipe 2, ring 2": Layout(
+        4, pipe(2) | TENSOR["ring"], tied=False, accumulation=4, schedule=("zero_bubble", 2)
+    ),
+    "untied, pipe 4": Layout(4, pipe(4), tied=False, accumulation=4),
+}
+THREE_TIMES: dict[str, Layout] = {
+    "T5, interleaved 2, pipe 2, data 2": Layout(
+        4, pipe(2), model="transformers' T5", accumulation=4, schedule=("interleaved", 2)
+    ),
+    "T5, pipe 4": Layout(4, pipe(4), model="transformers' T5", accumulation=4),
+    "T5, zero bubble 2, pipe 2, data 2, ZeRO 1": Layout(
+        4, pipe(2), model="transformers' T5", accumulation=4, zero=1, schedule=("zero_bubble", 2)
+    ),
+}
+"""Of a table's three uses, the first two are on two ranks, or on two stages of one."""
+
+LAYOUTS = SMALL | MORE | ADAM | LORA | SCHEDULES | UNTIED | THREE_TIMES
 
 
 def ring(names: Sequence[str], ahead: int = 1) -> list[Pair]:
@@ -95,6 +130,10 @@ PAIRS = list(
             *ring(list(ADAM)),
             *ring(list(ADAM), 2),
             *ring(list(LORA)),
+            *ring(list(SCHEDULES)),
+            *ring(list(SCHEDULES), ahead=2),
+            *ring(list(UNTIED)),
+            *ring(list(THREE_TIMES)),
         ]
     )
 )

@@ -106,6 +106,41 @@ def test_show_has_the_schedule(config: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["schedule"] is None
 
 
+@pytest.mark.parametrize(
+    ("schedule", "lines", "num_boxes"),
+    [
+        (
+            "{'type': 'interleaved', 'num_model_chunks': 2}",
+            (
+                "interleaved of 2 chunks, 8 micro-batches: bubble 18.7 %, the busiest rank is idle 15.8 %",
+                "0: 5.5, 1: 4.5, 2: 3.5, 3: 2.5",
+            ),
+            2 * 8 * 8,
+        ),
+        (
+            "zero_bubble",
+            ("zero_bubble, 8 micro-batches: bubble 12.5 %, the busiest rank is idle 11.1 %", "0: 4, 1: 4, 2: 4, 3: 4"),
+            3 * 4 * 8,
+        ),
+        (
+            "{'type': 'zero_bubble', 'num_model_chunks': 2}",
+            ("zero_bubble of 2 chunks, 8 micro-batches: bubble 6.2 %, the busiest rank is idle 5.9 %", "0: 4, 1: 4"),
+            3 * 8 * 8,
+        ),
+    ],
+)
+def test_show_of_other_schedules(
+    config: Path, capsys: pytest.CaptureFixture[str], schedule: str, lines: tuple[str, str], num_boxes: int
+) -> None:
+    argv = ["parallel={'pipeline': 4}", "model.hidden_size=96000", "model.num_layers=8", f"schedule={schedule}"]
+    assert main(["show", str(config), "--world-size", "8", *argv]) == 0
+    out = capsys.readouterr().out
+    assert all(line in out for line in lines)
+    assert main(["show", str(config), "--world-size", "8", "--format", "svg", *argv]) == 0
+    picture = ElementTree.fromstring(capsys.readouterr().out)
+    assert len([each for each in picture.iter(f"{SVG}rect") if each.get("class") == "box"]) == num_boxes
+
+
 def test_show_draws_the_schedule(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(config), "--world-size", "8", "--format", "svg"]) == 0
     picture = ElementTree.fromstring(capsys.readouterr().out)

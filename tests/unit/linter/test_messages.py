@@ -93,9 +93,9 @@ SAID = [
         "choose one of '1f1b', 'interleaved', 'zero_bubble'",
     ),
     (
-        "parallel = dict(pipeline=2)\nschedule = dict(type='interleaved', num_chunks=2)\nbatch = dict(accumulation=4)",
-        "type 'interleaved' is not supported",
-        "type='1f1b' with num_chunks=1",
+        "parallel = dict(pipeline=2)\nschedule = dict(num_chunks=2)\nbatch = dict(accumulation=4)",
+        "num_chunks 2, and the schedule '1f1b' has one chunk a rank",
+        "schedule.type='interleaved' or 'zero_bubble', or num_chunks=1",
     ),
     (
         "schedule = dict(num_microbatches=4)\nbatch = dict(accumulation=2)",

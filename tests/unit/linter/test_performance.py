@@ -102,7 +102,7 @@ def test_a_bubble_has_one_finding(stages: int, batch: dict[str, int], expected: 
 )
 def test_hint_about_a_bubble_keeps_the_samples_of_a_step(batch: dict[str, int], hint: str) -> None:
     (line,) = of_pipelines(piped(4, **batch))
-    assert line.endswith(f"; {hint}")
+    assert line.partition("; ")[2].partition(" or schedule=")[0] == hint
 
 
 @given(
@@ -132,7 +132,7 @@ def test_the_hint_about_a_bubble_has_no_finding(
 def test_num_microbatches_is_named_if_it_is_given() -> None:
     text = f"{MODEL}parallel = dict(pipeline=2)\nschedule = dict(num_microbatches=2)\n"
     (line,) = of_pipelines(text)
-    assert line.endswith("schedule.num_microbatches=4: 20 %")
+    assert line.partition("; ")[2].partition(" or schedule=")[0] == "schedule.num_microbatches=4: 20 %"
 
 
 @pytest.mark.parametrize("layout", ["parallel = dict(pipeline=3)", "parallel = dict(pipeline=16)"])

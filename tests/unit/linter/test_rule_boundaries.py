@@ -722,7 +722,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF104 3 4 stages are idle 21.4 % of the step: (S-1) / (m+S-1), m = 11 micro-batches; "
-                "batch.accumulation=12: 20 %"
+                "batch.accumulation=12: 20 % or schedule=dict(type='zero_bubble'): 8.3 %"
             )
         ],
     ),
@@ -733,7 +733,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF104 3 4 stages are idle 42.9 % of the step: (S-1) / (m+S-1), m = 4 micro-batches; "
-                "batch.accumulation=12: 20 %"
+                "batch.accumulation=12: 20 % or schedule=dict(type='zero_bubble'): 20 %"
             )
         ],
     ),
@@ -761,7 +761,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; "
-                "batch.accumulation=16"
+                "batch.accumulation=16 or schedule=dict(type='zero_bubble'): 11.1 %"
             )
         ],
     ),
@@ -769,7 +769,12 @@ AND_SLOW: list[Row] = [
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
         "parallel = dict(pipeline=4)\nbatch = dict(global_size=64, micro_size=4)",
         8,
-        [("PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; batch.micro_size=2")],
+        [
+            (
+                "PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; "
+                "batch.micro_size=2 or schedule=dict(type='zero_bubble'): 11.1 %"
+            )
+        ],
     ),
     (
         "num_layers=32, hidden_size=4096, num_heads=32, vocab_size=4096, max_seq_len=2048",
@@ -784,7 +789,8 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF104 3 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches; choose "
-                "batch.accumulation of 12 or more, and a global_size to fit"
+                "batch.accumulation of 12 or more, and a global_size to fit "
+                "or schedule=dict(type='zero_bubble'): 11.1 %"
             ),
             "CFG112 1 no world size is given: rules that need it are skipped; --world-size N, or --hostfile FILE",
         ],
@@ -807,7 +813,7 @@ AND_SLOW: list[Row] = [
         [
             (
                 "PERF104 3 4 stages are idle 33.3 % of the step: (S-1) / (m+S-1), m = 6 micro-batches; "
-                "schedule.num_microbatches=12: 20 %"
+                "schedule.num_microbatches=12: 20 % or schedule=dict(type='zero_bubble', num_microbatches=6): 14.3 %"
             )
         ],
     ),

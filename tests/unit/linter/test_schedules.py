@@ -1,4 +1,4 @@
-"""Schedules under lint: none but 1F1B runs, and what is wrong with the others is found all the same."""
+"""Schedules under lint: what is wrong with one, and which other one would have a smaller bubble."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import re
 
 import pytest
 
-from dslpar.core.frozen import fields
+from dslpar.forecast.bubble import simulate_job
 from dslpar.layout.chunks import Chunks
 from dslpar.layout.schedule import Schedule
 from dslpar.linter.check import load_text, resolve
-from dslpar.linter.rules import performance, pipeline
-from dslpar.schema.fields import facts_of
-from dslpar.schema.sections import PipelineSchedule
 from tests.support.helps import Linted, carry_out
 from tests.support.lint import MODEL, PATH, codes, findings
-
-TYPES = next(facts_of(field).choices for field in fields(PipelineSchedule) if field.name == "type")
 
 
 def config(schedule: str, stages: int = 4, accumulation: int = 16, more: str = "", cut: str = "") -> str:
@@ -27,24 +22,11 @@ def config(schedule: str, stages: int = 4, accumulation: int = 16, more: str = "
     )
 
 
-@pytest.fixture
-def all_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As once the executor runs every type."""
-    for module in (pipeline, performance):
-        monkeypatch.setattr(module, "RUNNABLE", TYPES)
-
-
 def said(text: str, *ignored: str) -> list[str]:
     """Code, message and hint of what lint finds, but that stages of so few layers are uneven."""
     return [f"{each.code} {each.message}; {each.help}" for each in findings(text, ignored=("PERF106", *ignored))]
 
 
-@pytest.mark.parametrize("schedule", ["'interleaved'", "'zero_bubble'", "dict(type='zero_bubble', num_model_chunks=2)"])
-def test_a_schedule_that_nothing_runs_is_refused(schedule: str) -> None:
-    assert codes(config(schedule)) == ["PIP112"]
-
-
-@pytest.mark.usefixtures("all_run")
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -69,7 +51,6 @@ def test_a_hyphen_is_a_slip() -> None:
     assert (finding.code, finding.help) == ("CFG108", "did you mean 'zero_bubble'?")
 
 
-@pytest.mark.usefixtures("all_run")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -112,7 +93,25 @@ def test_a_hyphen_is_a_slip() -> None:
         # several chunks of the one type that has none
         (
             config("dict(type='1f1b', num_model_chunks=2)"),
-            "PIP112 num_model_chunks 2 needs type='interleaved' or type='zero_bubble'; num_model_chunks=1",
+            "PIP112 num_model_chunks 2, and the schedule '1f1b' has one chunk a rank;"
+            " schedule.type='interleaved' or 'zero_bubble', or num_model_chunks=1",
+        ),
+        # one chunk of the type that has several
+        (
+            config("dict(type='interleaved', num_chunks=1)"),
+            "DEAD122 type='interleaved' has no effect: with num_chunks 1 the schedule is '1f1b';"
+            " num_chunks=2; or schedule.type='1f1b'",
+        ),
+        # a backward that cannot be split
+        (
+            config("'zero_bubble'", more="train = dict(compile=True)\n"),
+            "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
+            " leave train.compile out, or schedule.type='1f1b'",
+        ),
+        (
+            config("dict(type='zero_bubble', num_model_chunks=2)", more="train = dict(compile=True)\n"),
+            "PIP116 train.compile under 'zero_bubble': a compiled layer's backward is one graph, and cannot be split;"
+            " leave train.compile out, or schedule.type='interleaved'",
         ),
         # what waits for W
         (
@@ -123,7 +122,7 @@ def test_a_hyphen_is_a_slip() -> None:
         (
             config("dict(type='zero_bubble', num_model_chunks=2)", more="activation_checkpoint = 1\n"),
             "PERF112 the last rank holds all activations of 2 micro-batches for W, recomputed or not;"
-            " leave activation_checkpoint out (if they fit); or schedule.type='1f1b' with schedule.num_model_chunks=1",
+            " leave activation_checkpoint out (if they fit); or schedule.type='interleaved'",
         ),
         # bubbles, each with what would be better
         (
@@ -145,13 +144,33 @@ def test_a_hyphen_is_a_slip() -> None:
             config("'zero_bubble'", accumulation=3),
             "PERF105 3 micro-batches for 4 stages: 1 or more are always idle; batch.accumulation=4: 20 %",
         ),
+        # of schedules that would have findings of their own, none is named
+        (
+            config("'1f1b'", accumulation=8, more="activation_checkpoint = 1\n"),
+            "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches;"
+            " batch.accumulation=12: 20 % or schedule=dict(type='interleaved', num_model_chunks=2): 15.8 %",
+        ),
+        (
+            config("'1f1b'", accumulation=8, more="train = dict(compile=True)\n"),
+            "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches;"
+            " batch.accumulation=12: 20 % or schedule=dict(type='interleaved', num_model_chunks=2): 15.8 %",
+        ),
+        (
+            config("'1f1b'", accumulation=8, cut="counts=[2, 2, 2, 2]", more="activation_checkpoint = 1\n"),
+            "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (m+S-1), m = 8 micro-batches;"
+            " batch.accumulation=12: 20 %",
+        ),
+        (
+            config("'interleaved'", accumulation=4, cut="counts=[1, 1, 1, 1, 1, 1, 1, 1]"),
+            "PERF104 4 stages are idle 27.3 % of the step: (S-1) / (vm+S-1), v = 2 chunks, m = 4 micro-batches;"
+            " batch.accumulation=8: 15.8 % or schedule=dict(type='zero_bubble', num_model_chunks=2): 11.1 %",
+        ),
     ],
 )
 def test_a_finding_of_a_schedule(text: str, expected: str) -> None:
     assert said(text) == [expected]
 
 
-@pytest.mark.usefixtures("all_run")
 def test_ids_of_each_chunk_begin_at_0() -> None:
     for ids in ([0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1, 0, 1]):
         text = config("'interleaved'", 2, cut=f"stage_ids={ids}")
@@ -160,7 +179,6 @@ def test_ids_of_each_chunk_begin_at_0() -> None:
         assert job.stages.actual_ids == tuple(ids)
 
 
-@pytest.mark.usefixtures("all_run")
 @pytest.mark.parametrize(
     "schedule", ["'1f1b'", "'interleaved'", "'zero_bubble'", "dict(type='zero_bubble', num_chunks=2)"]
 )
@@ -183,3 +201,70 @@ def test_the_better_choices_about_a_bubble_have_no_finding(schedule: str, stages
 
 def idle(message: str) -> float:
     return float(re.findall(r"idle ([\d.]+) %", message)[0])
+
+
+LISTED = """\
+model = dict(type='Sequential', layers_cfg=[dict(type={!r}, in_features=8, out_features=8)] * 8)
+parallel = dict(pipeline=4)
+batch = dict(accumulation={})
+schedule = dict(type='zero_bubble', num_model_chunks={})
+"""
+
+
+@pytest.mark.parametrize(("chunks", "instead"), [(1, "1f1b"), (2, "interleaved")])
+def test_a_model_of_torch_layers_has_nothing_to_defer(chunks: int, instead: str) -> None:
+    for name in ("Linear", "torch.nn.Linear"):
+        assert said(LISTED.format(name, 16, chunks)) == [
+            "PERF113 all layers are torch.nn's, and dslpar.layers.Linear alone defers:"
+            f" the order is that of {instead!r}; schedule.type={instead!r}; or choose layers of dslpar.layers"
+        ]
+    for name in ("dslpar.layers.Linear", "my_package.MyLayer"):
+        assert "PERF113" not in codes(LISTED.format(name, 16, chunks))
+    assert [resolve(load_text(LISTED.format(name, 16, 2), PATH), 8).schedule.split for name in ("Linear", "a.B")] == [
+        False,
+        True,
+    ]
+
+
+def test_a_rank_needs_a_stage_with_parameters() -> None:
+    layers = "[dict(type='Linear', in_features=8, out_features=8), dict(type='ReLU')] * 2"
+    text = (
+        f"model = dict(type='Sequential', layers_cfg={layers})\n"
+        "parallel = dict(pipeline=dict(size=2, counts=[1, 1, 1, 1]))\n"
+        "schedule = 'interleaved'\nbatch = dict(accumulation=4)\n"
+    )
+    assert said(text) == ["PIP113 ranks without parameters: 1; choose fewer stages"]
+    second = "dict(type='ReLU'), dict(type='ReLU'), dict(type='PReLU')]"  # stage 3, of rank 1 as stage 1 is
+    assert said(text.replace("dict(type='ReLU')] * 2", second)) == []
+
+
+def test_the_better_schedule_keeps_num_microbatches() -> None:
+    """It is a key of the section that the hint writes anew."""
+    text = f"{MODEL}parallel = dict(pipeline=4)\nschedule = dict(num_microbatches=4)\n"
+    (finding,) = findings(text, ignored=("PERF106",))
+    assert finding.help.endswith("or schedule=dict(type='zero_bubble', num_microbatches=4): 20 %")
+
+
+def test_the_bubble_of_a_model_of_torch_layers_is_that_of_the_order_that_runs() -> None:
+    bubble, _ = said(LISTED.format("Linear", 4, 1))
+    assert bubble == (
+        "PERF104 4 stages are idle 42.9 % of the step: (S-1) / (m+S-1), m = 4 micro-batches;"
+        " batch.accumulation=12: 20 % or schedule=dict(type='interleaved', num_model_chunks=2): 27.3 %"
+    )
+
+
+@pytest.mark.parametrize("recompute", ["", "activation_checkpoint = 1\n"])
+@pytest.mark.parametrize(
+    "schedule", ["'1f1b'", "'interleaved'", "'zero_bubble'", "dict(type='zero_bubble', num_chunks=2)"]
+)
+@pytest.mark.parametrize(("stages", "count"), [(2, 2), (4, 4), (8, 8), (8, 16)])
+def test_the_share_is_what_the_simulator_finds(schedule: str, stages: int, count: int, recompute: str) -> None:
+    """Of stages that are even: of a model whose head is next to nothing beside its layers."""
+    text = config(schedule, stages, count, recompute).replace("num_layers=8", "num_layers=512")
+    timeline = simulate_job(resolve(load_text(text, PATH), stages))
+    assert timeline is not None
+    share = 100 * timeline.bubble / (1 + timeline.bubble)
+    found = [each for each in findings(text, stages, ignored=("PERF106",)) if each.code == "PERF104"]
+    assert len(found) == (share > 20.5) or share == pytest.approx(20, abs=0.5)
+    for each in found:
+        assert idle(each.message) == pytest.approx(share, abs=0.5)

@@ -81,6 +81,53 @@ def test_arguments_one_by_one(argument: str, key: str, outcome: tuple[str, str, 
     assert fates(made_of(f"python p.py {SMALL} {argument}", "a.sh"))[key] == outcome
 
 
+PIPELINE = f"{SMALL.replace('--num-layers 2', '--num-layers 16')} --pipeline-model-parallel-size 4"
+
+
+@pytest.mark.parametrize(
+    ("argument", "chunks"),
+    [
+        ("--num-layers-per-virtual-pipeline-stage 2", 2),
+        ("--num-layers-per-virtual-pipeline-stage 1", 4),
+        ("--num-virtual-stages-per-pipeline-rank 2", 2),
+        ("--virtual-pipeline-model-parallel-size 2", 2),
+        ("--num-layers-per-virtual-pipeline-stage 4", None),
+        ("--num-virtual-stages-per-pipeline-rank 1", None),
+    ],
+)
+def test_virtual_stages_are_chunks(argument: str, chunks: int | None) -> None:
+    made = made_of(f"python p.py {PIPELINE} {argument} --micro-batch-size 2 --global-batch-size 16", "a.sh")
+    told = fates(made)[argument.partition(" ")[0]]
+    assert told == (("changed", "schedule.num_model_chunks", chunks) if chunks else ("dropped", "", None))
+    assert made.values.get("schedule.type") == ("interleaved" if chunks else None)
+    text = file_of(made)
+    assert errors_of(text, 4) == []
+    assert job_of(text, 4).chunks == (4, chunks or 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fate"),
+    [
+        (f"{SMALL} --num-layers-per-virtual-pipeline-stage 1", "dropped"),  # no pipeline
+        (f"{SMALL} --num-virtual-stages-per-pipeline-rank 2", "dropped"),
+        (f"{PIPELINE} --num-layers-per-virtual-pipeline-stage 3", "needed"),
+        (f"{PIPELINE} --num-layers-per-virtual-pipeline-stage $LAYERS", "needed"),
+        (f"{PIPELINE} --num-virtual-stages-per-pipeline-rank 0", "needed"),
+        (f"{PIPELINE.replace('size 4', 'size $PP')} --num-layers-per-virtual-pipeline-stage 2", "needed"),
+    ],
+)
+def test_virtual_stages_that_are_none(arguments: str, fate: str) -> None:
+    made = made_of(f"python p.py {arguments}", "a.sh")
+    assert [fate for key, (fate, *_) in fates(made).items() if "-virtual-" in key] == [fate]
+    assert not [key for key in made.values if key.startswith("schedule")]
+
+
+def test_a_pipeline_of_unknown_size_has_chunks() -> None:
+    arguments = f"{PIPELINE.replace('size 4', 'size $PP')} --num-virtual-stages-per-pipeline-rank 2"
+    made = made_of(f"python p.py {arguments}", "a.sh")
+    assert (made.values["schedule.num_model_chunks"], made.values["schedule.type"]) == (2, "interleaved")
+
+
 def test_an_argument_without_a_row_is_not_called_unknown_to_megatron_lm() -> None:
     entry = by_key(made_of(f"python p.py {SMALL} --some-new-flag 3", "a.sh"))["--some-new-flag"]
     assert (entry.fate, entry.why) == ("needed", "dslpar import has no row for this key")

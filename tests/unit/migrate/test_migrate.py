@@ -443,6 +443,59 @@ def test_a_pipelines_batch_is_cut_by_either_name(written: str, stages: int) -> N
     assert all(entry.fate != "needed" or entry.to == "model" for entry in made.entries)
 
 
+INTERLEAVED = "from colossalai.engine.schedule import InterleavedPipelineSchedule\n"
+SCHEDULE = "schedule = dict(type=InterleavedPipelineSchedule, num_microbatches=4, num_model_chunks={})\n"
+TITANS = "from titans.model.gpt import gpt2_small\nmodel = dict(type=gpt2_small, num_chunks={})\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "chunks"),
+    [
+        (TITANS.format(2) + "NUM_MICRO_BATCHES = 4\n", 2),
+        (TITANS.format(1) + "NUM_MICRO_BATCHES = 4\n", 1),
+        (TITANS.format(2) + INTERLEAVED + SCHEDULE.format(2), 2),
+        (TITANS.format(1) + INTERLEAVED + SCHEDULE.format(3), 3),
+        (TITANS.format(1) + INTERLEAVED + SCHEDULE.format(1), 1),
+        (TITANS.format(1) + "schedule = dict(type='PipelineSchedule', num_microbatches=4)\n", 1),
+        (TITANS.format(1) + "schedule = dict(num_microbatches=4, num_chunks=2)\n", 2),
+    ],
+)
+def test_the_interleaved_schedule_of_colossalai(written: str, chunks: int) -> None:
+    made = made_of(f"{written}BATCH_SIZE = 8\nparallel = dict(pipeline=2)\n", name="colossalai")
+    assert not made.needs_you
+    text = file_of(made)
+    assert errors_of(text, 2) == []
+    assert job_of(text, 2).chunks == (2, chunks)
+    assert made.values.get("schedule.num_model_chunks", 1) == chunks
+    assert made.values.get("schedule.type", "1f1b") == ("1f1b" if chunks == 1 else "interleaved")
+
+
+def test_chunks_without_a_pipeline_have_no_effect() -> None:
+    made = made_of(TITANS.format(2) + INTERLEAVED + SCHEDULE.format(2), name="colossalai")
+    keys = ("model.num_chunks", "schedule.type", "schedule.num_model_chunks")
+    assert [fates(made)[key][0] for key in keys] == ["dropped"] * 3
+
+
+def test_chunks_of_a_pipeline_of_unknown_size() -> None:
+    made = made_of(TITANS.format(2) + "import os\nparallel = dict(pipeline=int(os.environ['P']))\n", name="colossalai")
+    assert fates(made)["parallel.pipeline"][0] == "needed"
+    assert (made.values["schedule.num_model_chunks"], made.values["schedule.type"]) == (2, "interleaved")
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        (TITANS.format(2) + INTERLEAVED + SCHEDULE.format(3), "schedule.num_model_chunks"),
+        (TITANS.format(0), "model.num_chunks"),
+        (INTERLEAVED + SCHEDULE.partition(", num_model")[0] + ")\n", "schedule.type"),
+        ("schedule = dict(type='MySchedule', num_microbatches=4)\n", "schedule.type"),
+    ],
+)
+def test_chunks_that_need_the_author(written: str, key: str) -> None:
+    made = made_of(f"{written}parallel = dict(pipeline=2)\n", name="colossalai")
+    assert fates(made)[key][0] == "needed"
+
+
 def test_two_keys_that_say_different_things_need_the_author() -> None:
     made = made_of("clip_grad_norm = 1.0\nzero = dict(level=1, clip_grad=2.0)\nfp16 = dict()\n")
     assert [fates(made)[key][0] for key in ("clip_grad_norm", "zero.clip_grad")] == ["renamed", "needed"]

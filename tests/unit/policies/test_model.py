@@ -13,6 +13,7 @@ from dslpar.core.errors import DslparError
 from dslpar.core.mesh import Mesh, Tensor
 from dslpar.distributed.groups import Groups
 from dslpar.engine.pipeline_module import held_layers, shared_params
+from dslpar.layout.chunks import Chunks
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
 
 if not HAS_TRANSFORMERS:
@@ -93,8 +94,8 @@ def test_each_weight_of_transformers_is_in_one_parameter(family: str) -> None:
 def test_stages_hold_transformers_own_modules(family: str, first: Any, last: Any, shared: Any) -> None:
     """Those that ColossalAI's policies of these classes list by hand."""
     specs = model_of(family).layers(Groups.without_processes(Mesh(pipe=2)))
-    assert [held_layers(specs, (1, 2), stage) for stage in (0, 1)] == [first, last]
-    assert shared_params(specs, (1, 2)) == shared
+    assert [held_layers(specs, (1, 2), Chunks(2), stage) for stage in (0, 1)] == [first, last]
+    assert shared_params(specs, (1, 2), Chunks(2)) == shared
 
 
 @pytest.mark.parametrize("family", hf.FAMILIES)
@@ -102,7 +103,8 @@ def test_what_stages_hold_is_all_that_has_weights(family: str) -> None:
     model, plain = model_of(family), hf.plain(hf.FAMILIES[family])[0]
     specs = model.layers(Groups.without_processes(Mesh(pipe=3)))
     num_blocks = sum(spec.layer_idx is not None for spec in specs)
-    held = [name for stage in range(3) for name in held_layers(specs, (1, num_blocks - 2, 1), stage)]
+    counts = (1, num_blocks - 2, 1)
+    held = [name for stage in range(3) for name in held_layers(specs, counts, Chunks(3), stage)]
     weights = {id(p) for name in held for p in plain.get_submodule(name).parameters()}
     # ViTMAE's mask token is of a module that other stages hold blocks of: it has no module of its own.
     around = [name for piece in model.skeleton.outline.pieces for name in piece.around]

@@ -204,6 +204,13 @@ WHY = {
     "global": (TWO, "batch.global_size", 2, "inferred", "micro_size 1 * accumulation 1 * data 2"),
     "sequence": (TWO, "data.seq_len", 96, "inferred", "the model's max_seq_len"),
     "cut": (TWO, "parallel.pipeline.stage_ids", (0, 0, 1, 1), "inferred", "method 'cost' cuts 4 layers over 2 stages"),
+    "cut into chunks": (
+        TWO + BATCH + "schedule = 'interleaved'\n",
+        "parallel.pipeline.stage_ids",
+        (0, 1, 0, 1),
+        "inferred",
+        "method 'cost' cuts 4 layers over 4 stages",
+    ),
     "LiBai's cut": (
         LIBAI,
         "parallel.pipeline.counts",

@@ -54,3 +54,8 @@ def test_what_is_written_beside_the_boxes() -> None:
         assert text in texts
     assert "W: backward of weights" in texts
     assert "B: backward" in [each.text for each in drawn(Schedule(Chunks(3), 3)).iter(f"{SVG}text")]
+
+
+def test_of_many_chunks_the_legend_has_two() -> None:
+    texts = [each.text or "" for each in drawn(Schedule(Chunks(2, 12), 2)).iter(f"{SVG}text")]
+    assert [text for text in texts if text.startswith("chunk")] == ["chunk 0", "chunk 11"]

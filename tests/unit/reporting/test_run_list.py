@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,21 @@ def test_a_run_is_described_by_its_folder(folder: Path) -> None:
     assert time.time() - 60 < (run.updated_s or 0) <= time.time() + 1
     assert run.problems == ()
     assert run.reason == ""
+
+
+def test_the_stages_of_each_rank_are_listed_and_a_run_of_before_has_one(folder: Path) -> None:
+    config = check.load(
+        str(write_config(folder.parent.parent, CONFIG + "parallel = dict(pipeline=2)\n")),
+        ["model.num_layers=4", "batch.accumulation=2", "schedule=interleaved"],
+    )
+    (folder / "config.yaml").write_text(run_dir.config_yaml(check.resolve(config, 2), config))
+    assert only(folder).layout == "pipeline 2 (2 stages each) * data 1 * tensor 1, ZeRO 0"
+    plain = yaml.safe_load((folder / "config.yaml").read_text())
+    assert plain["resolved"]["actual_pipeline_stage_id"] == [0, 1, 0, 1]
+    assert plain["resolved"]["schedule"]["type"] == "interleaved"
+    del plain["resolved"]["schedule"]
+    (folder / "config.yaml").write_text(json.dumps(plain))
+    assert only(folder).layout == "pipeline 2 * data 1 * tensor 1, ZeRO 0"
 
 
 def test_steps_that_nobody_wrote_are_the_default(folder: Path) -> None:
@@ -253,6 +269,7 @@ CONFIGS = st.fixed_dictionaries(
             {
                 "world_size": VALUES,
                 "parallel": st.fixed_dictionaries({"pipeline": VALUES, "data": VALUES, "tensor": VALUES}),
+                "schedule": VALUES | st.fixed_dictionaries({"num_model_chunks": VALUES}),
             }
         ),
     },

@@ -1,0 +1,205 @@
+"""Which layouts run under which schedules, as data; and which of them `make test` runs.
+
+ROWS           # name -> Row
+SAMPLE         # names: a covering sample, see `seen`
+worlds(ROWS)   # name -> rows: those that one set of ranks runs, one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any, NamedTuple
+
+from dslpar.layout.divisors import least_micro_size
+from dslpar.layout.resolve import Job, resolve
+from dslpar.models.gpt.section import GPT
+from dslpar.schema import sections
+from tests.properties.invariance.cover import Seen, covering
+from tests.properties.invariance.layouts import KEEPS, MODELS, MODES, pipe
+
+LR = 1e4
+"""So that a step shows the gradient: see `measure.gradients`."""
+SCHEDULES = (("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2))
+"""A type, and the stages that each rank holds."""
+NO_MODE = "no tensor ranks"
+SCALE = {"fp16": {"loss_scale": 1024.0}}
+
+
+class Row(NamedTuple):
+    """A layout, a model, and how many micro-batches run through it under which schedule."""
+
+    mode: str
+    """A name in invariance's `MODES`."""
+    pipe: int
+    schedule: tuple[str, int]
+    micro_batches: int
+    zero: int = 0
+    tied: bool = True
+    recompute: int = 0
+    """Interval of activation checkpointing; 0: none."""
+    data: int = 1
+    keep: str = "x"
+    """The panels that live until the backward."""
+    layers: int = 0
+    """0: one for each stage that there is with two on each rank."""
+    cut: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Counts or stage_ids of uneven stages; of 1F1B, which has fewer stages, always the automatic ones."""
+    model: str = "GPT"
+    """A name in invariance's `MODELS`."""
+    dtype: str = "fp32"
+    offload: bool = False
+    ignoring: bool = False
+    """Whether a part of the labels does not count, a different number in each micro-batch."""
+    dropout: float = 0.0
+
+    @property
+    def reference(self) -> Row:
+        """The same under 1F1B."""
+        return self._replace(schedule=("1f1b", 1), cut=())
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        group = self._parallel().tensor
+        return self.pipe * self.data * (1 if group is None else group.size or 1)
+
+    @property
+    def name(self) -> str:
+        """The row in words."""
+        words = [*[f"data {self.data}"] * (self.data > 1), f"ZeRO {self.zero}", "tied" if self.tied else "untied"]
+        words += ["recompute"] * bool(self.recompute) + ["offload"] * self.offload + ["ignoring"] * self.ignoring
+        words += [f"keep {self.keep}"] * (self.mode != NO_MODE) + [f"{what} {list(ids)}" for what, ids in self.cut]
+        words += [f"dropout {self.dropout}"] * bool(self.dropout)
+        kind = ", ".join(what for what in (self.model, self.dtype) if what not in ("GPT", "fp32"))
+        head = f"{kind}: " if kind else ""
+        schedule = f"{self.schedule[0]} {self.schedule[1]}, {self.micro_batches} micro-batches"
+        return f"{head}{self.mode}, pipe {self.pipe}, {schedule}: {', '.join(words)}"
+
+    def job(self) -> Job:
+        """The Job of this row: micro-batches as small as the layout allows, and a step that shows the gradient."""
+        once = sections.Spec(model=self._model(), parallel=self._parallel(), batch=sections.Batch(micro_size=1))
+        mesh = resolve(once, self.world, "schedules.py").mesh
+        extra: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}} if self.offload else {}
+        schedule, chunks = self.schedule
+        spec = replace(
+            once,
+            optimizer=sections.SGD(lr=LR, momentum=0.0, weight_decay=0.0),
+            zero=sections.Zero(stage=self.zero, extra=extra),
+            precision=sections.Precision(dtype=self.dtype, extra=SCALE.get(self.dtype, {})),
+            batch=sections.Batch(micro_size=least_micro_size(mesh.tensor), accumulation=self.micro_batches),
+            train=sections.Train(steps=2, clip_grad_norm=None),
+            activation_checkpoint=sections.ActivationCheckpoint(interval=self.recompute) if self.recompute else None,
+            schedule=sections.PipelineSchedule(type=schedule, num_model_chunks=chunks),
+        )
+        return resolve(spec, self.world, "schedules.py")
+
+    def _parallel(self) -> sections.Parallel:
+        group = {} if self.mode == NO_MODE else MODES[self.mode](self.keep)
+        return sections.Parallel(**pipe(self.pipe, **dict(self.cut)), **group)
+
+    def _model(self) -> Any:
+        model = MODELS[self.model](self.tied)
+        if not isinstance(model, GPT):
+            return model
+        return replace(model, num_layers=self.layers or 2 * self.pipe, dropout=self.dropout)
+
+
+# ---- the table ----
+
+
+def grid() -> Iterator[Row]:
+    """Every mode, schedule, pipeline, ZeRO stage, tie and recomputation; micro-batches and `keep` take turns."""
+    switches = list(product((0, 1), (True, False), (0, 1)))
+    for (number, mode), pipes in product(enumerate(MODES), (2, 4)):
+        for turn, (zero, tied, recompute) in enumerate(switches):
+            rounds = 1 + (turn + turn // 4 + number + pipes // 4) % 4
+            keep = KEEPS[(turn // 2 + number) % 4]
+            row = Row(mode, pipes, SCHEDULES[0], rounds * pipes, zero, tied, recompute, keep=keep)
+            yield from (row._replace(schedule=schedule) for schedule in SCHEDULES)
+
+
+def others() -> Iterator[Row]:
+    """What stands outside the grid: each is run under every schedule that it names, or all."""
+    for row in (
+        # the longest pipeline, and every number of rounds
+        Row(NO_MODE, 8, SCHEDULES[0], 8, zero=1),
+        *(Row(NO_MODE, pipes, SCHEDULES[0], pipes * rounds) for pipes in (2, 3, 4) for rounds in (1, 2, 3, 4)),
+        # replicas, of which gradients are reduced stage by stage
+        *(
+            Row(NO_MODE, pipes, SCHEDULES[0], 2 * pipes, zero, tied, data=2)
+            for pipes, zero, tied in product((2, 4), (0, 1), (True, False))
+        ),
+        *(
+            Row(mode, 2, SCHEDULES[0], 4, number % 2, number // 2 % 2 == 0, number // 4 % 2, data=2)
+            for number, mode in enumerate(MODES)
+            if mode != "3d 8"  # 32 ranks
+        ),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, data=2, ignoring=True),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, zero=1, data=4, recompute=2),
+        # Llama's form, and models whose linears are torch's: nothing of these can be split
+        *(Row(NO_MODE, pipes, SCHEDULES[0], 8, zero, bool(zero), model="Llama") for pipes in (2, 4) for zero in (0, 1)),
+        Row("1d 2 sequence", 2, SCHEDULES[0], 4, zero=1, tied=False, recompute=1, model="Llama"),
+        Row("2d 4", 2, SCHEDULES[0], 4, tied=False, model="Llama"),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, model="Sequential"),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, zero=1, model="layers_cfg"),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, model="transformers' Llama", data=2),
+        # masks of dropout, which must not depend on the order either
+        Row(NO_MODE, 2, SCHEDULES[0], 4, dropout=0.1),
+        Row("1d 2 sequence", 2, SCHEDULES[0], 8, zero=1, recompute=1, dropout=0.1),
+        # other types: gradients that add up in fp32, and scaled ones
+        *(
+            Row(NO_MODE, pipes, SCHEDULES[0], 2 * pipes, 1, tied, recompute, dtype=dtype, offload=offload)
+            for dtype, offload in product(("bf16", "fp16"), (False, True))
+            for pipes, tied, recompute in ((2, True, 0), (4, False, 1))
+        ),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, data=2, dtype="bf16"),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, zero=1, data=2, dtype="bf16"),
+        Row(NO_MODE, 2, SCHEDULES[0], 4, zero=1, data=2, dtype="fp16"),
+        Row("1d 2 sequence", 2, SCHEDULES[0], 4, zero=1, dtype="bf16"),
+        Row("2d 4", 2, SCHEDULES[0], 4, zero=1, tied=False, dtype="fp16"),
+    ):
+        yield from (row._replace(schedule=schedule) for schedule in SCHEDULES)
+    # stages of other lengths than their neighbours'
+    uneven = Row(NO_MODE, 2, ("interleaved", 2), 4, layers=8)
+    for zero, cut in product((0, 1), (("counts", (1, 3, 2, 2)), ("stage_ids", (0, 0, 0, 1, 0, 1, 1, 1)))):
+        for schedule in ("interleaved", "zero_bubble"):
+            yield uneven._replace(schedule=(schedule, 2), zero=zero, tied=not zero, cut=(cut,))
+    yield uneven._replace(schedule=("zero_bubble", 1), cut=(("counts", (5, 3)),))
+    yield uneven._replace(schedule=("interleaved", 4))
+    yield uneven._replace(schedule=("zero_bubble", 4))
+    # With one chunk, micro-batches need not be a multiple of the ranks; nor be as many.
+    for pipes, count in ((2, 1), (2, 3), (2, 7), (3, 4), (4, 2), (4, 5), (4, 15)):
+        yield Row(NO_MODE, pipes, ("zero_bubble", 1), count, zero=count % 2)
+
+
+ROWS = {row.name: row for row in (*grid(), *others())}
+
+
+def worlds(names: Iterable[str]) -> dict[str, Sequence[Row]]:
+    """Return rows by what must be equal for one set of ranks to run them: those of one reference are neighbours."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted((ROWS[name] for name in names), key=lambda row: str(row.reference)):
+        replicas = f", data {row.data}" if row.data > 1 else ""
+        found.setdefault(f"{row.mode}, pipe {row.pipe}{replicas}", []).append(row)
+    return found
+
+
+# ---- what `make test` runs ----
+
+
+def seen(row: Row) -> set[Seen]:
+    """What meets in a row, of what may matter together; and what should be there once, with whatever else."""
+    switches = {"zero": row.zero, "tied": row.tied, "recompute": bool(row.recompute), "pipe": row.pipe}
+    pairs = combinations({"schedule": row.schedule, **switches}.items(), 2)
+    return {*pairs, (("mode", row.mode),), (("rounds", row.micro_batches / row.pipe),), (("keep", row.keep),)}
+
+
+def cost(row: Row) -> float:
+    """About how long a row takes: all ranks' starts, and their layers' messages."""
+    return row.world * (10 + row.micro_batches)
+
+
+SMALL = {name: row for name, row in ROWS.items() if row in set(grid()) and row.world <= 8}
+SAMPLE = covering(SMALL, seen, cost)
