@@ -96,7 +96,10 @@ def scaled_down(config: str, images: Path) -> list[str]:
         names = {name: LIBAI_NAMES[name] if "cfg" in model else name for name in WIDTH if "layers_cfg" not in model}
         words = [f"model.{name}={WIDTH[short]}" for short, name in names.items()]
     least = least_micro_size(job.mesh.tensor)
-    words += [word for section in ("precision", "schedule") if section in root.value for word in [f"{section}=None"]]
+    words += ["precision=None"] * ("precision" in root.value)
+    words += ["schedule.num_microbatches=None"] * (
+        "num_microbatches" in getattr(root.value.get("schedule"), "value", ())
+    )
     if type_name(job.spec.data) == "images":
         digits = sklearn.datasets.load_digits()
         numpy.savez(images, images=(digits.images * 15).astype("uint8"), labels=digits.target)
@@ -160,6 +163,7 @@ def test_hostfile_lints_clean(path: str) -> None:
 def test_config_trains_as_one_process_does(config: str, tmp_path: Path) -> None:
     if "from transformers import" in (ROOT / config).read_text() and not HAS_TRANSFORMERS:
         pytest.skip(NO_TRANSFORMERS)
-    alone = losses(config, 1, tmp_path / "alone", "train.dist=None" if "libai" in config else "parallel=None")
+    one_process = "train.dist=None" if "libai" in config else "parallel=None"
+    alone = losses(config, 1, tmp_path / "alone", one_process, "schedule=None")
     assert losses(config, world_of(config), tmp_path / "spread") == pytest.approx(alone, rel=1e-5)
     assert len(alone) == 2
