@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,51 @@ def test_masks_are_those_of_the_whole_model_in_every_schedule_and_cut(name: str)
         for weight_name, weight in held.items():
             expected = weights[weight_name]
             assert (weight - expected).abs().max() <= 1e-6 * expected.abs().max(), weight_name
+
+
+# ---- steps that are skipped ----
+
+
+def _skips(made: Job, poison: bool) -> tuple[list[Any], bool]:
+    """Of three steps: skipped, loss and norm; and whether the first one left the weights as they were."""
+    engine = engine_of(made)
+    before = full_state(engine.module, engine.groups)
+    hook = None
+    if poison and engine.groups.coord["pipe"] == 0:
+        hook = next(p for p in engine.module.parameters() if p.dim() > 1).register_hook(lambda grad: grad * torch.nan)
+    rows = []
+    for step in range(3):
+        loss = engine.train_batch(batches(made, engine.groups.coord["data"], step))
+        rows.append((engine.skipped, loss, engine.grad_norm))
+        if step == 0:
+            after = full_state(engine.module, engine.groups)
+            unchanged = all(torch.equal(weight, after[name]) for name, weight in before.items())
+            if hook is not None:
+                hook.remove()
+    return rows, unchanged
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks", "dtype", "zero"),
+    sampled(
+        [(*schedule, *how) for schedule in SCHEDULES[1:] for how in (("fp16", 1), ("fp32", 0), ("fp32", 1))],
+        {("zero_bubble", 2, "fp16", 1), ("interleaved", 2, "fp32", 0)},
+    ),
+)
+def test_steps_are_skipped_as_in_1f1b_on_all_ranks(kind: str, chunks: int, dtype: str, zero: int) -> None:
+    """An overflow of a loss scale that is too large, or a gradient of one stage that is not a number."""
+    scaled = {"precision": sections.Precision(dtype="fp16", extra={"initial_scale_power": 24, "hysteresis": 1})}
+    made, reference = (
+        dataclasses.replace(each, spec=dataclasses.replace(each.spec, **(scaled if dtype == "fp16" else {})))
+        for each in (trained(4, 2, kind, chunks, zero=zero, dtype=dtype), trained(4, 2, zero=zero, dtype=dtype))
+    )
+    ranks, theirs = (on_ranks(4, _skips, each, dtype == "fp32", init="deepspeed") for each in (made, reference))
+    for (rows, unchanged), (expected, _) in zip(ranks, theirs, strict=True):
+        assert unchanged
+        assert rows[0][0], "the first step is skipped"
+        assert [skipped for skipped, *_ in rows] == [skipped for skipped, *_ in expected]
+        assert [loss for _, loss, _ in rows] == pytest.approx([loss for _, loss, _ in expected], rel=1e-6)
+        assert [norm for *_, norm in rows] == pytest.approx([norm for *_, norm in expected], rel=1e-6)
 
 
 # ---- stages are reduced while others go on ----
