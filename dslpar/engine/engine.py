@@ -35,6 +35,7 @@ from dslpar.engine.executor import LossFn, concatenate
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.engine.pipeline_executor import PipelineExecutor
+from dslpar.layers.dropout import seed_generators
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
@@ -319,7 +320,7 @@ class Engine:
         """
         seed = stable_hash(self.job.spec.train.seed, self.steps_done, self.groups.coord["data"], index)
         self.deepspeed.module.micro_batch_seed = seed
-        torch.manual_seed(seed)  # for what a program draws around the layers
+        seed_generators(seed, self.deepspeed.device)  # for what a program draws around the layers
 
     def _prepare_batches(self, micro_batches: Iterable[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches on the device, checked; none on stages that need none."""
