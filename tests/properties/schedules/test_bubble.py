@@ -1,0 +1,16 @@
+"""A step's time over gloo is what the simulation says, where each action takes a known time."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import bubble
+
+
+@pytest.mark.prove  # a minute each
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "least", "most"), [("1f1b", 1, 0.375, 0.4025), ("zero_bubble", 2, 0.0625, 0.09)]
+)
+def test_the_bubble_is_the_simulated_one(schedule: str, chunks: int, least: float, most: float) -> None:
+    """At most: 2 % of the makespan above the ideal, of 1F1B; what was promised, of a zero bubble."""
+    assert least <= bubble.measured_bubble(schedule, chunks) <= most
