@@ -288,8 +288,8 @@ def read_norms_once(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorm
     no finite norm, and ZeRO skips a step for that as well wherever it looks for overflows: in fp16, in fp32, and in
     bf16 with `check_grad_overflow`. Copies that another rank of the replica counts, few and small, are looked at here.
 
-    With the optimizer on the CPU the norms are there already; its scans, of each gradient as it leaves the device, go
-    where no rank has copies, as does the one of ZeRO 3 in fp16.
+    With the optimizer on the CPU, ZeRO still reads a norm for each parameter of its gradients on the device; its scans,
+    of each gradient as it leaves the device, go where no rank has copies, as does the one of ZeRO 3 in fp16.
     """
     zero = ds_engine.optimizer
     if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):

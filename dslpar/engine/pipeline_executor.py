@@ -20,7 +20,7 @@ replicas while the rank's other stages go on (`distributed.gradient_reduction`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ class PipelineExecutor:
     def __init__(self, ds_engine: PipelineEngine, groups: Groups, schedule: Schedule) -> None:
         self._engine, self._groups, self._schedule = ds_engine, groups, _splittable(schedule, ds_engine.module, groups)
         self._chunks, self._rank = schedule.chunks, groups.coord["pipe"]
+        self._orders = self._near(self._schedule.order)
+        self._forward_orders = self._near(self._schedule.forward_order)
         ways = groups.second("pipe", "pipe_up"), groups.second("pipe", "pipe_down")
         self._messages = StageMessages(ways, self._chunks, ds_engine.device)
         self._forwards: dict[tuple[int, int], _Forward] = {}
@@ -80,12 +82,13 @@ class PipelineExecutor:
         reduce: bool = True,
     ) -> Result:
         """Run a step's micro-batches; `batches` may be empty on ranks that hold neither end of the model."""
-        order = self._schedule.order(self._rank)
+        orders = self._orders
+        order = orders[self._rank]
         last = {(action.kind, action.stage): action for action in order}
         completes = {action for action in last.values() if action.kind == ("W" if self._schedule.split else "B")}
         early = completes - {order[-1]} if self._reduction is not None and reduce else set()
         with training_mode(self._engine.module, True):
-            self._begin([self._schedule.order(rank) if rank in self._neighbours else [] for rank in self._ranks])
+            self._begin(orders)
             for action in order:
                 with record_function(f"{_NAMES[action.kind]}, stage {action.stage}, micro-batch {action.micro}"):
                     if action.kind == "F":
@@ -106,10 +109,10 @@ class PipelineExecutor:
 
     def forward_only(self, loss_fn: LossFn, batches: MicroBatches, keep_outputs: bool = False) -> Result:
         """Run a step's micro-batches forward, in evaluation mode."""
-        schedule = self._schedule
+        orders = self._forward_orders
         with training_mode(self._engine.module, False), torch.no_grad():
-            self._begin([schedule.forward_order(rank) if rank in self._neighbours else [] for rank in self._ranks])
-            for action in schedule.forward_order(self._rank):
+            self._begin(orders)
+            for action in orders[self._rank]:
                 with record_function(f"evaluation, stage {action.stage}, micro-batch {action.micro}"):
                     self._forward(action, loss_fn, batches, keep_outputs)
             self._messages.finish()
@@ -211,14 +214,11 @@ class PipelineExecutor:
 
     # ---- a whole run ----
 
-    @property
-    def _ranks(self) -> range:
-        return range(self._chunks.pipe)
-
-    @property
-    def _neighbours(self) -> set[int]:
-        """Ranks that send to this one."""
-        return {(self._rank + step) % self._chunks.pipe for step in (-1, 1)}
+    def _near(self, order: Callable[[int], list[Action]]) -> Orders:
+        """Return the orders of this rank and of those that send to it; nothing of the others."""
+        pipe = self._chunks.pipe
+        near = {(self._rank + step) % pipe for step in (-1, 0, 1)}
+        return [order(rank) if rank in near else [] for rank in range(pipe)]
 
     def _begin(self, orders: Orders) -> None:
         self._losses, self._outputs = [], []
