@@ -138,10 +138,11 @@ class Stage(PlainModel):
 
     `schedule.num_model_chunks` says how many they are, by default one. The input of each is the first stage's
     micro-batch, or what the stage before gave; a tuple is unpacked, but for an nn.Sequential, whose layers take one
-    argument. `dslpar.start` tells a program its stages before it builds::
+    argument. `dslpar.start` tells a program its stages before it builds:
 
         run = dslpar.start("interleaved.py")
-        model = dslpar.Stage(*[part(stage) for stage in run.stages])
+        first, second = run.stages
+        model = dslpar.Stage(part(first), part(second))
     """
 
     def __init__(self, *modules: nn.Module) -> None:
