@@ -184,7 +184,7 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
         DslparError: there are too few tokens for a step.
     """
     job = part.job or job
-    data, seed = job.spec.data, job.spec.train.seed
+    data = job.spec.data
     if part.images is not None:
         from dslpar.data.images import ImageSamples
 
@@ -216,27 +216,34 @@ def make_samples(job: Job, part: Part, inputs: Sequence[str]) -> Samples:
             hint = "a larger data.eval_fraction, data.eval_path, or no train.eval_interval"
             raise_finding("BAT203", "no conversation is held out", hint, job.path, "data")
         return said
-    from dslpar.data import masked, spans, text, tokens
-
-    found = tokens.vocabulary(job)
-    is_plain = not isinstance(data, MaskedTextData | SpanTextData)
-    if isinstance(data, HuggingFaceData):
-        ids = _ids_of_rows(job, part)
-    else:
-        ids = tokens.read_ids(part.files, found, ends=is_plain)
-    samples: Samples
-    if isinstance(data, MaskedTextData):
-        samples = masked.MaskedSamples(ids, found, data, job.seq_len, seed, tells_next_sentence(job))
-    elif isinstance(data, SpanTextData):
-        samples = spans.SpanSamples(ids, found, data, job.seq_len, seed, _decoder_start(job))
-    else:
-        samples = text.TextSamples(ids, job.seq_len)
+    samples, num_tokens = _text_samples(job, part)
     if part.training:
         check_number(job, samples.num_samples)
     elif samples.num_samples < 1:
         hint = "a larger data.eval_fraction, or no train.eval_interval"
-        raise_finding("BAT203", f"{len(ids)} tokens are held out, too few for a sample", hint, job.path, "data")
+        raise_finding("BAT203", f"{num_tokens} tokens are held out, too few for a sample", hint, job.path, "data")
     return samples
+
+
+def _text_samples(job: Job, part: Part) -> tuple[Samples, int]:
+    """Return the samples of a text, and how many tokens it has."""
+    from dslpar.data import mapped_text, masked, spans, text, tokens
+
+    data, seed, found = job.spec.data, job.spec.train.seed, tokens.vocabulary(job)
+    if isinstance(data, MaskedTextData):
+        ids = tokens.read_ids(part.files, found)
+        return masked.MaskedSamples(ids, found, data, job.seq_len, seed, tells_next_sentence(job)), len(ids)
+    if isinstance(data, SpanTextData):
+        ids = tokens.read_ids(part.files, found)
+        return spans.SpanSamples(ids, found, data, job.seq_len, seed, _decoder_start(job)), len(ids)
+    if isinstance(data, HuggingFaceData):
+        ids = _ids_of_rows(job, part)
+    elif found.tokenizer is not None:
+        ids = tokens.read_ids(part.files, found, ends=True)
+    else:
+        mapped = mapped_text.MappedText(job, part.files)
+        return text.TextSamples(mapped, job.seq_len), len(mapped)
+    return text.TextSamples(ids, job.seq_len), len(ids)
 
 
 def _ids_of_rows(job: Job, part: Part) -> Ids:

@@ -8,23 +8,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dslpar.data.mapped_text import MappedText
 from dslpar.data.tokens import Ids, windows
 
 
 class TextSamples:
     """Samples of a text: the i-th is tokens i * seq_len to (i + 1) * seq_len, and the one after as its last label.
 
-    `ids` [tokens], or bytes, of which each is a token.
+    `ids` [tokens], or bytes, of which each is a token: in memory, or mapped.
     """
 
     all_counted = True
 
-    def __init__(self, ids: Ids | bytearray, seq_len: int) -> None:
+    def __init__(self, ids: Ids | bytearray | MappedText, seq_len: int) -> None:
         self.ids = np.frombuffer(ids, np.uint8) if isinstance(ids, bytearray) else ids
         self.seq_len = seq_len
         self.num_samples = (len(ids) - 1) // seq_len
 
     def batch(self, samples: Sequence[int], numbers: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Return ids and labels, int64 [len(samples), seq_len]; nothing is drawn here by `numbers`."""
-        found = torch.from_numpy(windows(self.ids, np.array(samples) * self.seq_len, self.seq_len + 1))
+        starts, length = np.array(samples) * self.seq_len, self.seq_len + 1
+        text = self.ids
+        ids = text.windows(starts, length) if isinstance(text, MappedText) else windows(text, starts, length)
+        found = torch.from_numpy(ids)
         return found[:, :-1].contiguous(), found[:, 1:].contiguous()

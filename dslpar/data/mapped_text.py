@@ -1,0 +1,61 @@
+"""The bytes of text files, mapped into memory: pages are read as samples need them, and a host's ranks share them.
+
+    text = MappedText(job, corpus.train)         # nothing is opened yet
+    text.windows([0, 512], 513)                  # int64 [2, 513], as of one array of all bytes
+
+Ids alone are mapped, which bytes of files are: where a tokenizer makes them, they are made at the start (tokens.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from dslpar.core.catalog import raise_finding
+from dslpar.data.corpus import FileSlice
+from dslpar.data.tokens import Ids
+from dslpar.layout.resolve import Job
+
+NUM_MAPPED = 64
+"""Files that are mapped at once, those that were read last: each stays open, of which a process may have about 1000."""
+
+
+class MappedText:
+    """All bytes of `slices`, one after the other."""
+
+    def __init__(self, job: Job, slices: Sequence[FileSlice]) -> None:
+        self._job, self._slices = job, [part for part in slices if part.num_bytes]  # an empty file cannot be mapped
+        self._ends = np.cumsum([0, *(part.num_bytes for part in self._slices)])[1:]
+        self._mapped = lru_cache(NUM_MAPPED)(self._map)
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return int(self._ends[-1]) if self._slices else 0
+
+    def windows(self, starts: Sequence[int] | Ids, length: int) -> Ids:
+        """Return `length` bytes from each of `starts` on; int64 [len(starts), length].
+
+        Raises:
+            DslparError: a file is not as long as it was, or is there no more.
+        """
+        found = np.empty((len(starts), length), np.int64)
+        for row, start in zip(found, starts, strict=True):
+            index = int(np.searchsorted(self._ends, start, side="right"))
+            filled = 0
+            while filled < length:  # a window may go on in the files that follow
+                part, end = self._slices[index], int(self._ends[index])
+                piece = self._mapped(index)[start + filled - end + part.num_bytes :][: length - filled]
+                row[filled : filled + len(piece)] = piece
+                filled, index = filled + len(piece), index + 1
+        return found
+
+    def _map(self, index: int) -> Ids:
+        part = self._slices[index]
+        try:
+            # np.asarray: slices of an np.memmap are np.memmaps, each of which costs a microsecond more.
+            return np.asarray(np.memmap(part.path, np.uint8, "r", part.start, (part.num_bytes,)))
+        except (OSError, ValueError) as error:
+            message = f"{part.path!r} is not as it was when the run began: {error}"
+            raise_finding("BAT201", message, "keep a run's text until it ends", self._job.path, "data")
