@@ -165,8 +165,12 @@ class Vectors:
     """The vectors (biases, gains, position tables) of a module and of those within it.
 
     A vector meets this rank's tokens only, so its gradient comes in parts. `share()` returns stand-ins for all of them;
-    their gradients are summed in the backward, by one all-reduce for all that need the same axes.
+    their gradients are summed in the backward, by one all-reduce for all that need the same axes. Who knows when a
+    step's last backward is over may sum them then, once (`defer_sums`).
     """
+
+    deferred = False
+    """Whether gradients stay in parts, and somebody else sums them."""
 
     def __init__(self, module: nn.Module, groups: Groups) -> None:
         self.module, self.groups = module, groups
@@ -185,6 +189,8 @@ class Vectors:
     def share(self) -> Shared:
         """Return {parameter: its stand-in}, without those whose gradients are whole already, or not needed."""
         shared: dict[nn.Parameter, torch.Tensor] = {}
+        if self.deferred:
+            return shared
         for letters, vectors in self.find().items():
             # By attribute each time: that is how ZeRO 3 learns that a parameter is needed outside its own module.
             parameters = [cast("nn.Parameter", getattr(owner, name)) for owner, name in vectors]
@@ -192,6 +198,23 @@ class Vectors:
             stand_ins = collectives.copy_to_group_coalesced(parameters, self.groups.axis(*letters))
             shared.update(zip(parameters, stand_ins, strict=True))
         return shared
+
+
+def defer_sums(module: nn.Module) -> None:
+    """Leave the gradients of all vectors in `module` in parts: the caller sums those of `deferred_vectors`, once."""
+    for part in module.modules():
+        if isinstance(vectors := getattr(part, "vectors", None), Vectors):
+            vectors.deferred = True
+
+
+def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
+    """Return the vectors whose gradients stay in parts, by the axes that these must be summed over."""
+    found: dict[Letters, list[nn.Parameter]] = {}
+    for letters, vectors in _vectors_by_reduction(module).items():
+        deferred = [owner._parameters[name] for owner, name in vectors if owner.vectors.deferred]  # type: ignore[union-attr]
+        if deferred:
+            found[letters] = list(dict.fromkeys(deferred))  # type: ignore[arg-type]  # tied ones once
+    return found
 
 
 def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:

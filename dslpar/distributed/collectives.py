@@ -193,6 +193,26 @@ def start_all_reduce_(x: Tensor, axis: Axis, op: str = "sum") -> Pending:
     return Pending(x, [dist.all_reduce(x, getattr(dist.ReduceOp, op.upper()), group=axis.group, async_op=True)])
 
 
+def start_all_reduce_coalesced_(
+    tensors: Sequence[Tensor], axis: Axis, dtype: torch.dtype | None = None, scale: float = 1.0
+) -> Callable[[], None]:
+    """Start to sum many tensors of one dtype over `axis`, in place, by one all-reduce in `dtype`.
+
+    The result waits for it, and multiplies by `scale`.
+    """
+    flat = torch.cat([each.detach().flatten() for each in tensors])
+    pending = start_all_reduce_(flat if dtype is None else flat.to(dtype), axis)
+
+    def finish() -> None:
+        summed = pending.wait()
+        summed = summed if scale == 1.0 else summed.mul_(scale)
+        parts = torch.split(summed, [each.numel() for each in tensors])
+        for each, part in zip(tensors, parts, strict=True):
+            each.detach().copy_(part.view_as(each))
+
+    return finish
+
+
 def start_reduce_(x: Tensor, axis: Axis, root: int) -> Pending:
     """Start summing up a temporary on the axis's `root`-th rank, into `x` itself; elsewhere `x` is then void."""
     if axis.size == 1:

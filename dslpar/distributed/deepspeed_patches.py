@@ -31,6 +31,8 @@ M    function                        symptom                                    
                                      computed
 17   `reduce_by_stages`              without ZeRO too, gradients of all of a rank's     engine/test_schedules.py
                                      stages are reduced after the last backward
+18   `call_before_reduction`         a layer can sum its vectors' gradients over        engine/test_vector_reduction.py
+                                     tensor ranks in each backward alone
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -41,7 +43,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -343,16 +345,18 @@ def _mask_nonfinite_(input: Tensor, device: object = None, val: float = -1.0) ->
     input.masked_fill_(~torch.isfinite(input), val)
 
 
-def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis) -> None:
+def overlap_reduction(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> None:
     """M14. Have ZeRO 1 and 2 reduce each bucket of gradients while the backward computes the next ones.
 
     DeepSpeed waits for each reduction, and ZeRO 1 begins the first one when the last backward is over. Its own
     `overlap_comm` does so in a pipeline too, and else synchronizes the device for each data rank's part of a bucket
     (stage_1_and_2.py, `allreduce_and_copy`). Call this where `layout.deepspeed_config.overlaps_reduction` says so.
+    `late`: ids of parameters whose gradients are not complete when the last backward is over; tied weights' never are.
     """
     zero = ds_engine.optimizer
     tied: list[tuple[Any, Any]] = getattr(ds_engine.module, "get_tied_weights_and_groups", list)()
-    reduction = GradientReduction(zero, replace(data_axis, group=zero.dp_process_group), [id(p) for p, _ in tied])
+    not_complete = {id(p) for p, _ in tied} | set(late)
+    reduction = GradientReduction(zero, replace(data_axis, group=zero.dp_process_group), not_complete)
     zero.overlap_comm = False  # in place of its own
     # Gradients of fp32 models too are summed up in one flat tensor, which is what the step takes.
     zero._use_compact_grad_partition_buffer = lambda group: True
@@ -420,17 +424,18 @@ def overlap_param_gather(ds_engine: DeepSpeedEngine, data_axis: Axis, layers: Se
     module.parameter_gather = gather
 
 
-def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis) -> StageReduction | None:
+def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis, late: Collection[int] = ()) -> StageReduction | None:
     """M17. Return what reduces a stage's gradients while a rank's other stages go on, without ZeRO; None: nothing can.
 
     DeepSpeed then leaves out what was begun, and its reduction ends with a wait for it. Nothing can in bf16, whose
     gradients DeepSpeed keeps in one flat fp32 tensor over all stages, nor where it scales gradients before it sums.
+    `late` as in `overlap_reduction`.
     """
     scales = not ds_engine.postscale_gradients() or ds_engine.gradient_predivide_factor() != 1.0
     if ds_engine.zero_optimization() or ds_engine.using_bf16_optimizer or scales or data_axis.size == 1:
         return None
-    late = [id(p) for p, _ in ds_engine.module.get_tied_weights_and_groups()]
-    reduction = StageReduction(ds_engine, data_axis, late)
+    tied = {id(p) for p, _ in ds_engine.module.get_tied_weights_and_groups()}
+    reduction = StageReduction(ds_engine, data_axis, tied | set(late))
     reduce_all = ds_engine.buffered_allreduce_fallback
 
     def reduce_rest(grads: object = None, elements_per_buffer: int = 500_000_000) -> None:
@@ -446,6 +451,16 @@ def reduce_by_stages(ds_engine: DeepSpeedEngine, data_axis: Axis) -> StageReduct
 
     ds_engine.buffered_allreduce_fallback = reduce_rest
     return reduction
+
+
+def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None]) -> None:
+    """M18. Call `first` once a step, between its last backward and the reduction of whole gradients over replicas.
+
+    At ZeRO 0 and 1, and after `overlap_reduction`. DeepSpeed has no such place: only hooks of single gradients.
+    """
+    zero = ds_engine.zero_optimization()
+    owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")
+    setattr(owner, name, _after(first, getattr(owner, name)))
 
 
 @contextmanager

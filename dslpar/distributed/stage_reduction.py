@@ -11,14 +11,14 @@ Megatron-LM's interleaved schedule overlaps its data-parallel reductions in the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dslpar.distributed import collectives
-from dslpar.distributed.collectives import Axis, Pending
+from dslpar.distributed.collectives import Axis
 
 
 class StageReduction:
@@ -29,7 +29,8 @@ class StageReduction:
 
     def __init__(self, ds_engine: Any, axis: Axis, late: Collection[int]) -> None:
         self._engine, self._axis, self._late = ds_engine, axis, frozenset(late)
-        self._in_flight: list[tuple[Pending, list[Tensor]]] = []
+        self._in_flight: list[Callable[[], None]] = []
+        """What waits for each reduction that was begun."""
         self.begun: set[int] = set()
         """Ids of parameters whose reduction was begun."""
 
@@ -43,15 +44,11 @@ class StageReduction:
                 by_dtype.setdefault(p.grad.dtype, []).append(p.grad)
                 self.begun.add(id(p))
         for gradients in by_dtype.values():
-            flat = torch.cat([each.flatten() for each in gradients]).to(self._engine.communication_data_type)
-            self._in_flight.append((collectives.start_all_reduce_(flat, self._axis), gradients))
+            dtype, mean = self._engine.communication_data_type, 1.0 / self._axis.size
+            self._in_flight.append(collectives.start_all_reduce_coalesced_(gradients, self._axis, dtype, mean))
 
     def finish(self) -> None:
         """Wait for all reductions, and put the averages where the gradients were."""
-        for pending, gradients in self._in_flight:
-            flat = pending.wait().mul_(1.0 / self._axis.size)
-            begin = 0
-            for gradient in gradients:
-                gradient.copy_(flat.narrow(0, begin, gradient.numel()).view_as(gradient))
-                begin += gradient.numel()
+        for finish in self._in_flight:
+            finish()
         self._in_flight, self.begun = [], set()

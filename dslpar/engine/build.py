@@ -24,6 +24,7 @@ from dslpar.engine.host_reads import HostReads
 from dslpar.engine.model import model_from_job
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
+from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
 from dslpar.layers.parameter import external_parameters
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
@@ -82,8 +83,11 @@ def build_engine(
     # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
     deepspeed_patches.accumulate_without_copies(ds_engine)
+    late = defer_vectors(module, groups, job.spec)
     if overlaps_reduction(job.spec):
-        deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"))
+        deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"), late)
+    if late:
+        deepspeed_patches.call_before_reduction(ds_engine, VectorReduction(ds_engine, groups).reduce)
     if overlaps_param_gather(job.spec) and groups.axis("data").size > 1:
         in_order = dict.fromkeys(layer for _, layer in module.built_layers())  # a tied one runs twice
         deepspeed_patches.overlap_param_gather(ds_engine, groups.axis("data"), list(in_order))

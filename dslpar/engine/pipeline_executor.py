@@ -33,7 +33,9 @@ from torch.profiler import record_function
 from dslpar.distributed import collectives, deepspeed_patches
 from dslpar.distributed.groups import Groups
 from dslpar.distributed.point_to_point import StageMessages
+from dslpar.distributed.stage_reduction import StageReduction
 from dslpar.engine.executor import LossFn, MicroBatches, Result, Seed, detach, reduce_gradients, training_mode
+from dslpar.engine.vector_reduction import deferred_ids
 from dslpar.layers.linear import Linear
 from dslpar.layers.weight_gradients import WeightGradients, splitting
 from dslpar.layout.schedule import Action, Orders, Schedule, consumer
@@ -65,8 +67,10 @@ class PipelineExecutor:
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._weights: dict[tuple[int, int], WeightGradients] = {}
         """What each B has put aside, from the oldest on."""
-        several = self._chunks.num > 1
-        self._reduction = deepspeed_patches.reduce_by_stages(ds_engine, groups.axis("data")) if several else None
+        self._reduction: StageReduction | None = None
+        if self._chunks.num > 1:
+            late = deferred_ids(ds_engine.module)
+            self._reduction = deepspeed_patches.reduce_by_stages(ds_engine, groups.axis("data"), late)
         self._losses: list[Tensor] = []
         self._outputs: list[Any] = []
         # DeepSpeed asks them as it runs a micro-batch: of the stage that runs, where a rank holds several.

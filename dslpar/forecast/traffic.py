@@ -17,7 +17,8 @@ sums dW over d. With f(n) = (n-1)/n, and all panels kept, an inward linear sends
     f(y) MK/(xz) + f(q) KN/(yz) + f(z) MN/(xy)      and once    2 f(d) KN/(qyz)
 
 and an outward one the same with y and z exchanged in the terms of X and Y. What `keep` does not keep is gathered once
-more. In 1d that is Megatron-LM's four all-reduces a block (arXiv 1909.08053).
+more. In 1d that is Megatron-LM's four all-reduces a block (arXiv 1909.08053). All is of a micro-batch; gradients of
+vectors, which count here too, `dslpar.engine.vector_reduction` sums once a step where it can.
 """
 
 from __future__ import annotations

@@ -126,6 +126,11 @@ def overlaps_reduction(spec: sections.Spec) -> bool:
     return spec.zero.stage in (1, 2) and not (off or all_reduces or offloads(spec, "optimizer"))
 
 
+def keeps_gradients(spec: sections.Spec) -> bool:
+    """Whether each rank keeps its whole gradient until a step's last backward is over, and replicas reduce it then."""
+    return spec.zero.stage == 0 or (spec.zero.stage == 1 and overlaps_reduction(spec))
+
+
 def overlaps_param_gather(spec: sections.Spec) -> bool:
     """Whether dslpar gathers weights under the next forward; else DeepSpeed does, before its step returns."""
     return spec.zero.overlap_param_gather and spec.zero.stage in (1, 2)
