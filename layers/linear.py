@@ -35,7 +35,7 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
+from dslpar.layers import gradient_sums, lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
@@ -108,10 +108,11 @@ def sharded_matmul(
     adapter's A and B.
     """
     leaf = weight_gradients.leaf_of(weight)
-    if sharding.is_local and not adapters and leaf is None:
+    summed = weight if leaf is None and gradient_sums.adds_in_product(weight) else None
+    if sharding.is_local and not adapters and leaf is None and summed is None:
         return functional.linear(x, weight, bias)
     weight = weight if leaf is None else leaf.stand_in()
-    y = _ShardedMatmul.apply(x, weight, bias, sharding, leaf, adapters, *matrices)  # type: ignore[no-untyped-call]
+    y = _ShardedMatmul.apply(x, weight, bias, sharding, leaf, summed, adapters, *matrices)  # type: ignore[no-untyped-call]
     return cast("Tensor", y)
 
 
@@ -124,6 +125,7 @@ class _ShardedMatmul(torch.autograd.Function):
         bias: Tensor | None,
         sharding: MatmulSharding,
         leaf: Leaf | None,
+        summed: Tensor | None,
         adapters: Sequence[lora.Applied],
         *matrices: Tensor,
     ) -> Tensor:
@@ -147,7 +149,7 @@ class _ShardedMatmul(torch.autograd.Function):
             (w_panel if sharding.keeps_w else weight) if needs_x else None,
             *matrices,
         )
-        ctx.sharding, ctx.leaf, ctx.adapters = sharding, leaf, adapters
+        ctx.sharding, ctx.leaf, ctx.summed, ctx.adapters = sharding, leaf, summed, adapters
         return y
 
     @staticmethod
@@ -182,7 +184,7 @@ class _ShardedMatmul(torch.autograd.Function):
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
         if needs_w and ctx.leaf is None:
-            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding)
+            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding, gradient_sums.sum_of(ctx.summed))
         elif needs_w and split is not None:
             # Detached: the queue must not keep the graph that X comes from.
             split.put(ctx.leaf.weight, partial(_start_weight_gradient, x.detach(), y_grad, sharding))
@@ -192,20 +194,26 @@ class _ShardedMatmul(torch.autograd.Function):
             older()
         if needs_b:
             b_grad = memory_order.tokens(grads[0]).sum(0)
-        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, *adapter_grads
+        return x_grad and x_grad.wait(), w_grad, b_grad, None, None, None, None, *adapter_grads
 
 
 def _start_weight_gradient(x: Tensor, y_grad: Tensor, sharding: MatmulSharding) -> Callable[[], Tensor]:
     """Start to gather X, where it is not kept; the result computes dW."""
     gathering = sharding.start_gather_x(x)
-    return lambda: _weight_gradient(y_grad, gathering.wait(), sharding)
+    return lambda: cast("Tensor", _weight_gradient(y_grad, gathering.wait(), sharding, None))
 
 
-def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding) -> Tensor:
-    """Return dW as it is stored: of panels [M/.., N/..] and [M/.., K/..], reduced over q and d."""
-    w_panel_grad = memory_order.weight_gradient(y_grad, x)
+def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total: Tensor | None) -> Tensor | None:
+    """Return dW as it is stored: of panels [M/.., N/..] and [M/.., K/..], reduced over q and d.
+
+    None: it was added to `total`, by its product; where it has to be reduced first, it is not.
+    """
+    a, b = memory_order.weight_factors(y_grad, x)
+    if total is not None and sharding.w.axis.size == sharding.depth.size == 1:
+        gradient_sums.add_product_(total, a, b)
+        return None
     # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
-    return collectives.start_all_reduce_(sharding.w.reduce(w_panel_grad), sharding.depth).wait()
+    return collectives.start_all_reduce_(sharding.w.reduce(a @ b), sharding.depth).wait()
 
 
 class Linear(Layer):

@@ -36,8 +36,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-def weight_gradient(y_grad: Tensor, x: Tensor) -> Tensor:
-    """Return dY^T X, summed over tokens: [..., N] and [..., K] to [N, K]."""
+def weight_factors(y_grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of dW = dY^T X over all tokens: [..., N] and [..., K] as [N, tokens] and [tokens, K]."""
     if is_sequence_first(y_grad) and is_sequence_first(x):
         y_grad, x = y_grad.transpose(0, 1), x.transpose(0, 1)
-    return y_grad.flatten(0, -2).t() @ x.flatten(0, -2)
+    return y_grad.flatten(0, -2).t(), x.flatten(0, -2)

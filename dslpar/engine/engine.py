@@ -36,6 +36,7 @@ from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layers.dropout import seed_generators
+from dslpar.layers.gradient_sums import adding_in_products
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
@@ -275,7 +276,8 @@ class Engine:
         self._refuse_pipeline("engine(inputs)")
         if self.deepspeed.module.training:
             self._seed_micro_batch(self.deepspeed.micro_steps % self.job.batch.accumulation)
-        return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
+        with adding_in_products():
+            return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
     def criterion(self, output: Any, label: Any) -> Tensor:
         """Return the loss of one micro-batch: the mean over it."""
@@ -292,7 +294,7 @@ class Engine:
         self._check_order("backward", step_pending=False)
         # DeepSpeed reduces at a step's last micro-batch alone: before it there is nothing to keep back.
         self._unreduced = self._in_no_sync and bool(self.deepspeed.is_gradient_accumulation_boundary())
-        with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext():
+        with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext(), adding_in_products():
             self.deepspeed.backward(loss)
         self._step_pending = True
 

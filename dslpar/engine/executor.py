@@ -18,6 +18,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
+from dslpar.layers.gradient_sums import adding_in_products
+
 MicroBatches = Sequence[tuple[Any, Any]]
 """(inputs, labels) of each micro-batch, on the device; tensors or tuples of them."""
 LossFn = Callable[[Any, Any], Tensor]
@@ -53,7 +55,7 @@ def forward_backward(
             if index:
                 ds_engine.step()  # between micro-batches it only counts them: the accumulation's boundary is the last
             seed(index)
-            with nullcontext() if reduce else without_reduction(ds_engine):
+            with nullcontext() if reduce else without_reduction(ds_engine), adding_in_products():
                 output = ds_engine(inputs)
                 loss = loss_fn(output, labels)
                 ds_engine.backward(loss)

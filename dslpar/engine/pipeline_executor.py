@@ -36,6 +36,7 @@ from dslpar.distributed.point_to_point import StageMessages
 from dslpar.distributed.stage_reduction import StageReduction
 from dslpar.engine.executor import LossFn, MicroBatches, Result, Seed, detach, reduce_gradients, training_mode
 from dslpar.engine.vector_reduction import deferred_ids
+from dslpar.layers.gradient_sums import adding_in_products
 from dslpar.layers.linear import Linear
 from dslpar.layers.weight_gradients import WeightGradients, splitting
 from dslpar.layout.schedule import Action, Orders, Schedule, consumer
@@ -133,7 +134,7 @@ class PipelineExecutor:
         else:
             inputs = [_requiring_grad(value) for value in self._messages.receive(action)]
             x = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        with self._at(stage), splitting() if self._schedule.split else nullcontext():
+        with self._at(stage), splitting() if self._schedule.split else nullcontext(), adding_in_products():
             # A copy, as in DeepSpeed: a layer may work in place, and must not on a leaf, nor on the caller's tensor.
             output = DeepSpeedEngine.forward(self._engine, _clone(x))
         if stage == self._chunks.last:
@@ -152,7 +153,7 @@ class PipelineExecutor:
         """Run a backward; where it is split, of inputs alone. `completes`: gradients are whole after it."""
         _, stage, micro = action
         inputs, outputs = self._forwards.pop((stage, micro))
-        with self._at(stage), self._boundary(completes), self._weights_aside(stage, micro):
+        with self._at(stage), self._boundary(completes), self._weights_aside(stage, micro), adding_in_products():
             if stage == self._chunks.last:
                 DeepSpeedEngine.backward(self._engine, outputs[0])
             else:

@@ -1,0 +1,66 @@
+"""Weight gradients that are added up by the product which makes them, in a tensor wider than the weight.
+
+    with adding_in_products():             # an engine's, around each micro-batch
+        linear(x).backward(y_grad)         # weight.grad_accum += dY^T X: one kernel, and no rounding to bf16
+
+In half precision an engine adds up micro-batches in fp32, in DeepSpeed's `weight.grad_accum`. Apart from the product,
+that is a gradient in bf16 written, read again, and added: 12 bytes a parameter; within it 8, the sum's own. Megatron-LM
+has kernels of its own for it (`gradient_accumulation_fusion`, `main_grad`); torch has products with a wider output for
+CUDA (`addmm` with `out_dtype`, from 2.8 on), and on a CPU none: there, gradients go as ever.
+
+The graph keeps its edge to the weight, without a gradient: hooks of its accumulation run, and find the sum made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_adding = False
+"""Of the module, as in weight_gradients: autograd's threads on an accelerator see no variable of a context."""
+
+
+@contextmanager
+def adding_in_products() -> Iterator[None]:
+    """Let products add to `grad_accum`: around forwards and backwards that do no more with gradients than sum them up.
+
+    Elsewhere, as in torch.autograd.grad, a gradient is asked for by itself.
+    """
+    global _adding
+    before, _adding = _adding, True
+    try:
+        yield
+    finally:
+        _adding = before
+
+
+def adds_in_product(weight: Tensor) -> bool:
+    """Return whether a linear's backward may add this weight's gradient to its sum, once there is one.
+
+    Not where a program's own hook asks for the gradient, nor in a graph that torch compiles.
+    """
+    is_summed = _adding and weight.requires_grad and weight.is_leaf and hasattr(weight, "grad_accum")
+    return is_summed and not weight._backward_hooks and not torch.compiler.is_compiling() and has_wide_products(weight)
+
+
+def has_wide_products(weight: Tensor) -> bool:
+    """Return whether this device has products of the weight's dtype with an fp32 output."""
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and _ADDMM is not None
+
+
+def sum_of(weight: Tensor | None) -> Tensor | None:
+    """Return what a gradient is to be added to; None: there is nothing, and it is the backward's result."""
+    total: Tensor | None = getattr(weight, "grad_accum", None) if _adding else None
+    return total if total is not None and total.dtype is torch.float32 else None
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Compute total += a b, in fp32, of [N, M] and [M, K] in half precision."""
+    assert _ADDMM is not None
+    _ADDMM(total, a, b, out_dtype=total.dtype, out=total)
+
+
+_ADDMM = getattr(torch.ops.aten.addmm, "dtype_out", None)
