@@ -146,7 +146,8 @@ class _Supervised:
         while [launcher for launcher in self.launchers if launcher.poll() is None]:
             if self._poll_ranks() or any(launcher.returncode for launcher in self.launchers):
                 # Ranks on other hosts are there as far as their guards tell.
-                patience_s = _PATIENCE_S if self.receiver is None or self.receiver.connected else _LAUNCHER_S
+                guarded = self.receiver is None or self.receiver.connected
+                patience_s = _PATIENCE_S + self._held_back_s() if guarded else _LAUNCHER_S
                 deadline = min(deadline, time.monotonic() + patience_s)
             while num_handled < len(self.received):
                 deadline = min(deadline, time.monotonic() + self._handle_signal(num_handled))
@@ -164,6 +165,10 @@ class _Supervised:
         else:
             time.sleep(_POLL_S)
         return self.watch.poll()
+
+    def _held_back_s(self) -> float:
+        """For how long guards may still wait for a better cause than an abort; nobody waits after a signal."""
+        return 0.0 if self.received else self.watch.held_back_s()
 
     def _handle_signal(self, index: int) -> float:
         """Handle one of the signals that came; return the seconds that all have to end."""
@@ -208,7 +213,7 @@ class _Supervised:
 
     def _end_all(self) -> None:
         """End, at last by SIGKILL, whatever the launchers left, here and on other hosts."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_S + self._held_back_s()
         _send(_living(), signal.SIGTERM)
         while left := _living():
             self._poll_ranks()
@@ -216,7 +221,7 @@ class _Supervised:
                 _send(left, signal.SIGKILL)
         if (receiver := self.receiver) is None:
             return
-        deadline = time.monotonic() + _REMOTE_PATIENCE_S
+        deadline = time.monotonic() + _REMOTE_PATIENCE_S + self._held_back_s()
         self._poll_ranks()
         while receiver.connected and time.monotonic() < deadline:
             self._poll_ranks()
@@ -230,9 +235,8 @@ class _Supervised:
         """Return what to print, and the exit status."""
         code = next((launcher.returncode for launcher in self.launchers if launcher.returncode), 0)
         number, when = signal_of(code), _last_step(Path(self.job.output_dir), self.start_s)
-        stopped, failure = self.watch.stopped(), self.watch.first_failure(number)
-        if failure is not None and self.received and failure.time_s >= self.received[0].time_s:
-            failure = None  # a consequence of the signal
+        before_s = self.received[0].time_s if self.received else float("inf")
+        stopped, failure = self.watch.stopped(), self.watch.first_failure(number, before_s)
         if stopped is not None and failure is None:
             return self._describe_stop(stopped), stopped.status
         if failure is not None:

@@ -3,6 +3,9 @@
 watch = JobWatch(folder)                # the folder that DSLPAR_REPORTS names, or that a Receiver fills
 watch.poll()                            # often, while the launcher runs: whether a rank has failed
 failure = watch.first_failure(None)     # at the end: the first, or None
+
+An abort is weak evidence, since NCCL's watchdog ends ranks so that have lost a peer: any other cause goes first, and
+`poll` tells of an abort alone when guards have had the time to find a better one.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from textwrap import indent
 from typing import NamedTuple
 
 from dslpar.core.visible import visible, visible_lines
-from dslpar.watchdog import marks
+from dslpar.watchdog import marks, verdicts
 from dslpar.watchdog.marks import Mark, Rank, Report, Stopped, Verdict
+from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import stat
 from dslpar.watchdog.rank_process import STOPS
 from dslpar.watchdog.status_page import StatusPage, join_location
-from dslpar.watchdog.verdicts import FATAL
 
 
 class Failure(NamedTuple):
@@ -39,6 +42,8 @@ class Failure(NamedTuple):
     """That ended it, if it is known."""
     at: str = ""
     """Its stage and step, as far as they are known."""
+    weak: bool = False
+    """Whether it may be the consequence of something else: of an abort, or of what followed one."""
 
     def describe(self, when: str) -> str:
         """Say who, where in the run and how; then the traceback, if there is one. `when`: as far as the job has come,
@@ -49,6 +54,16 @@ class Failure(NamedTuple):
         # Indented, so that no line of an exception's text can pass for one of dslpar's.
         trace = indent(visible_lines(self.trace.rstrip()), "  ")
         return visible(f"{who}{note}") + (f":\n{trace}\n" if trace else "\n")
+
+
+class _End(NamedTuple):
+    """How a process was seen to have ended."""
+
+    time_s: float
+    status: int | None
+    """Its wait status, where that was still to be had."""
+    after_abort: bool
+    """Whether an abort was known before, for which launchers kill the other ranks."""
 
 
 class JobWatch:
@@ -65,17 +80,29 @@ class JobWatch:
         """By file name."""
         self._passed_over: set[str] = set()
         """Files that are no marks."""
-        self._gone: dict[int, tuple[float, int | None]] = {}
-        """By rank: when it was seen to be gone, and its wait status where that was still to be had."""
+        self._gone: dict[int, _End] = {}
+        """By rank."""
+        self._weak_since_s = 0.0
+        """When the first weak failure was seen, by the clock of this host; 0: there was none."""
 
     def poll(self) -> bool:
-        """Note which processes are gone; whether a rank has failed, other than by losing a peer."""
+        """Note which processes are gone; whether a rank has failed, other than by losing a peer. A weak failure is one
+        only when it was held back for long enough.
+        """
         for who in self.started() if self.local else ():
             if who.rank not in self._gone and (status := _wait_status(who.pid)) is not None:
-                self._gone[who.rank] = (time.time(), status if status >= 0 else None)
+                self._gone[who.rank] = _End(time.time(), status if status >= 0 else None, bool(self._weak_since_s))
         self._read_marks()
         marked = any(name.endswith((".error", ".verdict")) for name in self._marks)
-        return (marked or bool(self._gone)) and bool(self._causes(None))
+        causes = self._causes(None) if marked or self._gone else []
+        if not self._weak_since_s and any(failure.weak for failure in causes):
+            self._weak_since_s = time.monotonic()
+        return any(not failure.weak or not self.held_back_s() for failure in causes)
+
+    def held_back_s(self) -> float:
+        """Return for how long a weak failure that was seen is still held back; 0 where there is none."""
+        since_s = time.monotonic() - self._weak_since_s
+        return max(0.0, HELD_BACK_S - since_s) if self._weak_since_s else 0.0
 
     def started(self) -> list[Rank]:
         """Return the ranks that have left a mark at their start."""
@@ -93,14 +120,21 @@ class JobWatch:
         ends = [mark for mark in self._marks.values() if isinstance(mark, Stopped)]
         return max(ends, key=lambda end: (end.saved != "", not end.overdue, end.step), default=None)
 
-    def first_failure(self, launcher_signal: int | None) -> Failure | None:
-        """Return the first failure, None if no rank failed. Consequences count where there are no causes.
+    def first_failure(self, launcher_signal: int | None, before_s: float = float("inf")) -> Failure | None:
+        """Return the first failure, None if no rank failed. Weak ones count where there are no others, and consequences
+        where there are no causes.
 
         `launcher_signal`: the signal in the launcher's own exit status, for a rank whose own status is not known.
+        `before_s`: the time of a signal to end, since the epoch: what fails later is a consequence of that.
         """
         self._read_marks()
         failures = self._causes(launcher_signal) or self._consequences()
-        return min(failures, key=lambda failure: failure.time_s, default=None)
+        failures = [failure for failure in failures if failure.time_s < before_s]
+        first = min(failures, key=lambda failure: (failure.weak, failure.time_s), default=None)
+        if first is None or not first.weak:
+            return first
+        held_s = time.monotonic() - self._weak_since_s if self._weak_since_s else 0.0
+        return first._replace(note=verdicts.held_note(held_s))
 
     def _read_marks(self) -> None:
         """Read what is new. One listing, since a job may have 1,000 ranks."""
@@ -123,9 +157,9 @@ class JobWatch:
                 _write(f"{self.folder / name} is no mark of a rank, and is passed over")
 
     def _causes(self, launcher_signal: int | None) -> list[Failure]:
-        verdicts = [mark for mark in self._marks.values() if isinstance(mark, Verdict)]
-        judged = {verdict.who.rank for verdict in verdicts}
-        failures = [Failure(v.who, v.time_s, v.how, "", v.text, v.signal, v.at) for v in verdicts]
+        found = [mark for mark in self._marks.values() if isinstance(mark, Verdict)]
+        judged = {verdict.who.rank for verdict in found}
+        failures = [Failure(v.who, v.time_s, v.how, "", v.text, v.signal, v.at, v.weak) for v in found]
         ranks = [mark for mark in self._marks.values() if isinstance(mark, Rank)]
         others = [who for who in ranks if who.rank not in judged or self._report(who)]
         return failures + [failure for who in others for failure in self._cause_of(who, launcher_signal)]
@@ -136,14 +170,19 @@ class JobWatch:
             if report.kind == "cause":
                 yield Failure(who, report.time_s, "failed first", trace=report.text, at=report.at)
         elif who.rank in self._gone:
-            time_s, status = self._gone[who.rank]
+            time_s, status, after_abort = self._gone[who.rank]
             page = self.folder / f"{who.rank}.board"
             at = StatusPage(page).progress().describe() if page.exists() else ""
             left = {f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys()
-            if FATAL in stack:
+            weak = who.world_size > 1 and not left
+            if weak and verdicts.is_abort(status, stack):
+                number = 0 if status is None else signal.SIGABRT
+                yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, number, at, weak)
+            elif verdicts.FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
             elif not stack and not left and status not in STOPS:  # by those somebody has ended it
-                yield _silent_failure(Failure(who, time_s, "ended", at=at), status, launcher_signal)
+                weak = weak and after_abort and verdicts.is_kill(status)
+                yield _silent_failure(Failure(who, time_s, "ended", at=at, weak=weak), status, launcher_signal)
 
     def _consequences(self) -> list[Failure]:
         reports = [mark for mark in self._marks.values() if isinstance(mark, Report) and mark.kind == "consequence"]

@@ -7,6 +7,8 @@ ask for the rank's stacks while it hangs in C, tell that it was killed and by wh
 Rank 0's guard is the hub of the job: the others connect to it once the ranks have met, and beat once a second.
 
     a rank failed, or is gone       its guard tells the hub, the hub all others: each ends its rank at once
+    a rank has aborted              NCCL's watchdog does so to a rank that has lost a peer, and the cause is elsewhere:
+                                    its guard ends the job HELD_BACK_S later, unless a better cause is told before
     a host is gone                  the hub has heard nothing from there for SILENCE_S; over there, they of the hub;
                                     launchers that wait for it are ended too (orphans.py)
     no step within the time-out     the hub asks all guards for the stacks of their ranks, and says who holds them up
@@ -15,21 +17,24 @@ Rank 0's guard is the hub of the job: the others connect to it once the ranks ha
 It is a state machine: what an event does depends on what is known of the job. Beside the states, two clocks run against
 the rank alone (rank_process.py). This table is TRANSITIONS below: the action, and the next state where it is another.
 
-    event             WATCHING                      COLLECTING            ENDING                GONE
-    JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING     -                     -
-    JOB_ENDS          end_rank -> ENDING            end_rank -> ENDING    end_rank              -
-    RANK_GONE         report_death -> GONE          report_death -> GONE  report_death -> GONE  -
-    HOST_SILENT       end_job -> ENDING             end_job -> ENDING     -                     -
-    HUB_UNREACHABLE   warn                          warn                  -                     -
-    RANK_STUCK        report_stuck                  -                     -                     -
-    STACKS_WANTED     collect_stacks -> COLLECTING  -                     -                     -
-    STACKS_COLLECTED  -                             blame -> ENDING       -                     -
-    SHOW_STACKS       show_stacks                   show_stacks           show_stacks           -
-    SIGTERM_RECEIVED  start_grace                   start_grace           start_grace           -
-    GRACE_OVER        end_overdue                   end_overdue           end_overdue           -
-    KILL_DUE          kill_rank                     kill_rank             kill_rank             -
-    STOP_ORDERED      signal_rank                   signal_rank           signal_rank           -
-    LAUNCH_LOST       end_orphan                    end_orphan            end_orphan            -
+    event             WATCHING                      COLLECTING              HOLDING           ENDING                GONE
+    JOB_FAILED        pass_on -> ENDING             pass_on -> ENDING       pass_on -> GONE   -                     -
+    JOB_ENDS          end_rank -> ENDING            end_rank -> ENDING      end_rank -> GONE  end_rank              -
+    RANK_GONE         report_death -> GONE          report_death -> GONE    -                 report_death -> GONE  -
+    RANK_ABORTED      hold_back -> HOLDING          hold_back -> HOLDING    -                 -                     -
+    PEER_ABORTED      note_abort                    note_abort -> WATCHING  -                 -                     -
+    HOLD_OVER         -                             -                       end_held -> GONE  -                     -
+    HOST_SILENT       end_job -> ENDING             end_job -> ENDING       end_job -> GONE   -                     -
+    HUB_UNREACHABLE   warn                          warn                    -                 -                     -
+    RANK_STUCK        report_stuck                  -                       -                 -                     -
+    STACKS_WANTED     collect_stacks -> COLLECTING  -                       -                 -                     -
+    STACKS_COLLECTED  -                             blame -> ENDING         -                 -                     -
+    SHOW_STACKS       show_stacks                   show_stacks             -                 show_stacks           -
+    SIGTERM_RECEIVED  start_grace                   start_grace             -                 start_grace           -
+    GRACE_OVER        end_overdue                   end_overdue             -                 end_overdue           -
+    KILL_DUE          kill_rank                     kill_rank               -                 kill_rank             -
+    STOP_ORDERED      signal_rank                   signal_rank             -                 signal_rank           -
+    LAUNCH_LOST       end_orphan                    end_orphan              -                 end_orphan            -
 
 A guard that was itself held up (a machine that swaps, a virtual one that moves) takes that time off before it accuses
 anybody. That hang detection belongs in a process of its own is how NVIDIA's resiliency extension has it; stacks of all
@@ -52,9 +57,9 @@ from typing import NamedTuple
 from dslpar.core.visible import visible_lines
 from dslpar.watchdog import marks, messages, orphans, protocol, verdicts
 from dslpar.watchdog.hang_analysis import RankStacks, find_blocking_rank, format_stacks
-from dslpar.watchdog.marks import Rank, Report, Stopped
+from dslpar.watchdog.marks import Rank, Report, Stopped, Verdict
 from dslpar.watchdog.messages import Message
-from dslpar.watchdog.peers import BEAT_S, SILENCE_S, Hub, HubLink, LaunchLink
+from dslpar.watchdog.peers import BEAT_S, HELD_BACK_S, SILENCE_S, Hub, HubLink, LaunchLink
 from dslpar.watchdog.protocol import Connection, Poller
 from dslpar.watchdog.rank_process import STOPS, RankProcess, Settings
 from dslpar.watchdog.status_page import TOO_LATE, Ending, Progress, join_location, rank_name
@@ -82,6 +87,8 @@ class State(Enum):
     """Nothing is wrong."""
     COLLECTING = auto()
     """A rank is stuck; all guards are asked for stacks. The hub alone, or a guard that never met it."""
+    HOLDING = auto()
+    """The rank is gone, and most likely for a cause that is elsewhere: that is waited for."""
     ENDING = auto()
     """The job has failed; the rank has been told to end."""
     GONE = auto()
@@ -96,6 +103,12 @@ class Event(Enum):
     JOB_ENDS = auto()
     """The hub says so."""
     RANK_GONE = auto()
+    RANK_ABORTED = auto()
+    """The rank is gone, by an abort; or it was killed after another's."""
+    PEER_ABORTED = auto()
+    """Another rank has aborted, says its guard to the hub, and the hub to all."""
+    HOLD_OVER = auto()
+    """No better cause than the abort was told in time, or nobody is left to tell one."""
     HOST_SILENT = auto()
     """The hub has heard nothing from a host, or another guard nothing from the hub."""
     HUB_UNREACHABLE = auto()
@@ -138,6 +151,12 @@ class Guard:
         self.launchers: Sequence[orphans.Process] = ()
         self._beat_s, self._beat_progress = 0.0, Progress()
         self._collecting_since_s, self._stuck = 0.0, ""
+        self._pidfd = -1
+        """Of the rank; -1: there is none on an old kernel, and _tick looks."""
+        self._end_noticed = False
+        self._held: Verdict | None = None
+        """What is held back, and since when."""
+        self._held_since_s = 0.0
         self._stops: set[int] = set()
         """Signals that `dslpar launch` has ordered."""
 
@@ -162,8 +181,8 @@ class Guard:
     def _open(self) -> None:
         self.launchers = orphans.launchers_of(self.settings.pid)  # while the rank lives: nobody knows later
         with contextlib.suppress(OSError, AttributeError):  # an old kernel; then _tick notices
-            pidfd = os.pidfd_open(self.settings.pid)
-            self.poller.watch(pidfd, partial(self.handle, Event.RANK_GONE))
+            self._pidfd = os.pidfd_open(self.settings.pid)
+            self.poller.watch(self._pidfd, self._notice_end)
         self.poller.watch(self.settings.signals, self._read_signals)
         if self.rank.page.ending:  # an earlier guard was killed in the middle of it
             self.rank.end(self.rank.page.ending, self.now)
@@ -187,7 +206,7 @@ class Guard:
         if paused_s > _PAUSE_S:
             self._forgive(paused_s)
         if self.rank.is_gone():
-            self.handle(Event.RANK_GONE)
+            self._notice_end()
         if self.hub is not None and self.hub.server is not None:
             self.hub.server.expire()
         if self.launch.is_lost(self.now):
@@ -200,16 +219,46 @@ class Guard:
         self._connect_to_hub()
         self._beat()
         self._look_for_silence()
-        if stuck := self.rank.stuck(self.now):
+        if (stuck := self.rank.stuck(self.now)) and not self.rank.page.abort_seen:
             self.handle(Event.RANK_STUCK, stuck)
         if self.state is State.COLLECTING and self._has_all_stacks():
             self.handle(Event.STACKS_COLLECTED)
+        if self.state is State.HOLDING and self._is_hold_over():
+            self.handle(Event.HOLD_OVER)
+
+    def _notice_end(self) -> None:
+        """Find out how the rank has ended, once and at once: its wait status is there until its parent takes it."""
+        if self._end_noticed:
+            return
+        self._end_noticed = True
+        self.poller.unwatch(self._pidfd)  # it could be read from now on for ever
+        verdict = self._judge_death()
+        self.handle(Event.RANK_ABORTED if verdict is not None and verdict.weak else Event.RANK_GONE, verdict)
+
+    def _judge_death(self) -> Verdict | None:
+        """Return the verdict about a rank that is gone; None: it ended in order, as it was to, or has said why."""
+        rank, status = self.rank, self.rank.wait_status()
+        self._relay_marks()  # its last mark may have come since the last tick, and says how it ended
+        told = rank.page.ending or self.state is State.ENDING or rank.has_marked("error") or status in STOPS
+        exited, stack = rank.has_marked("ended"), rank.read("stack")
+        stopping = status is None and stack and verdicts.FATAL not in stack  # it was at SIGTERM that it wrote it
+        if told or stopping or rank.ended_in_order():
+            return None
+        at, after_abort = rank.page.progress().describe(), rank.page.abort_seen
+        return verdicts.of_death(rank.who, at, status, stack, exited=exited, after_abort=after_abort)
+
+    def _is_hold_over(self) -> bool:
+        """Whether what is held back was held for long enough, or all others have left."""
+        peers = self.hub.peers.values() if self.hub else ()
+        all_left = len(peers) == self.settings.world_size - 1 and all(peer.left for peer in peers)
+        return self.now - self._held_since_s > HELD_BACK_S or self.link.left or all_left
 
     def _forgive(self, paused_s: float) -> None:
         """Whoever was silent while we slept may have spoken; and our rank may have slept as well."""
         if self.link.received_s:  # 0: it was not met yet, and may take its time
             self.link.received_s = min(self.now, self.link.received_s + paused_s)
         self.link.wanted_s += paused_s if self.link.wanted_s else 0
+        self._held_since_s += paused_s
         self.rank.forgive(paused_s)
         for peer in self.hub.peers.values() if self.hub else ():
             peer.received_s = min(self.now, peer.received_s + paused_s)
@@ -281,12 +330,16 @@ class Guard:
     def _handle_peer(self, message: Message) -> None:
         if message.get("failed"):
             self.handle(Event.JOB_FAILED, Failure())
-        if "stuck" in message:
+        if message.get("aborted"):
+            self.handle(Event.PEER_ABORTED)
+        if "stuck" in message and not self.rank.page.abort_seen:
             self.handle(Event.STACKS_WANTED, message["stuck"])
 
     def _handle_hub(self, message: Message) -> None:
         if message.get("end"):
             self.handle(Event.JOB_ENDS, message.get("host_lost", False))
+        if message.get("aborted"):
+            self.handle(Event.PEER_ABORTED)
         if message.get("show"):
             self.handle(Event.SHOW_STACKS)
         if message.get("bye"):
@@ -329,38 +382,55 @@ class Guard:
         """A verdict is told once, by the guard that found it: to `dslpar launch`, or else on the terminal."""
         if (verdict := failure.verdict) is None:
             return
+        self._mark(verdict)
+        out_of_reach = self.settings.launch and self.launch.connection is None
+        if not self.settings.supervised or out_of_reach:  # nobody else says it
+            _write(verdict.message(verdicts.held_note(failure.held_s) if verdict.weak else ""))
+
+    def _mark(self, verdict: Verdict) -> None:
+        """Leave the mark of a verdict, here and at `dslpar launch`."""
         name, text = f"{verdict.who.rank}.verdict", json.dumps(verdict)
         self.launch.send_mark(name, text)
         with contextlib.suppress(OSError):
             marks.write(self.rank.folder, name, text)
-        out_of_reach = self.settings.launch and self.launch.connection is None
-        if not self.settings.supervised or out_of_reach:  # nobody else says it
-            _write(verdict.message())
 
     def end_rank(self, host_lost: bool) -> None:
         """End the rank, since the hub says that the job ends."""
         self.host_lost = host_lost
         self.rank.end(Ending.JOB_FAILED, self.now)
 
-    def report_death(self) -> None:
-        """Find out how the rank has ended, and fail the job unless it was in order, or to be expected."""
-        rank, status = self.rank, self.rank.wait_status()
-        self._relay_marks()  # its last mark may have come since the last tick, and says how it ended
-        if rank.ended_in_order():
-            return
-        progress, ending = rank.page.progress(), rank.page.ending
-        if ending is Ending.OVERDUE:
+    def report_death(self, verdict: Verdict | None) -> None:
+        """Fail the job, unless the rank ended in order or as was to be expected; say of one that was OVERDUE that it
+        stopped.
+        """
+        rank, progress = self.rank, self.rank.page.progress()
+        if rank.page.ending is Ending.OVERDUE and not rank.ended_in_order():
             text = json.dumps(Stopped(progress.step, "", rank.page.status, overdue=True))
             rank.leave_stopped(text)
             self.launch.send_mark(f"{self.settings.rank}.stopped", text)
             _write(f"[{join_location(rank.who, progress.describe())}] {TOO_LATE}\n")
-        if ending or self.state is State.ENDING or rank.has_marked("error") or status in STOPS:
-            return
-        exited, stack = rank.has_marked("ended"), rank.read("stack")
-        if status is None and stack and verdicts.FATAL not in stack:  # it was at SIGTERM that it wrote it
-            return
-        verdict = verdicts.of_death(rank.who, progress.describe(), status, stack, exited=exited)
-        self.handle(Event.JOB_FAILED, Failure(verdict))
+        if verdict is not None:
+            self.handle(Event.JOB_FAILED, Failure(verdict))
+
+    def hold_back(self, verdict: Verdict) -> None:
+        """Wait for a better cause. `dslpar launch` knows at once, and waits as well: this guard may be killed."""
+        self._held, self._held_since_s = verdict, self.now
+        self._mark(verdict)
+        if self.link.connection is not None:
+            self.link.connection.send({"aborted": True})
+        self.note_abort()
+
+    def note_abort(self) -> None:
+        """Remember that some rank has aborted, and have all guards do so. Ranks that lose it as a peer wait longer for
+        their end; one that a launcher kills for it is not to blame, and none is said to hang that only waits for it.
+        """
+        if self.hub is not None and not self.rank.page.abort_seen:
+            self.hub.broadcast({"aborted": True})
+        self.rank.page.abort_seen = True
+
+    def end_held(self) -> None:
+        """End the job for what was held back: no better cause was told."""
+        self.pass_on(Failure(self._held, held_s=self.now - self._held_since_s))
 
     def warn(self) -> None:
         """Not a reason to end a job: training may go by another network, or by ports that are open."""
@@ -458,7 +528,7 @@ class Transition(NamedTuple):
     """None: the same."""
 
 
-_Row = Mapping[State, Transition]
+_Row = dict[State, Transition]
 
 
 def _in(states: Sequence[State], action: Callable[..., None], next_state: State | None = None) -> _Row:
@@ -467,11 +537,16 @@ def _in(states: Sequence[State], action: Callable[..., None], next_state: State 
 
 _UNDECIDED = (State.WATCHING, State.COLLECTING)
 _ALIVE = (*_UNDECIDED, State.ENDING)
+_HELD = (State.HOLDING,)
 TRANSITIONS: Mapping[Event, _Row] = {
-    Event.JOB_FAILED: _in(_UNDECIDED, Guard.pass_on, State.ENDING),
-    Event.JOB_ENDS: _in(_ALIVE, Guard.end_rank, State.ENDING),
+    Event.JOB_FAILED: _in(_UNDECIDED, Guard.pass_on, State.ENDING) | _in(_HELD, Guard.pass_on, State.GONE),
+    Event.JOB_ENDS: _in(_ALIVE, Guard.end_rank, State.ENDING) | _in(_HELD, Guard.end_rank, State.GONE),
     Event.RANK_GONE: _in(_ALIVE, Guard.report_death, State.GONE),
-    Event.HOST_SILENT: _in(_UNDECIDED, Guard.end_job, State.ENDING),
+    Event.RANK_ABORTED: _in(_UNDECIDED, Guard.hold_back, State.HOLDING),
+    Event.PEER_ABORTED: _in([State.WATCHING], Guard.note_abort)
+    | _in([State.COLLECTING], Guard.note_abort, State.WATCHING),
+    Event.HOLD_OVER: _in(_HELD, Guard.end_held, State.GONE),
+    Event.HOST_SILENT: _in(_UNDECIDED, Guard.end_job, State.ENDING) | _in(_HELD, Guard.end_job, State.GONE),
     Event.HUB_UNREACHABLE: _in(_UNDECIDED, Guard.warn),
     Event.RANK_STUCK: _in([State.WATCHING], Guard.report_stuck),
     Event.STACKS_WANTED: _in([State.WATCHING], Guard.collect_stacks, State.COLLECTING),

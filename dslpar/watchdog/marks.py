@@ -82,10 +82,12 @@ class Verdict(NamedTuple):
     """Its stage and step, as far as they are known."""
     signal: int = 0
     """That ended it, if it is known."""
+    weak: bool = False
+    """Whether this may be the consequence of what is told later, as an abort may: another cause goes first."""
 
-    def message(self) -> str:
-        """What goes to the terminal."""
-        how = visible(f"[{join_location(self.who, self.at)}] {self.how}")
+    def message(self, note: str = "") -> str:
+        """What goes to the terminal. `note`: what is added to how it ended."""
+        how = visible(f"[{join_location(self.who, self.at)}] {self.how}" + (f" ({note})" if note else ""))
         return how + (f":\n{self.text}\n" if self.text else "\n")
 
 
@@ -139,10 +141,10 @@ def _report(fields: object) -> Report:
 
 
 def _verdict(fields: object) -> Verdict:
-    who, time_s, how, text, at, number = _typed(fields, list, float, str, str, str, int)
+    who, time_s, how, text, at, number, weak = _typed(fields, list, float, str, str, str, int, bool)
     if number and number not in set(signal.Signals):
         raise ValueError(number)
-    return Verdict(_rank(who), time_s, how, text, at, number)
+    return Verdict(_rank(who), time_s, how, text, at, number, weak)
 
 
 def _stopped(fields: object) -> Stopped:

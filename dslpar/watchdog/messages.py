@@ -1,7 +1,7 @@
 """Messages of guards: their fields and the types of these; what is anything else is no message.
 
-    guard to hub        who, host, at | at | failed | stuck (reason) | stacks, at | bye
-    hub to guard        who, host, at | at | end, host_lost | show | bye
+    guard to hub        who, host, at | at | failed | aborted | stuck (reason) | stacks, at | bye
+    hub to guard        who, host, at | at | end, host_lost | aborted | show | bye
     guard to launch     at | mark (name), text
     launch to guard     stop (signal)
 
@@ -75,8 +75,8 @@ def _is_stop(value: object) -> bool:
 
 _BEAT: Fields = {"at": _is_beat, "bye": is_flag}
 _NAMES: Fields = {"who": is_name, "host": is_name}
-TO_HUB: Fields = {**_BEAT, **_NAMES, "failed": is_flag, "stuck": is_name, "stacks": is_text}
-FROM_HUB: Fields = {**_BEAT, **_NAMES, "end": is_flag, "host_lost": is_flag, "show": is_flag}
+TO_HUB: Fields = {**_BEAT, **_NAMES, "failed": is_flag, "aborted": is_flag, "stuck": is_name, "stacks": is_text}
+FROM_HUB: Fields = {**_BEAT, **_NAMES, "end": is_flag, "host_lost": is_flag, "aborted": is_flag, "show": is_flag}
 TO_LAUNCH: Fields = {**_BEAT, "mark": _is_mark, "text": _is_any_text}
 FROM_LAUNCH: Fields = {"stop": _is_stop}
 

@@ -19,6 +19,10 @@ from dslpar.watchdog.status_page import Progress
 SILENCE_S = 6.0
 """After which a host is taken for gone; beats come once a second."""
 BEAT_S = 1.0
+HELD_BACK_S = SILENCE_S + BEAT_S
+"""How long an abort is held back, since NCCL's watchdog aborts a rank whose peer is lost. It does so after the loss;
+SILENCE_S after its last beat a host is told to be gone. One beat more is for messages under way.
+"""
 _HUB = re.compile(r"(.+):(\d{1,5}):([0-9a-f]*)")
 HUB, LAUNCH = "hub", "launch"
 """The services that a secret is good for."""

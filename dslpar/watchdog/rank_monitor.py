@@ -32,6 +32,7 @@ from typing import NoReturn, TextIO
 from dslpar.core.visible import visible_lines
 from dslpar.watchdog import authentication, flight_recorder, guard, marks, receiver, reports
 from dslpar.watchdog.marks import Kind, Rank, Report, Stopped
+from dslpar.watchdog.peers import HELD_BACK_S
 from dslpar.watchdog.processes import launchers_above, parent
 from dslpar.watchdog.rank_process import STACKS, STOPS, Settings
 from dslpar.watchdog.status_page import Ending, StatusPage, join_location
@@ -42,6 +43,8 @@ _PATIENCE_S = 5.0
 """How long a rank that lost a peer waits to be ended. Launchers look once a second, at the longest."""
 _STOPPING_PATIENCE_S = 3.0
 """The same after SIGTERM, which may be torchrun's answer to the rank that was first: its guard's word is on its way."""
+_ABORT_PATIENCE_S = HELD_BACK_S + 2.0
+"""The same where a rank has aborted, which guards hold back."""
 _JOB_FAILED_PATIENCE_S = 1.0
 """How long a rank stays that is to end for another's failure: the launcher sees the first one's status first."""
 _POLL_S = 0.2
@@ -209,9 +212,17 @@ class RankMonitor:
                 Path(self._elastic).write_text(reports.elastic(report), encoding="utf-8")
         if report.kind == "consequence":
             with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(_STOPPING_PATIENCE_S if self.stop_requested else _PATIENCE_S)
+                self._wait_to_be_ended()
         _write(report.message())
         os._exit(status)
+
+    def _wait_to_be_ended(self) -> None:
+        """Wait for `watch` to end this process, since a peer is lost: as long as guards may take to tell why."""
+        began = time.monotonic()
+        patience_s = _STOPPING_PATIENCE_S if self.stop_requested else _PATIENCE_S
+        # An abort may be heard of a moment after the peer is lost.
+        while time.monotonic() - began < (_ABORT_PATIENCE_S if self.page.abort_seen else patience_s):
+            time.sleep(_POLL_S)
 
     def _report(self, kind: Kind) -> Report:
         return Report(self.who, kind, time.time(), "", "", self.page.progress().describe())

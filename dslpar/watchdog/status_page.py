@@ -114,7 +114,8 @@ def _text(stored: bytes) -> str:
 
 
 class StatusPage:
-    """One rank's page. Its guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted`; the rank the rest.
+    """One rank's page. Its guard writes `ending`, `port`, `rank_0_left`, `flight_record_wanted`, `abort_seen`; the rank
+    the rest.
 
     `file`: its path, or a descriptor of the open file, which stays open.
     """
@@ -135,6 +136,8 @@ class StatusPage:
     rank_0_left = _Field("<I", 52, bool)
     flight_record_wanted = _Field("<I", 56, bool)
     """Whether the guard has asked for it; the rank takes it back when it has begun to write."""
+    abort_seen = _Field("<I", 60, bool)
+    """Whether some rank has aborted, and guards wait for a better cause before they end the job."""
     phase = _Field("64s", 64, _text)
     location = _Field("192s", 128, _text)
     """The rank's stages and coordinates in the mesh."""

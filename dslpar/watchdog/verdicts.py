@@ -14,6 +14,7 @@ from dslpar.watchdog.status_page import Progress
 
 FATAL = "Fatal Python error"
 """How faulthandler begins when Python crashes."""
+_ABORTED = f"{FATAL}: Aborted"
 _MAX_NAMES = 8
 
 
@@ -24,6 +25,8 @@ class Failure(NamedTuple):
     """None: the rank itself has told."""
     host_lost: bool = False
     """Whether a host is gone, so that launchers may wait for it for ever."""
+    held_s: float = 0.0
+    """How long a weak verdict was held back."""
 
 
 def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> Verdict:
@@ -31,25 +34,58 @@ def of_rank(rank: Rank, how: str, at: str, text: str = "", number: int = 0) -> V
     return Verdict(rank._replace(pid=0), time.time(), how, messages.cut(text), at, number)
 
 
-def of_death(rank: Rank, at: str, status: int | None, stack: str, *, exited: bool) -> Verdict:
+def of_death(
+    rank: Rank, at: str, status: int | None, stack: str, *, exited: bool, after_abort: bool = False
+) -> Verdict:
     """Make the verdict about a rank that is gone, and left no error.
 
     `status`: its wait status, where it was still to be had. `exited`: by sys.exit, so that Python's exit hooks ran.
+    `after_abort`: another rank had aborted, for which launchers kill the rest.
     """
+    weak = rank.world_size > 1 and not exited  # of one rank, and of one that left, nobody else knows the cause
+    if weak and is_abort(status, stack):
+        how = describe_abort(stack)
+    elif weak and after_abort and is_kill(status) and FATAL not in stack:
+        how = "was killed after another rank had aborted"
+    else:
+        weak, how = False, _describe_death(status, stack, exited=exited)
+    return of_rank(rank, how, at, stack.rstrip(), (status or 0) & 0x7F)._replace(weak=weak)
+
+
+def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:
     code = "" if status is None else f", with status {status >> 8}"
     if FATAL in stack:
-        how = "crashed first"
-    elif exited:
-        how = f"was the first to end, by sys.exit{code}: it left in the middle of the run"
-    elif status is None:
+        return "crashed first"
+    if exited:
+        return f"was the first to end, by sys.exit{code}: it left in the middle of the run"
+    if status is None:
         how = "was the first to end, without a word: most often by SIGKILL, most often from the kernel's "
-        how += "out-of-memory killer"
-    elif number := status & 0x7F:
+        return how + "out-of-memory killer"
+    if number := status & 0x7F:
         killer = ": most often from the kernel's out-of-memory killer" if number == signal.SIGKILL else ""
-        how = f"was the first to end, by {signal.Signals(number).name}{killer}"
-    else:
-        how = f"was the first to end{code}, by os._exit or C's exit"
-    return of_rank(rank, how, at, stack.rstrip(), (status or 0) & 0x7F)
+        return f"was the first to end, by {signal.Signals(number).name}{killer}"
+    return f"was the first to end{code}, by os._exit or C's exit"
+
+
+def is_abort(status: int | None, stack: str) -> bool:
+    """Whether a rank ended by SIGABRT: its wait status, where it is known, or its stack says so."""
+    return _ABORTED in stack or (status is not None and status & 0x7F == signal.SIGABRT)
+
+
+def is_kill(status: int | None) -> bool:
+    """Whether a rank may have been killed: it was, or its wait status is not known."""
+    return status is None or status & 0x7F == signal.SIGKILL
+
+
+def describe_abort(stack: str) -> str:
+    """Say that a rank has aborted, and why that is weak evidence."""
+    how = "crashed first" if FATAL in stack else "was the first to end"
+    return f"{how}, by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
+
+
+def held_note(held_s: float) -> str:
+    """Say how long a weak verdict was held back."""
+    return f"no better cause was known {held_s:.0f} s later"
 
 
 def of_silent_hub(own: Rank, name: str, host: str, at: str) -> Failure:

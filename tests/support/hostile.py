@@ -40,7 +40,7 @@ FIXED = (
     b'{"who": "\\u001b]0;owned\\u0007", "host": "host0", "at": ["", "", 0]}',
     b'{"mark": "../../etc/passwd", "text": "x"}',
     b'{"mark": "0.error", "text": "[[0, 2, \\"h\\", 1], \\"cause\\", 1.0, \\"\\", \\"\\", \\"\\"]]"}',
-    b'{"mark": "1.verdict", "text": "[[1, 2, \\"h\\", 1], 0.5, \\"hangs\\", \\"\\", \\"\\", -9]"}',
+    b'{"mark": "1.verdict", "text": "[[1, 2, \\"h\\", 1], 0.5, \\"hangs\\", \\"\\", \\"\\", -9, false]"}',
 )
 _FIELDS = ("who", "host", "at", "failed", "stuck", "stacks", "bye", "end", "host_lost", "show", "mark", "text", "stop")
 _VALUES: tuple[Any, ...] = (

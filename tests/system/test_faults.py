@@ -20,7 +20,7 @@ import pytest
 from benchmarks.faults import IN_RANK_1, LAUNCHERS, LIMIT_S, SENT, TABLE, Outcome, processes_with, run_with_fault
 from dslpar.cluster.network import free_port
 from dslpar.reporting import run_list
-from dslpar.watchdog import first_failure, marks, processes, rank_monitor, reports
+from dslpar.watchdog import first_failure, marks, peers, processes, rank_monitor, reports
 from tests.support.runs import CONFIG, ROOT, write_config
 from tests.support.sampling import sampled
 
@@ -191,6 +191,76 @@ def test_deaths(tmp_path: Path, then: str, how: str, trace: str, number: int) ->
     assert death.signal in (0, number), "a crash tells by its stack, and by its status where that is still to be had"
     assert trace in death.trace
     assert death.describe(", after step 7").startswith(f"rank 0 of 2 on node {death.how}, after step 7")
+
+
+def test_an_abort_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no guard has told of it: the process shows it."""
+    (tmp_path / "ranks").mkdir(mode=0o700)
+    watch = first_failure.JobWatch(tmp_path / "ranks")
+    process = rank(
+        tmp_path / "ranks", "os.kill(int(open('/proc/self/task/%d/children' % os.getpid()).read()), 9); os.abort()"
+    )
+    end(process, watch)
+    assert process.returncode == -signal.SIGABRT
+    assert not watch.poll(), "it may be a consequence"
+    assert 0 < watch.held_back_s() <= peers.HELD_BACK_S
+    death = watch.first_failure(None)
+    assert death is not None
+    assert death.how == f"crashed first, {BY_ABORT}"
+    assert death.note == "no better cause was known 0 s later"
+    assert death.signal == signal.SIGABRT
+    assert "Fatal Python error: Aborted" in death.trace
+    monkeypatch.setattr(first_failure, "HELD_BACK_S", 0.0)
+    assert watch.poll()
+    assert not watch.held_back_s()
+
+
+BY_ABORT = "by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
+ABORTED = marks.Verdict(marks.Rank(1, 3, "b", 0), 1.0, f"crashed first, {BY_ABORT}", "", "step 7", 6, weak=True)
+BETTER = {
+    "0.error": marks.Report(marks.Rank(0, 3, "a", 7), "cause", 3.0, "E", "Traceback", "step 7"),
+    "2.verdict": marks.Verdict(marks.Rank(2, 3, "c", 0), 4.0, "is silent for 6 s", "", "step 7"),
+}
+
+
+@pytest.mark.parametrize("name", BETTER)
+def test_another_cause_goes_before_an_abort(tmp_path: Path, name: str) -> None:
+    """Though it is told later."""
+    for who in range(3):
+        (tmp_path / f"{who}.born").write_text(json.dumps([who, 3, "abc"[who], 7]))
+    (tmp_path / "1.verdict").write_text(json.dumps(ABORTED))
+    watch = first_failure.JobWatch(tmp_path, local=False)
+    assert not watch.poll()
+    assert watch.held_back_s()
+    (tmp_path / name).write_text(json.dumps(BETTER[name]))
+    assert watch.poll()
+    death = watch.first_failure(None)
+    assert death is not None
+    assert (death.who, death.weak, death.note) == (BETTER[name].who, False, "")
+    early = watch.first_failure(None, before_s=2.0)
+    assert early is not None
+    assert early.who.rank == 1, "what comes after a signal is not a cause, and the abort was before it"
+
+
+def test_of_several_aborts_the_first_is_told_and_who_is_killed_for_them_is_not(tmp_path: Path) -> None:
+    ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for who, process in enumerate(ranks):
+        (tmp_path / f"{who}.born").write_text(json.dumps([who, 4, "a", process.pid]))
+    watch = first_failure.JobWatch(tmp_path)
+    for number, how in ((1, signal.SIGABRT), (0, signal.SIGKILL)):
+        ranks[number].send_signal(how)
+        while processes.stat(ranks[number].pid)[0] != "Z":
+            time.sleep(0.01)
+        assert not watch.poll()
+    for number in (2, 3):
+        verdict = ABORTED._replace(who=marks.Rank(number, 4, "b", 0), time_s=time.time() + number)
+        (tmp_path / f"{number}.verdict").write_text(json.dumps(verdict))
+    assert not watch.poll()
+    death = watch.first_failure(None)
+    assert death is not None
+    assert death.who.rank == 1
+    assert death.how == f"was the first to end, {BY_ABORT}"
+    assert [process.wait() for process in ranks] == [-signal.SIGKILL, -signal.SIGABRT]
 
 
 def test_a_silent_death_after_somebody_else_asked_for_its_status(tmp_path: Path) -> None:
@@ -539,7 +609,7 @@ def test_a_run_that_never_saves_says_so(tmp_path: Path) -> None:
 @pytest.mark.prove
 def test_a_death_before_a_signal_is_told(tmp_path: Path) -> None:
     """Whoever sees that a job stands still presses Ctrl-C."""
-    then = "(marks / '0.verdict').write_text(json.dumps([who, time.time(), 'hangs', '', 'step 7', 0]))"
+    then = "(marks / '0.verdict').write_text(json.dumps([who, time.time(), 'hangs', '', 'step 7', 0, False]))"
     process = supervised(tmp_path, FAKE_RANK.format(folder=str(tmp_path), then=then, saved=""))
     wait_for(tmp_path / "ready")
     time.sleep(0.2)
@@ -586,6 +656,33 @@ def test_a_job_outlives_the_folder_of_its_reports(tmp_path: Path) -> None:
     )
     assert said[1].startswith("dslpar launch: stopped after step 7: checkpoint saved in there")
     assert process.returncode == 75
+
+
+TWO_RANKS = """\
+import subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "-c", code]) for code in {codes!r}]
+ranks[1].wait()
+{then}
+sys.exit(250)
+"""
+
+
+@pytest.mark.parametrize("better", [False, True])
+def test_an_abort_is_told_when_there_is_no_better_cause(tmp_path: Path, better: bool) -> None:
+    """Whoever is said to be the first, the job ends, and not with 0: at once, or when the abort was held back."""
+    raises = f"time.sleep({2 if better else 600}); raise ValueError('wrong')"
+    codes = [RANK.format(root=str(ROOT), rank=number, then=then) for number, then in enumerate((raises, "os.abort()"))]
+    process = supervised(tmp_path, TWO_RANKS.format(codes=codes, then="ranks[0].wait()" if better else ""))
+    said = process.communicate(timeout=40)[1]
+    last = said[said.index("dslpar launch: ") :]
+    if better:
+        assert last.startswith("dslpar launch: rank 0 of 2 on node failed first:\n  Traceback")
+        assert process.returncode == 1
+    else:
+        assert re.match(rf"dslpar launch: rank 1 of 2 on node crashed first, {BY_ABORT} \(no better cause", last)
+        assert "  Fatal Python error: Aborted" in last
+        assert process.returncode in (1, 128 + signal.SIGABRT)
+    assert processes_with(f"SUPERVISED={tmp_path}") == []
 
 
 def test_a_cleaner_of_tmp_spares_the_folder_of_a_job(tmp_path: Path) -> None:

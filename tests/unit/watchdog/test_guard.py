@@ -23,10 +23,11 @@ from benchmarks.faults import processes_with
 from dslpar.watchdog import guard, processes, rank_monitor
 from dslpar.watchdog.guard import TRANSITIONS, Event, Guard, State
 from dslpar.watchdog.hang_analysis import NO_STACK
-from dslpar.watchdog.peers import SILENCE_S
+from dslpar.watchdog.peers import HELD_BACK_S, SILENCE_S, Peer
 from dslpar.watchdog.rank_process import Settings
 from dslpar.watchdog.receiver import Receiver
-from dslpar.watchdog.status_page import TOO_LATE, StatusPage
+from dslpar.watchdog.status_page import TOO_LATE, Ending, StatusPage
+from dslpar.watchdog.verdicts import Failure
 from tests.support.guarded_ranks import WAITS, Ranks
 from tests.support.runs import ROOT
 
@@ -48,6 +49,68 @@ def test_an_exception_ends_the_others_in_silence(tmp_path: Path) -> None:
         assert ranks.said(2).startswith(f"{AT_2} Traceback (most recent call last):\n")
         assert ranks.said(2).endswith("ValueError: wrong\n")
         assert ranks.said(0) == ranks.said(1) == ""
+
+
+BY_ABORT = "crashed first, by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
+LOSES_PEER = "time.sleep(0.5); raise RuntimeError('[/pytorch/third_party/gloo/pair.cc:1] Connection closed by peer')"
+
+
+@pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
+def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int) -> None:
+    """The host whose guard waits is not taken for silent, and consequences are silent meanwhile."""
+    then = [WAITS, WAITS, LOSES_PEER]
+    then[aborted] = "os.abort()"
+    with Ranks(tmp_path, *then) as ranks:
+        ranks.began = time.monotonic()
+        assert ranks.statuses(20) == [-signal.SIGABRT if rank == aborted else 1 for rank in range(3)]
+        assert time.monotonic() - ranks.began > HELD_BACK_S - 1
+        said = ranks.said(aborted)
+        assert re.match(
+            rf"{re.escape(at(aborted))} {BY_ABORT} \(no better cause was known \d+ s later\):\nFatal Py", said
+        )
+        assert [ranks.said(rank) for rank in range(3) if rank != aborted] == ["", ""]
+
+
+@pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
+def test_a_better_cause_than_an_abort_is_told_alone(tmp_path: Path, aborted: int) -> None:
+    then = [WAITS, WAITS, "time.sleep(2); raise ValueError('wrong')"]
+    then[aborted] = "os.abort()"
+    with Ranks(tmp_path, *then) as ranks:
+        assert ranks.statuses(20) == [-signal.SIGABRT if rank == aborted else 1 for rank in range(3)]
+        assert ranks.said(2).startswith(f"{AT_2} Traceback (most recent call last):\n")
+        assert ranks.said(0) == ranks.said(1) == ""
+
+
+@pytest.mark.prove
+def test_a_host_whose_loss_has_made_a_rank_abort_is_told(tmp_path: Path) -> None:
+    waits = "\nwhile not meeting.with_name('abort').exists(): time.sleep(0.01)\nos.abort()"
+    with Ranks(tmp_path, WAITS, waits, WAITS) as ranks:
+        ranks.wait_until_met()
+        for pid in (ranks.guard_of(2), ranks.processes[2].pid):
+            os.kill(pid, signal.SIGSTOP)
+        (tmp_path / "abort").touch()
+        assert [process.wait(15) for process in ranks.processes[:2]] == [1, -signal.SIGABRT]
+        begins = f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
+        assert ranks.all_said() == [begins]
+
+
+@pytest.mark.prove
+def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> None:
+    """As by mpirun, with the hub's rank among them: its guard serves on."""
+    with Ranks(tmp_path, WAITS, "os.abort()", WAITS) as ranks:
+        time.sleep(1)
+        for rank in (0, 2):
+            ranks.processes[rank].kill()
+        assert ranks.statuses(20) == [-signal.SIGKILL, -signal.SIGABRT, -signal.SIGKILL]
+        assert ranks.said(1).startswith(f"{at(1)} {BY_ABORT} (no better cause was known ")
+        assert ranks.said(0) == ranks.said(2) == ""
+
+
+@pytest.mark.prove
+def test_ranks_that_abort_all_at_once_end_as_one(tmp_path: Path) -> None:
+    with Ranks(tmp_path, "os.abort()", "os.abort()", "os.abort()") as ranks:
+        assert ranks.statuses(20) == [-signal.SIGABRT] * 3
+        assert 1 <= "\n".join(ranks.all_said()).count(BY_ABORT) <= 3
 
 
 @pytest.mark.prove
@@ -557,14 +620,125 @@ def test_every_event_in_every_state(event: Event, state: State, monkeypatch: pyt
     assert one.state is ((transition.next if transition else None) or state)
     if state is State.GONE:
         assert transition is None
-    if state is State.ENDING:
-        assert one.state in (State.ENDING, State.GONE)
+    if state in (State.ENDING, State.HOLDING):
+        assert one.state in (state, State.GONE)
 
 
 def test_an_event_that_an_action_causes_comes_first(tmp_path: Path) -> None:
     """The rank is gone, and that it failed is found out by the way."""
     one = guard_of_a_rank(tmp_path, 0, 1, supervised=True)
-    one.handle(Event.RANK_GONE)
+    one._notice_end()
     assert one.state is State.GONE
     assert json.loads((tmp_path / "0.verdict").read_text())[2].startswith("was the first to end")
+    one.poller.close()
+
+
+class Sent:
+    """Stands in for a connection: what is sent is noted."""
+
+    open = True
+
+    def __init__(self) -> None:
+        self.sent = list[Any]()
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def flush(self) -> None: ...
+
+
+def guard_of_an_aborted_rank(folder: Path, monkeypatch: pytest.MonkeyPatch, world: int = 3) -> Guard:
+    """The hub, whose rank is seen to be gone by SIGABRT; it has not noticed yet."""
+    one = guard_of_a_rank(folder, 0, world)
+    monkeypatch.setattr(one.rank, "wait_status", lambda: int(signal.SIGABRT))
+    return one
+
+
+def test_an_abort_is_held_back_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
+    one._tick()
+    one._tick()
+    assert one.state is State.HOLDING
+    assert json.loads((tmp_path / "0.verdict").read_text())[-2:] == [signal.SIGABRT, True], "`dslpar launch` may know"
+    assert capfd.readouterr().err == ""
+    one._held_since_s -= HELD_BACK_S + 0.1
+    one._tick()
+    assert one.state is State.GONE
+    assert capfd.readouterr().err.endswith("that has lost a peer (no better cause was known 7 s later)\n")
+    assert one.rank.page.ending
+    one.poller.close()
+
+
+@pytest.mark.parametrize("event", [Event.JOB_FAILED, Event.JOB_ENDS, Event.HOST_SILENT], ids=lambda event: event.name)
+def test_what_is_told_meanwhile_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], event: Event
+) -> None:
+    one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
+    one._notice_end()
+    one.handle(event, True if event is Event.JOB_ENDS else Failure(host_lost=True))
+    assert one.state is State.GONE
+    assert one.host_lost
+    assert capfd.readouterr().err == ""
+    one.poller.close()
+
+
+def test_a_pause_of_the_guard_is_no_time_in_which_a_cause_could_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
+    one._tick()
+    one._held_since_s -= HELD_BACK_S + 1
+    one._ticked_s -= 10
+    one._tick()
+    assert one.state is State.HOLDING
+    one.poller.close()
+
+
+def test_nobody_is_waited_for_where_all_others_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = guard_of_an_aborted_rank(tmp_path, monkeypatch)
+    connection: Any = Sent()
+    assert one.hub is not None
+    one.hub.peers = {rank: Peer(connection, rank, "host1", one.now) for rank in (1, 2)}
+    one.hub.peers[1].left = True
+    one._tick()
+    one._tick()
+    assert one.state is State.HOLDING
+    one.hub.peers[2].left = True
+    one._tick()
+    assert one.state is State.GONE
+    one.poller.close()
+
+
+@pytest.mark.parametrize("why", ["one rank", "ending", "error", "stopped"])
+def test_an_abort_that_is_told_at_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], why: str
+) -> None:
+    """Where nobody else could tell a cause, or the rank was to end, or has said how it ends."""
+    one = guard_of_an_aborted_rank(tmp_path, monkeypatch, 1 if why == "one rank" else 2)
+    if why == "ending":
+        one.rank.end(Ending.JOB_FAILED, one.now)
+    elif why != "one rank":
+        (tmp_path / f"0.{why}").write_text("{}")
+    one._tick()
+    assert one.state is State.GONE
+    assert (tmp_path / "0.verdict").exists() == (why == "one rank")
+    assert ("by SIGABRT" in capfd.readouterr().err) == (why == "one rank")
+    one.poller.close()
+
+
+def test_an_abort_elsewhere_is_passed_on_and_who_waits_for_that_rank_does_not_hang(tmp_path: Path) -> None:
+    one = guard_of_a_rank(tmp_path, 0, 2)
+    connection: Any = Sent()
+    assert one.hub is not None
+    one.hub.peers[1] = Peer(connection, 1, "host1", one.now)
+    one._handle_peer({"stuck": "step 7 takes longer than 1 s"})
+    assert one.state is State.COLLECTING
+    for _ in range(2):
+        one._handle_peer({"aborted": True})
+        one._handle_peer({"stuck": "step 7 takes longer than 1 s"})
+        assert one.state is State.WATCHING
+    assert connection.sent == [{"show": True}, {"aborted": True}]
+    assert one.rank.page.abort_seen
     one.poller.close()

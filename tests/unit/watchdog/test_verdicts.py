@@ -29,6 +29,9 @@ def test_where_every_other_host_is_silent_it_may_be_ours() -> None:
     assert others() == ""
 
 
+BY_ABORT = "by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
+
+
 @pytest.mark.parametrize(
     ("status", "stack", "exited", "how"),
     [
@@ -39,6 +42,10 @@ def test_where_every_other_host_is_silent_it_may_be_ours() -> None:
             "was the first to end, by SIGKILL: most often from the kernel's out-of-memory killer",
         ),
         (signal.SIGBUS, "", False, "was the first to end, by SIGBUS"),
+        (signal.SIGABRT, "", False, f"was the first to end, {BY_ABORT}"),
+        (signal.SIGABRT, "Fatal Python error: Aborted", False, f"crashed first, {BY_ABORT}"),
+        (None, "Fatal Python error: Aborted", False, f"crashed first, {BY_ABORT}"),
+        (signal.SIGABRT, "Fatal Python error: Aborted", True, "crashed first"),
         (signal.SIGSEGV, "Fatal Python error: Segmentation fault", False, "crashed first"),
         (3 << 8, "", False, "was the first to end, with status 3, by os._exit or C's exit"),
         (3 << 8, "", True, "was the first to end, by sys.exit, with status 3: it left in the middle of the run"),
@@ -50,6 +57,31 @@ def test_how_a_rank_ended(status: int | None, stack: str, exited: bool, how: str
     assert verdict.how.startswith(how)
     assert verdict.signal == (status or 0) & 0x7F
     assert verdict.message().startswith(f"[rank 1 of 2 on host0, step 7] {how}")
+    assert verdict.weak == (BY_ABORT in how)
+    note = verdicts.held_note(7.1)
+    assert verdict.message(note).startswith(f"[rank 1 of 2 on host0, step 7] {verdict.how} ({note})")
+
+
+@pytest.mark.parametrize(
+    ("status", "stack", "weak"),
+    [
+        (signal.SIGKILL, "", True),
+        (None, "", True),
+        (signal.SIGABRT, "", True),
+        (signal.SIGSEGV, "", False),
+        (None, "Fatal Python error: Segmentation fault", False),
+        (3 << 8, "", False),
+    ],
+)
+def test_who_is_killed_after_an_abort_is_not_the_cause(status: int | None, stack: str, weak: bool) -> None:
+    rank = Rank(1, 2, "host0", 7)
+    assert verdicts.of_death(rank, "", status, stack, exited=False, after_abort=True).weak == weak
+    assert not verdicts.of_death(rank, "", status, stack, exited=True, after_abort=True).weak
+
+
+def test_of_one_rank_there_is_no_better_cause() -> None:
+    verdict = verdicts.of_death(Rank(0, 1, "host0", 7), "", signal.SIGABRT, "", exited=False)
+    assert (verdict.weak, verdict.how) == (False, "was the first to end, by SIGABRT")
 
 
 def test_a_silent_host_and_one_silent_rank() -> None:
