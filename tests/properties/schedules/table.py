@@ -178,11 +178,16 @@ ROWS = {row.name: row for row in (*grid(), *others())}
 
 
 def worlds(names: Iterable[str]) -> dict[str, Sequence[Row]]:
-    """Return rows by what must be equal for one set of ranks to run them: those of one reference are neighbours."""
+    """Return rows by what must be equal for one set of ranks to run them: those of one reference are neighbours.
+
+    Of many ranks each row takes long, on few cores: there are several sets of those.
+    """
     found: dict[str, list[Row]] = {}
     for row in sorted((ROWS[name] for name in names), key=lambda row: str(row.reference)):
         replicas = f", data {row.data}" if row.data > 1 else ""
-        found.setdefault(f"{row.mode}, pipe {row.pipe}{replicas}", []).append(row)
+        part = f", ZeRO {row.zero}, {'tied' if row.tied else 'untied'}" if row.world > 16 else ""
+        part = f", ZeRO {row.zero}" if row.world == 16 else part
+        found.setdefault(f"{row.mode}, pipe {row.pipe}{replicas}{part}", []).append(row)
     return found
 
 
