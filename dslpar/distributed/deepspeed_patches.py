@@ -21,7 +21,8 @@ M    function                        symptom                                    
                                      a checkpoint was loaded
 10   `without_eager_state`           ZeRO makes Adagrad anew in one group of defaults   engine/test_optimizers.py
 11   `compute_norm_without_zero`     without ZeRO in fp32 the gradient norm is None     engine/test_engine.py
-12   `read_norms_once`               the host waits for the device five times a step    engine/test_host_reads.py
+12   `read_norms_once`               the host waits for the device five times a step,   engine/test_host_reads.py,
+                                     with offload once a parameter                      engine/test_offload.py
 13   `fill_without_copies`           and once more for each norm, to copy a constant    engine/test_host_reads.py
 14   `overlap_reduction`             ZeRO 1 and 2 reduce gradients while nothing else   engine/test_reduction.py
                                      is computed
@@ -282,35 +283,36 @@ def owned_square_norm(module: nn.Module, model_axis: Axis) -> Tensor:
     return collectives.all_reduce(total, model_axis)
 
 
-def read_norms_once(ds_engine: DeepSpeedEngine, model_axis: Axis, read: ReadNorms) -> None:
+def read_norms_once(ds_engine: DeepSpeedEngine, data_axis: Axis, model_axis: Axis, read: ReadNorms) -> None:
     """M12. Have ZeRO know its gradient's norms on the host by one call of `read`, and an overflow by them.
 
     It scans all gradients for what is not finite, waits for the answer, computes the norms, and waits for them each
-    time it compares one: on an accelerator each wait leaves the device without work. A gradient that is not finite has
-    no finite norm, and ZeRO skips a step for that as well wherever it looks for overflows: in fp16, in fp32, and in
-    bf16 with `check_grad_overflow`. Copies that another rank of the replica counts, few and small, are looked at here.
-
-    With the optimizer on the CPU, ZeRO still reads a norm for each parameter of its gradients on the device; its scans,
-    of each gradient as it leaves the device, go where no rank has copies, as does the one of ZeRO 3 in fp16.
+    time it compares one: on an accelerator each wait leaves the device without work. With the optimizer on the CPU it
+    also reads a norm for each parameter. A gradient that is not finite has no finite norm, and ZeRO skips a step for
+    that as well wherever it looks for overflows: in fp16, in fp32, and in bf16 with `check_grad_overflow`. Copies that
+    another rank of the replica counts, few and small, are looked at here.
     """
     zero = ds_engine.optimizer
-    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
-        if model_axis.size > 1:
-            return
-        zero.update_offload_overflow_tracker = lambda grad: None
-    elif hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
+    if hasattr(zero, "scaled_global_norm"):  # ZeRO 1 and 2
         if model_axis.size > 1:
             _watch_copies(zero)
         scaled_global_norm = zero.scaled_global_norm
         zero.scaled_global_norm = lambda **kwargs: read([scaled_global_norm(**kwargs)])[0]
     elif hasattr(zero, "_get_norm_groups"):  # ZeRO 3
+        axes = replace(data_axis, group=zero.dp_process_group), model_axis
+        zero.get_grad_norm_direct = lambda gradients, params, norm_type=2: _norm_of_shards(gradients, params, axes)
         norm_groups = zero._get_norm_groups
         zero._get_norm_groups = lambda: read(norm_groups())
-        if model_axis.size > 1:
-            return
     else:
         return
     zero.has_overflow = lambda *args, **kwargs: False
+    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
+        zero.update_offload_overflow_tracker = lambda grad: None
+        _sum_norms_on_device(zero, ds_engine.device)
+
+
+_COUNTED = SimpleNamespace(model_parallel=True)
+"""Stands for a parameter that this rank counts."""
 
 
 def _watch_copies(zero: Any) -> None:
@@ -320,7 +322,6 @@ def _watch_copies(zero: Any) -> None:
     from deepspeed.runtime.utils import is_model_parallel_parameter
 
     get_grad_norm_direct = zero.get_grad_norm_direct
-    counted = SimpleNamespace(model_parallel=True)
 
     def with_copies(gradients: Iterable[Tensor], params: Iterable[Any], norm_type: int = 2) -> object:
         kept: list[tuple[Tensor, Any]] = []
@@ -328,10 +329,50 @@ def _watch_copies(zero: Any) -> None:
         for gradient, p in zip(own, params, strict=False):  # as DeepSpeed pairs them: padding may follow
             is_counted = is_model_parallel_parameter(p) or zero.model_parallel_rank == 0
             is_copy = getattr(p, "ds_pipe_replicated", False) or not is_counted
-            kept.append(((gradient * 0).sum(), counted) if is_copy else (gradient, p))
+            kept.append(((gradient * 0).sum(), _COUNTED) if is_copy else (gradient, p))
         return get_grad_norm_direct([each for each, _ in kept], [p for _, p in kept], norm_type)
 
     zero.get_grad_norm_direct = with_copies
+
+
+def _norm_of_shards(gradients: Iterable[Tensor], params: Iterable[Any], axes: Sequence[Axis]) -> Tensor:
+    """Return ZeRO 3's norm of a group, in float64 as DeepSpeed's, without the constant that it copies to the device.
+
+    `axes`: of the ranks that have the other shards, and of a replica. It is nan or infinite where any gradient is,
+    those included that another rank of the replica counts.
+    """
+    from deepspeed.runtime.utils import is_model_parallel_parameter
+
+    squares = []
+    for gradient, p in zip(gradients, params, strict=True):
+        is_counted = axes[-1].index == 0 or is_model_parallel_parameter(p)
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+        squares.append(norm.square() if is_counted else norm * 0)
+    total = torch.stack(squares).sum()
+    for axis in axes:
+        total = collectives.all_reduce(total, axis)
+    return total.sqrt()
+
+
+def _sum_norms_on_device(zero: Any, device: torch.device) -> None:
+    """Have the norms of an offloaded optimizer's gradients, one a parameter, add up where they were computed.
+
+    DeepSpeed reads each one and adds them up in the host's float64. The norm of a norm is the norm, so here the
+    function that adds up the others takes them too: in float64 as well, whose order of adding cannot show in fp32.
+    """
+    complete = zero.complete_grad_norm_calculation_for_cpu_offload
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+
+    def without_reads(params: Sequence[Any]) -> object:
+        norms = [zero.norm_for_param_grads.get(zero.get_param_id(p)) for p in params]
+        if None in norms and not getattr(zero, "ignore_unused_parameters", True):
+            return complete(params)  # which says what is wrong
+        # A rank may have no part of a group: the zero is on the device, DeepSpeed's own were not.
+        return zero.get_grad_norm_direct(
+            [nothing if norm is None else norm for norm in norms] or [nothing], params or [_COUNTED]
+        )
+
+    zero.complete_grad_norm_calculation_for_cpu_offload = without_reads
 
 
 def fill_without_copies() -> None:
@@ -376,7 +417,8 @@ def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
     """M15. Have ZeRO 1 in half precision add a micro-batch's gradients to those in fp32 as they are.
 
     DeepSpeed makes a copy of each in fp32 first: 18 bytes read and written for a parameter, where 10 do. A sum in fp32
-    takes a bf16 or fp16 number without rounding, so both are one.
+    takes a bf16 or fp16 number without rounding, so both are one. Where a product has added to the sum itself
+    (`layers.gradient_sums`) there is no gradient, and nothing to do.
     """
     zero = ds_engine.optimizer
     if not getattr(zero, "use_grad_accum_attribute", False):

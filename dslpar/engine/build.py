@@ -93,7 +93,7 @@ def build_engine(
         deepspeed_patches.overlap_param_gather(ds_engine, groups.axis("data"), list(in_order))
     deepspeed_patches.reduce_norms_of_all_groups(ds_engine, groups.axis("model"))
     host_reads = HostReads(groups, ds_engine.device)
-    deepspeed_patches.read_norms_once(ds_engine, groups.axis("model"), host_reads.read)
+    deepspeed_patches.read_norms_once(ds_engine, groups.axis("data"), groups.axis("model"), host_reads.read)
     if job.spec.zero.stage == 0 and job.spec.precision.dtype == "fp32":
         deepspeed_patches.compute_norm_without_zero(ds_engine, groups.axis("model"), host_reads.read)
     if job.spec.zero.stage == 3:

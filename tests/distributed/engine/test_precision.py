@@ -30,6 +30,9 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], dict[str, Any]]] = {
     "data 2, ZeRO 3": (2, 3, {}, {}),
     "data 2, ZeRO 2, offload": (2, 2, {}, OFFLOAD),
     "1d 2": (2, 1, ONE_D, {}),
+    "1d 2, ZeRO 2, offload": (2, 2, ONE_D, OFFLOAD),
+    "1d 2, ZeRO 3": (2, 3, ONE_D, {}),
+    "1d 2, ZeRO 3, offload": (2, 3, ONE_D, OFFLOAD),
     "pipe 2": (2, 1, PIPE, {}),
     "pipe 2, offload": (2, 1, PIPE, OFFLOAD),
     "pipe 2, 1d 2": (4, 1, PIPE | ONE_D, {}),
@@ -104,7 +107,7 @@ def test_too_large_a_scale_halves_until_it_fits(name: str) -> None:
 
 
 SCALES = {"static": {"loss_scale": 64.0}, "dynamic": {"initial_scale_power": 6, "hysteresis": 1}}
-FEW = ("data 2, ZeRO 3", "data 2, ZeRO 2, offload", "pipe 2, 1d 2")
+FEW = ("data 2, ZeRO 3", "data 2, ZeRO 2, offload", "1d 2, ZeRO 2, offload", "1d 2, ZeRO 3", "pipe 2, 1d 2")
 """Layouts of those tests whose others `make prove` runs."""
 
 
