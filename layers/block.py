@@ -61,7 +61,12 @@ class MLP(Layer):
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored; or [tokens/x, H/z]."""
         shared = self.share() if shared is None else shared
-        return self.down(self.activation(self.up(x, shared)), shared)
+        # Each token is computed by itself, so they may stand in any order: flat, pieces are gathered uncopied. Adapters
+        # draw their dropout by sample and token.
+        is_flat = x.dim() == 2 or self.up.adapters or self.down.adapters
+        tokens = x if is_flat else x.flatten(0, -2)
+        y = self.down(self.activation(self.up(tokens, shared)), shared)
+        return y if is_flat else y.unflatten(0, x.shape[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)
