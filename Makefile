@@ -30,7 +30,9 @@ IN := PATH="$(CURDIR)/$(BIN):$$PATH"
 PART_unit := tests/unit
 PART_layers := tests/distributed/layers
 PART_distributed := tests/distributed --ignore=tests/distributed/layers
-PART_invariance := tests/properties/invariance
+PART_invariance := tests/properties/invariance $(foreach part,compiled overlap,--ignore=tests/properties/invariance/$(part))
+PART_compiled := tests/properties/invariance/compiled
+PART_overlap := tests/properties/invariance/overlap
 PART_reshape := tests/properties/reshape
 PART_families := tests/properties/families
 PART_schedules := tests/properties/schedules
@@ -39,7 +41,7 @@ PART_linter := tests/properties $(foreach part,families invariance oracle reshap
 PART_kills := tests/system/kills
 PART_hosts := tests/system/two_hosts
 PART_system := tests/system --ignore=tests/system/kills --ignore=tests/system/two_hosts
-PARTS := unit layers distributed invariance families reshape schedules oracle linter kills hosts system
+PARTS := unit layers distributed invariance compiled overlap families reshape schedules oracle linter kills hosts system
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error no part '$(PART)' of make prove; the parts are: $(PARTS))
 endif

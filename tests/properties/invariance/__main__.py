@@ -1,5 +1,5 @@
-"""`python -m tests.properties.invariance [--compiled | --overlap] [WORD...]`: runs every layout whose name holds all
-words; prints how far each is off. `--compiled`, `--overlap`: those that can, with what the field of a Layout says.
+"""`python -m tests.properties.invariance [--compiled] [--overlap] [WORD...]`: runs every layout whose name holds all
+words; prints how far each is off. `--compiled`, `--overlap`, or both: those that can, as options.py has it.
 """
 
 from __future__ import annotations
@@ -8,17 +8,8 @@ import os
 import sys
 import time
 
-from dslpar.models.gpt.section import GPT
-from tests.properties.invariance.layouts import LAYOUTS, MODELS, Layout, bound_of
-
-
-def can(layout: Layout, options: set[str]) -> bool:
-    """Whether a row may run so: overlapped where there is something to overlap; compiled, but not at ZeRO 3."""
-    own = isinstance(MODELS[layout.model](layout.tied), GPT)
-    group = layout.parallel.get("tensor")
-    if "overlap" in options and (group is None or group.mode == "sequence"):
-        return False
-    return "compiled" not in options or (own and layout.zero < 3)
+from tests.properties.invariance.layouts import LAYOUTS, bound_of
+from tests.properties.invariance.options import can
 
 
 def main(words: list[str]) -> int:

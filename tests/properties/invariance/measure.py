@@ -12,11 +12,24 @@ from torch import Tensor
 
 from dslpar.data.order import micro_batches
 from dslpar.layout.lr_scheduler import learning_rate
-from tests.properties.invariance.layouts import CLIP, GPT, MODELS, ONE, SAMPLES, SQUARE, STEPS, Bound, Layout, Problem
+from tests.properties.invariance.layouts import (
+    CLIP,
+    GPT,
+    MODELS,
+    ONE,
+    SAMPLES,
+    SQUARE,
+    STEPS,
+    Bound,
+    Layout,
+    Problem,
+    bound_of,
+)
 from tests.support.ranks import on_ranks
 from tests.support.warm import import_transformers
 
-TIMEOUT_S = 240
+TIMEOUT_S, COMPILED_TIMEOUT_S = 240, 600
+"""Of a run: each rank compiles its layers itself, 4 s of a core."""
 TABLES = (
     *("embedding.tokens.weight", "model.embed_tokens.weight", "transformer.wte.weight", "shared.weight"),
     "bert.embeddings.word_embeddings.weight",
@@ -110,7 +123,8 @@ def run_ranks(layout: Layout, before: Callable[[], None] = lambda: None) -> list
     """What each rank gives; `before` is called in each first."""
     if layout.model.startswith("transformers'"):
         import_transformers(MODELS[layout.model](layout.tied).target.rpartition(".")[2])
-    return on_ranks(layout.world, _rank, layout, before, init="deepspeed", timeout=TIMEOUT_S)
+    timeout = COMPILED_TIMEOUT_S if layout.compiled else TIMEOUT_S
+    return on_ranks(layout.world, _rank, layout, before, init="deepspeed", timeout=timeout)
 
 
 def _rank(layout: Layout, before: Callable[[], None]) -> Held:
@@ -196,6 +210,13 @@ def _double(value: Any) -> Any:
 
 
 # ---- how far apart ----
+
+
+def out_of_bound(layout: Layout) -> str:
+    """Run a layout, and return how far it is off; empty: no farther than `bound_of` claims."""
+    off, bound = deviation(layout, run(layout)), bound_of(layout)
+    within = all(value <= most for value, most in zip(off, bound, strict=True))
+    return "" if within else f"{off} is out of {bound}"
 
 
 def deviation(layout: Layout, curve: Curve) -> Bound:

@@ -1,0 +1,1 @@
+"""The table with layers that torch compiles: `make prove PART=compiled`."""
