@@ -21,17 +21,19 @@ from tests.support.fake_world import fake_world, in_forks
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
-OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 PIPE = {"pipeline": sections.PipelineParallel(size=2)}
 ONE_D = {"tensor": sections.TensorParallel(size=2, mode="1d")}
 
 
-def offloaded(world: int, stage: int, dtype: str = "fp32", *, offload: bool = True, **parallel: Any) -> Job:
+def offloaded(
+    world: int, stage: int, dtype: str = "fp32", *, offload: bool = True, pins: bool | None = None, **parallel: Any
+) -> Job:
+    section = {"device": "cpu"} | ({} if pins is None else {"pin_memory": pins})
     return job(
         world,
         parallel=sections.Parallel(**parallel),
         batch=sections.Batch(global_size=8, accumulation=2),
-        zero=sections.Zero(stage=stage, extra=OFFLOAD if offload else {}),
+        zero=sections.Zero(stage=stage, extra={"offload_optimizer": section} if offload else {}),
         precision=sections.Precision(dtype=dtype, extra={"initial_scale_power": 6} if dtype == "fp16" else {}),
         optimizer=sections.SGD(lr=0.1),
     )
@@ -125,3 +127,38 @@ def test_the_norm_is_deepspeed_s(name: str) -> None:
         for norm, expected in found:
             assert norm > 0
             assert norm == (pytest.approx(expected, rel=2e-7) if "ZeRO 3" in name else expected)
+
+
+# ---- pinned memory ----
+
+
+def _pinned(made: Job) -> list[bool]:
+    """Of each buffer that a step copies between the host and the device, whether it was pinned."""
+    from deepspeed.accelerator import get_accelerator
+
+    places: set[int] = set()
+
+    def pin_memory(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        places.add(tensor.untyped_storage().data_ptr())
+        return tensor  # as on a CPU, whose memory is pageable
+
+    get_accelerator().pin_memory = pin_memory
+    engine = engine_of(made)
+    zero = engine.deepspeed.optimizer
+    engine.train_batch(batches(made, engine.groups.coord["data"]))
+    if hasattr(zero, "single_partition_of_fp32_groups"):  # the gradients on their way there, the weights on theirs back
+        buffers = [*zero.param_buffer_of_bit16_for_cpu_offload_groups, zero.temp_grad_buffer_for_cpu_offload]
+        buffers += [group.grad for group in zero.single_partition_of_fp32_groups]
+    else:
+        buffers = [group.grad for group in zero.fp32_partitioned_groups_flat]
+    assert all(buffer.device.type == "cpu" for buffer in buffers)
+    return [buffer.untyped_storage().data_ptr() in places for buffer in buffers]
+
+
+@pytest.mark.parametrize("pins", [None, False], ids=["default", "switched off"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_a_step_copies_is_pinned_unless_the_config_says_otherwise(stage: int, pins: bool | None) -> None:
+    made = offloaded(2, stage, "bf16", pins=pins)
+    for found in on_ranks(2, _pinned, made, init="deepspeed"):
+        assert found
+        assert set(found) == {pins is None}
