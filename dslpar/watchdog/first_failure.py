@@ -176,8 +176,7 @@ class JobWatch:
             left = {f"{who.rank}.ended", f"{who.rank}.stopped"} & self._marks.keys()
             weak = who.world_size > 1 and not left
             if weak and verdicts.is_abort(status, stack):
-                number = 0 if status is None else signal.SIGABRT
-                yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, number, at, weak)
+                yield Failure(who, time_s, verdicts.describe_abort(stack), "", stack, signal.SIGABRT, at, weak)
             elif verdicts.FATAL in stack:
                 yield Failure(who, time_s, "crashed first", trace=stack, at=at)
             elif not stack and not left and status not in STOPS:  # by those somebody has ended it

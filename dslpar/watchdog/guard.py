@@ -299,13 +299,16 @@ class Guard:
 
     def _look_for_silence(self) -> None:
         own = self.rank.page.progress()
+        # For an abort mpirun kills the other ranks, and their guards with them: their hosts are not gone, and the abort
+        # is to be told first.
+        closed_s = SILENCE_S + (HELD_BACK_S if self.rank.page.abort_seen else 0)
         if self.hub is not None:
-            if host := self.hub.silent_host(self.now):
+            if host := self.hub.silent_host(self.now, closed_s):
                 peers = list(self.hub.peers.values())
                 self.handle(Event.HOST_SILENT, verdicts.of_silent_host(self.rank.who, host, peers, own, self.now))
         elif self.link.was_never_met(self.now):
             self.handle(Event.HUB_UNREACHABLE)
-        elif self.link.is_silent(self.now):
+        elif self.link.is_silent(self.now, closed_s):
             host = self.link.host or self.rank.page.hub.rsplit(":", 2)[0]
             name = self.link.name or rank_name(0, self.settings.world_size, host)
             at = verdicts.last_seen(self.link.progress, own)

@@ -69,9 +69,13 @@ class Hub:
         for peer in self.peers.values():
             peer.connection.send(message)
 
-    def silent_host(self, now: float) -> str:
-        """Return the host of the peer that has been silent for longest, if that is too long; else empty."""
-        late = [peer for peer in self.peers.values() if not peer.left and now - peer.received_s > SILENCE_S]
+    def silent_host(self, now: float, closed_s: float = SILENCE_S) -> str:
+        """Return the host of the peer that has been silent for longest, if that is too long; else empty.
+
+        `closed_s`: how long one may be silent whose connection is closed: it is gone, and its host is not.
+        """
+        peers = [peer for peer in self.peers.values() if not peer.left]
+        late = [peer for peer in peers if now - peer.received_s > (SILENCE_S if peer.is_connected else closed_s)]
         return min(late, key=lambda peer: peer.received_s).host if late else ""
 
     def _refuse(self, address: str) -> None:
@@ -165,9 +169,11 @@ class HubLink:
         elif self._handshake is not None and self._handshake.failed:
             self.give_up()
 
-    def is_silent(self, now: float) -> bool:
-        """Whether the hub was met, has not left, and says nothing any more."""
-        return bool(self.received_s) and not self.left and now - self.received_s > SILENCE_S
+    def is_silent(self, now: float, closed_s: float = SILENCE_S) -> bool:
+        """Whether the hub was met, has not left, and says nothing any more. `closed_s`: as in `Hub.silent_host`."""
+        is_open = self.connection is not None and self.connection.open
+        patience_s = SILENCE_S if is_open else closed_s
+        return bool(self.received_s) and not self.left and now - self.received_s > patience_s
 
     def was_never_met(self, now: float) -> bool:
         """Whether the hub could not be reached for as long, ever."""

@@ -49,7 +49,8 @@ def of_death(
         how = "was killed after another rank had aborted"
     else:
         weak, how = False, _describe_death(status, stack, exited=exited)
-    return of_rank(rank, how, at, stack.rstrip(), (status or 0) & 0x7F)._replace(weak=weak)
+    number = signal.SIGABRT if is_abort(status, stack) else (status or 0) & 0x7F
+    return of_rank(rank, how, at, stack.rstrip(), number)._replace(weak=weak)
 
 
 def _describe_death(status: int | None, stack: str, *, exited: bool) -> str:

@@ -107,6 +107,25 @@ def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> 
 
 
 @pytest.mark.prove
+@pytest.mark.parametrize("aborted", [1, 0])
+def test_guards_that_are_killed_for_an_abort_are_no_hosts_that_are_gone(tmp_path: Path, aborted: int) -> None:
+    """As by mpirun, which ends the group of each rank."""
+    waits = "\nwhile not meeting.with_name('abort').exists(): time.sleep(0.01)\nos.abort()"
+    with Ranks(tmp_path, *(waits if rank == aborted else WAITS for rank in range(3))) as ranks:
+        ranks.wait_until_met()
+        others = [rank for rank in range(3) if rank != aborted]
+        pids = [pid for rank in others for pid in (ranks.guard_of(rank), ranks.processes[rank].pid)]
+        (tmp_path / "abort").touch()
+        time.sleep(1)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert ranks.processes[aborted].wait(10) == -signal.SIGABRT
+        assert ranks.statuses(20).count(-signal.SIGKILL) == 2
+        assert ranks.said(aborted).startswith(f"{at(aborted)} {BY_ABORT} (no better cause was known ")
+        assert [ranks.said(rank) for rank in others] == ["", ""]
+
+
+@pytest.mark.prove
 def test_ranks_that_abort_all_at_once_end_as_one(tmp_path: Path) -> None:
     with Ranks(tmp_path, "os.abort()", "os.abort()", "os.abort()") as ranks:
         assert ranks.statuses(20) == [-signal.SIGABRT] * 3
