@@ -295,11 +295,24 @@ def set_scalars(master: Master, scalars: Mapping[str, Scalar]) -> None:
     # torch's optimizers keep a counter on the CPU, if no kernel on the device reads it.
     on_device = master.group.get("capturable") or master.group.get("fused")
     device = master.tensor.device if on_device else torch.device("cpu")
-    for key, value in scalars.items():
+    for key, stored in scalars.items():
+        value = _as_counted(stored, master.group) if key == "step" else stored
         if isinstance(value, Tensor) and isinstance(state.get(key), Tensor):
             state[key].copy_(value)
         else:
             state[key] = value.to(device) if isinstance(value, Tensor) else value
+
+
+def _as_counted(step: Scalar, group: ParameterGroup) -> Scalar:
+    """Return a step as this optimizer counts: DeepSpeedCPUAdam by numbers, torch's Adam by tensors.
+
+    Which of them steps what is offloaded, the host decides, and another one may have saved.
+    """
+    if isinstance(step, Tensor) and "bias_correction" in group:
+        return int(step)
+    if not isinstance(step, Tensor) and "capturable" in group:
+        return torch.tensor(float(step))
+    return step
 
 
 def state_tensor(shard: ParameterShard, key: str, dtype: torch.dtype) -> Tensor:

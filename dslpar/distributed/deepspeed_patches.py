@@ -34,6 +34,10 @@ M    function                        symptom                                    
                                      stages are reduced after the last backward
 18   `call_before_reduction`         a layer can sum its vectors' gradients over        engine/test_vector_reduction.py
                                      tensor ranks in each backward alone
+19   `building_alone`                after a start that was killed while it compiled    engine/test_offloaded_adam.py
+                                     an op, every later one waits for ever
+20   `correct_bias_exactly`          DeepSpeedCPUAdam: a run that goes on after a       engine/test_offloaded_adam.py
+                                     checkpoint takes other bits
 ===  ==============================  =================================================  =========================
 
 Tests are below tests/distributed, named test_m<number>_.... The issue is of github.com/deepspeedai/DeepSpeed; of the
@@ -42,12 +46,14 @@ other symptoms no upstream issue is known.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -503,6 +509,49 @@ def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None])
     zero = ds_engine.zero_optimization()
     owner, name = (ds_engine.optimizer, "reduce_gradients") if zero else (ds_engine, "buffered_allreduce_fallback")
     setattr(owner, name, _after(first, getattr(owner, name)))
+
+
+@contextmanager
+def building_alone(op: str) -> Iterator[None]:
+    """M19. Load one of DeepSpeed's ops, one rank of a host after another; remove the lock of a start that was killed.
+
+    torch's own lock is a file that its owner removes. Of one that was killed while it compiled the file stays, and
+    every later start waits for it without a word. The kernel gives this lock back by itself.
+    """
+    from torch.utils import cpp_extension
+
+    folder = Path(cpp_extension._get_build_directory(op, verbose=False))
+    with (folder / "dslpar.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
+
+
+def correct_bias_exactly(ds_engine: DeepSpeedEngine) -> None:
+    """M20. Have a step of DeepSpeedCPUAdam depend on its number, and not on those that came before it in this run.
+
+    It multiplies the betas' powers in fp32 from step to step, and begins by `pow` in a run that goes on after a
+    checkpoint. Here its own correction is off, and is in what it is given instead, computed in float64:
+    p -= lr / c1 * m / (sqrt(v) / c2 + eps) is p -= (lr c2 / c1) * m / (sqrt(v) + c2 eps). AdamW's decay is lr's too.
+    """
+    optimizer: Any = ds_engine.basic_optimizer
+    op = getattr(optimizer, "ds_opt_adam", None)
+    if op is None:
+        return
+
+    def update(
+        number: int, step: Any, lr: float, beta1: float, beta2: float, eps: float, decay: float, *rest: Any
+    ) -> None:
+        corrects, *tensors = rest
+        # The betas as the op has them: 1 - 0.999 in fp32 is 1e-5 off, and must be so here.
+        first, second = torch.tensor([beta1, beta2], dtype=torch.float32).tolist()
+        c1, c2 = (1 - first ** int(step), math.sqrt(1 - second ** int(step))) if corrects else (1.0, 1.0)
+        decay *= c1 / c2 if optimizer.adam_w_mode else 1.0
+        op.adam_update(number, int(step), lr * c2 / c1, beta1, beta2, eps * c2, decay, False, *tensors)
+
+    optimizer.ds_opt_adam = SimpleNamespace(
+        adam_update=update, adam_rollback=op.adam_rollback, destroy_adam=op.destroy_adam
+    )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dslpar.engine.compiled_layers import compile_layers
 from dslpar.engine.engine import Engine
 from dslpar.engine.host_reads import HostReads
 from dslpar.engine.model import model_from_job
+from dslpar.engine.offloaded_adam import choose_adam
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
@@ -71,16 +72,19 @@ def build_engine(
     if optimizer is not None:
         job, optimizer = resolve_user_optimizer(job, optimizer, module, parameters)
         optimizer = deepspeed_patches.without_eager_state(optimizer)
+    config = _config_on_device(job)
+    choose_adam(config, job, groups, module)
     ds_engine, *_ = deepspeed.initialize(
         model=module,
         model_parameters=parameters,
         mpu=None if job.mesh.pipe > 1 else Mpu(groups),  # a PipelineModule brings its own grid
         optimizer=optimizer or optimizers.optimizer_factory(job),
         lr_scheduler=lr_scheduler or optimizers.lr_scheduler_factory(job),
-        config=_config_on_device(job),
+        config=config,
         dist_init_required=False,
     )
     # From here on, mends of what initialize has made; those above are of classes and settings that it reads.
+    deepspeed_patches.correct_bias_exactly(ds_engine)
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
     deepspeed_patches.accumulate_without_copies(ds_engine)
     late = defer_vectors(module, groups, job.spec)

@@ -29,7 +29,10 @@ CHOICES: Mapping[str, Decision] = {
         False, "dslpar measures throughput; DeepSpeed's timer waits for the device twice a micro-batch", how="default"
     ),
     "optimizer.params.torch_adam": Decision(
-        True, "torch's own Adam: DeepSpeed's fused one is compiled at the first start", ("optimizer.type",)
+        True,
+        "torch's own Adam: DeepSpeed's fused one is compiled at the first start; offloaded from a device, "
+        "DeepSpeedCPUAdam takes its place where its op builds, and the log says which",
+        ("optimizer.type",),
     ),
     "optimizer.params.fused": Decision(
         True,
