@@ -66,7 +66,7 @@ class MLP(Layer):
         is_flat = x.dim() == 2 or self.up.adapters or self.down.adapters
         tokens = x if is_flat else x.flatten(0, -2)
         y = self.down(self.activation(self.up(tokens, shared)), shared)
-        return y if is_flat else y.unflatten(0, x.shape[:-1])
+        return y if is_flat else y.view(x.shape)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ def adds_in_product(weight: Tensor) -> bool:
 
 
 def has_wide_products(weight: Tensor) -> bool:
-    """Return whether this device has products of the weight's dtype with an fp32 output."""
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16) and _ADDMM is not None
+    """Return whether this device has products of the weight's dtype that add to fp32."""
+    return weight.dtype in (torch.bfloat16, torch.float16) and _tried(weight.device, weight.dtype)
 
 
 def sum_of(weight: Tensor | None) -> Tensor | None:
@@ -59,8 +60,15 @@ def sum_of(weight: Tensor | None) -> Tensor | None:
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute total += a b, in fp32, of [N, M] and [M, K] in half precision."""
-    assert _ADDMM is not None
-    _ADDMM(total, a, b, out_dtype=total.dtype, out=total)
+    torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
-_ADDMM = getattr(torch.ops.aten.addmm, "dtype_out", None)
+@lru_cache
+def _tried(device: torch.device, dtype: torch.dtype) -> bool:
+    """Try a product once: torch versions, builds and devices have it or not, and say so by an error."""
+    total, ones = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=dtype)
+    try:
+        add_product_(total, ones, ones)
+    except (RuntimeError, TypeError):  # no such operation here; a torch before 2.8 has no such argument
+        return False
+    return bool((total == 17).all())

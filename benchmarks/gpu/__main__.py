@@ -56,6 +56,7 @@ class Check(NamedTuple):
 CHECKS = {
     "layers": Check("layers.numbers", 60, on_cpu=True),
     "head": Check("layers.head_and_loss", 60, on_cpu=True),
+    "sums": Check("layers.sums", 60, on_cpu=True),
     "waits": Check("layers.waits", 60),
     "kernels": Check("layers.kernels", 60),
     "bits": Check("layers.bits", 60, on_cpu=True),

@@ -17,7 +17,7 @@ from benchmarks.gpu.rows import Row, at_most, holds
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.determinism import VARIABLES
 from dslpar.distributed.groups import Groups
-from dslpar.layers import IGNORE_INDEX, Block, Form, Head, Rotary, cross_entropy, initialize
+from dslpar.layers import IGNORE_INDEX, Block, Form, Head, Rotary, cross_entropy, gradient_sums, initialize
 from dslpar.models.gpt import costs, section
 from dslpar.models.recompute import Step, run_layers
 
@@ -149,6 +149,25 @@ def kernels(device: torch.device) -> Iterator[Row]:
             "a fused kernel",
             bool(attention),
         )
+
+
+def sums(device: torch.device) -> Iterator[Row]:
+    """That a product adds to a sum in fp32 without rounding to half precision.
+
+    Training in half precision at ZeRO 1 adds up weights' gradients so, where torch has such products.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for dtype in (torch.bfloat16, torch.float16):
+        a, b = (torch.randn(*shape, generator=generator).to(device, dtype) for shape in ((1024, 4096), (4096, 512)))
+        total = torch.randn(1024, 512, generator=generator).to(device)
+        name, exact = str(dtype).removeprefix("torch."), total.double() + a.double() @ b.double()
+        if not gradient_sums.has_wide_products(a):
+            yield Row(f"sums in products, {name}", "this device has none")
+            continue
+        gradient_sums.add_product_(total, a, b)
+        off = float((total.double() - exact).abs().max() / exact.abs().max())
+        # A sum of 4,096 products in fp32, in whatever order; one rounding to bf16 is up to 2e-3.
+        yield at_most(f"sums in products, {name}, against float64", off, 1e-5)
 
 
 def bits(device: torch.device) -> Iterator[Row]:

@@ -180,6 +180,27 @@ def test_this_cpu_has_no_such_products() -> None:
     """When torch has, this machine can show the real one, and need not pretend."""
     bf16 = torch.ones(2, 2, dtype=torch.bfloat16)
     assert not gradient_sums.has_wide_products(bf16)
-    if gradient_sums._ADDMM is not None:
-        with pytest.raises(NotImplementedError):
-            gradient_sums.add_product_(torch.ones(2, 2), bf16, bf16)
+    with pytest.raises((NotImplementedError, TypeError)):
+        gradient_sums.add_product_(torch.ones(2, 2), bf16, bf16)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, TypeError])
+@pytest.mark.parametrize("result", [17.0, 1.0])
+def test_a_device_s_products_are_tried_before_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None, result: float
+) -> None:
+    """One that has none says so, and one whose are wrong is found out."""
+
+    def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+        if error is not None:
+            raise error("no such operation")
+        total.fill_(result)
+
+    monkeypatch.setattr(gradient_sums, "add_product_", add_product_)
+    gradient_sums._tried.cache_clear()
+    try:
+        assert gradient_sums.has_wide_products(torch.ones(2, 2, dtype=torch.float16)) == (
+            error is None and result == 17
+        )
+    finally:
+        gradient_sums._tried.cache_clear()
