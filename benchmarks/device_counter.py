@@ -59,6 +59,14 @@ class Kernels:
     """Collectives that are waited for with no product enqueued since they began."""
     by_name: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Kernels) -> Kernels:
+        """Return what both asked for."""
+        return Kernels(**{name: getattr(self, name) + getattr(other, name) for name in self.__dict__})
+
+    def __sub__(self, before: Kernels) -> Kernels:
+        """Return what was asked since `before`, a copy of these counts."""
+        return Kernels(**{name: getattr(self, name) - getattr(before, name) for name in self.__dict__})
+
 
 class _KernelMode(TorchDispatchMode):
     def __init__(self) -> None:
@@ -93,6 +101,8 @@ class _KernelMode(TorchDispatchMode):
             return result
         inputs = {key: value for key, value in (kwargs or {}).items() if key != "out"}  # which is the result
         tensors = [leaf for leaf in tree_flatten((args, inputs, result))[0] if isinstance(leaf, Tensor)]
+        if result is None:  # as of fused optimizers, which write into what they were given
+            tensors += _written(func, args)
         if name in PICKS:
             tensors = [each for each in tensors if each.numel() <= args[2].numel()] * 2
         self.counts.kernels += 1
@@ -117,6 +127,13 @@ class _KernelMode(TorchDispatchMode):
 
 def _num_bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the arguments that an operation writes into."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    written = [value for argument, value in pairs if argument.alias_info is not None and argument.alias_info.is_write]
+    return [leaf for leaf in tree_flatten(written)[0] if isinstance(leaf, Tensor)]
 
 
 @contextmanager

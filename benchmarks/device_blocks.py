@@ -1,0 +1,110 @@
+"""What a block and the loss ask of an accelerator, forward and backward, on a rank of a world that is not there.
+
+`plain_counts` is of the same block in torch.nn: benchmarks.one_device has GPT's, benchmarks.plain_torch Llama's. Each
+function that takes a mode makes this process a rank of torch's fake group: call it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.device_counter import Kernels, count_kernels
+from benchmarks.one_device import Plain
+from benchmarks.plain_torch import LlamaBlock
+from dslpar.core import mesh
+from dslpar.core.mesh import Mesh
+from dslpar.distributed.groups import Groups
+from dslpar.layers import Block, Form, Rotary, cross_entropy, initialize, mark_owners, placement
+from tests.support.fake_world import fake_world
+from tests.support.layouts import LAYOUTS
+
+MICRO, SEQUENCE, HIDDEN, HEADS, KV_HEADS = 4, 32, 64, 8, 4
+FORMS: Mapping[str, Form] = {
+    "GPT": Form(),
+    "Llama": Form(norm="rmsnorm", activation="swiglu", rotary=Rotary(), num_kv_heads=KV_HEADS, bias=False),
+}
+TENSORS: Mapping[str, mesh.Tensor] = {
+    "one process": mesh.Tensor(),
+    "1d": LAYOUTS["1d-2"],
+    "1d, sequence": LAYOUTS["1d-sequence-2"],
+    "1d, sequence, overlap": replace(LAYOUTS["1d-sequence-2"], comm_overlap=True),
+    "2d": LAYOUTS["2d-4"],
+    "2d, overlap": replace(LAYOUTS["2d-4"], comm_overlap=True),
+    "3d": LAYOUTS["3d-8"],
+    "3d, overlap": replace(LAYOUTS["3d-8"], comm_overlap=True),
+}
+PLAIN: Mapping[str, Callable[[], nn.Module]] = {
+    "GPT": partial(Plain, HIDDEN, HEADS),
+    "Llama": partial(LlamaBlock, HIDDEN, HEADS, KV_HEADS),
+}
+
+
+class BlockCounts(NamedTuple):
+    """Of one block."""
+
+    forward: Kernels
+    backward: Kernels
+    graph_breaks: int
+
+
+def block_counts(form: str, tensor: str) -> BlockCounts:
+    """Count a block of this form on a rank of this mode."""
+    warnings.simplefilter("ignore")
+    cuboid = TENSORS[tensor]
+    with fake_world(cuboid.size - 1, cuboid.size):
+        groups = Groups(Mesh(tensor=cuboid))
+        block = Block(groups, HIDDEN, HEADS, form=FORMS[form])
+        initialize(block, groups, seed=1)
+        mark_owners(block, groups)
+        return _counts(block, placement.residual(cuboid, MICRO, SEQUENCE, HIDDEN).local_shape)
+
+
+def plain_counts(form: str) -> BlockCounts:
+    """Count the block of this form that is plain torch.nn."""
+    warnings.simplefilter("ignore")
+    return _counts(PLAIN[form](), (MICRO, SEQUENCE, HIDDEN))
+
+
+def _counts(block: nn.Module, shape: tuple[int, ...]) -> BlockCounts:
+    block = block.to(torch.bfloat16)
+
+    def run() -> tuple[Kernels, Kernels]:
+        x = torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
+        with count_kernels() as forward:
+            y = block(x)
+        gradient = torch.ones_like(y)
+        with count_kernels() as backward:
+            y.backward(gradient)
+        return forward, backward
+
+    run()  # tables are made at their first use
+    return BlockCounts(*run(), graph_breaks(block, shape))
+
+
+def graph_breaks(block: nn.Module, shape: tuple[int, ...]) -> int:
+    """Count where torch.compile breaks a block's graph, in the forward and what it traces of the backward."""
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(block)(torch.ones(shape, dtype=torch.bfloat16, requires_grad=True))
+    return int(explained.graph_break_count)
+
+
+def loss_bytes() -> tuple[float, float]:
+    """Return bytes that a loss and its backward move for a logit in bfloat16: torch's, of upcast logits, and ours."""
+    tokens, vocab_size = 64, 4096
+    found = []
+    labels = torch.zeros(tokens, dtype=torch.int64, device="meta")
+    ours = partial(cross_entropy, Groups(Mesh()), vocab_size=vocab_size)
+    for loss in (lambda logits, labels: functional.cross_entropy(logits.float(), labels), ours):
+        logits = torch.empty(tokens, vocab_size, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        with count_kernels() as counts:
+            loss(logits, labels).backward()
+        found.append(counts.num_bytes / logits.numel())
+    return found[0], found[1]
