@@ -70,9 +70,9 @@ CHECKS = {
     "ids": Check("runs.bad_id", 90, on_cpu=True),
     "spin": Check("runs.spinning_kernel", 150),
     "term": Check("runs.ended_while_spinning", 120),
-    "speed_350M": Check("speed.gpt_350m", 120, on_cpu=True),
-    "ranks": Check("ranks.over_nccl", 300, on_cpu=True),
-    "speed_1.5B": Check("speed.gpt_1500m", 180),
+    "speed_350M": Check("speed.gpt_350m", 150, on_cpu=True),
+    "ranks": Check("ranks.over_nccl", 360, on_cpu=True),
+    "speed_1.5B": Check("speed.gpt_1500m", 210),
     "compiled": Check("training.compiled_learns", 240),
     "speed_compiled": Check("speed.gpt_350m_compiled", 240),
 }

@@ -39,6 +39,8 @@ LAYOUTS: Mapping[int, Mapping[str, str]] = {
         "data, ZeRO 1, bf16": BF16,
     },
     4: {
+        "1d": "parallel = dict(tensor=dict(size=4, mode='1d'))",
+        "1d, sequence": "parallel = dict(tensor=dict(size=4, mode='1d', sequence=True))",
         "2d": "parallel = dict(tensor=dict(size=4, mode='2d'))",
         "1d 2, pipeline 2": "parallel = dict(tensor=dict(size=2, mode='1d'), pipeline=2)",
         "pipeline 2, data 2, ZeRO 1": "parallel = dict(pipeline=2)\nzero = 1",

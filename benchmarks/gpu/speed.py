@@ -1,13 +1,15 @@
-"""Tokens a second and MFU of dslpar's engine against a plain loop over the same model in torch.nn, in turns.
+"""Tokens a second and MFU of dslpar's engine against plain torch and a nanoGPT-like model, in turns.
 
-The plain loop is what nanoGPT does on one device: bf16 weights' copies by autocast, fused AdamW, torch's attention, one
-micro-batch after the other; its model is benchmarks.by_hand's.
+Plain torch is a loop over torch's own transformer layers, benchmarks.plain_torch; the other is what small training
+scripts do, benchmarks.gpu.nano_gpt. Both compute by autocast in bf16, with fused AdamW and one micro-batch after the
+other. dslpar takes turns with one and then with the other: the states of three would not fit beside each other.
 """
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import median
 
@@ -15,14 +17,16 @@ import torch
 from torch import Tensor
 
 from benchmarks import by_hand
+from benchmarks.gpu.nano_gpt import nano_step
 from benchmarks.gpu.rows import Row, at_most
 from benchmarks.gpu.world import engine_of, one_rank
+from benchmarks.plain_torch import StockGPT, TrainingStep, training_step
 from dslpar.forecast import flops
 
 TURNS, STEPS = 7, 4
 GPT_350M = by_hand.Sizes(layers=24, hidden=1024, heads=16, vocab=50304, sequence=1024, micro=8, accumulation=2)
 GPT_1500M = by_hand.Sizes(layers=48, hidden=1536, heads=16, vocab=50304, sequence=1024, micro=2, accumulation=2)
-"""With the states of both sides, 14 and 16 bytes a parameter and more for gradients, this fits into 80 GB."""
+"""With the states of two sides, 14 and 16 bytes a parameter and more for gradients, this fits into 80 GB."""
 TINY = by_hand.Sizes(layers=2, hidden=64, heads=4, vocab=256, sequence=64, micro=2, accumulation=2)
 CONFIG = """
 model = dict(type='GPT', num_layers={s.layers}, hidden_size={s.hidden}, num_heads={s.heads},
@@ -34,9 +38,23 @@ precision = 'bf16'
 zero = 1
 """
 TARGET = 1.05
-"""Of the seconds of a step, over the plain loop's."""
+"""Of the seconds of a step, over the other side's."""
 
 Step = Callable[[], object]
+
+
+def plain_step(sizes: by_hand.Sizes, device: torch.device) -> TrainingStep:
+    """Return the step of a loop over torch's own layers."""
+    with device:
+        model = StockGPT(sizes)
+    return training_step(model)
+
+
+OTHERS: Mapping[str, Callable[[by_hand.Sizes, torch.device], TrainingStep]] = {
+    "plain torch": plain_step,
+    "nanoGPT-like": nano_step,
+}
+"""What dslpar is compared with."""
 
 
 def gpt_350m(device: torch.device) -> Iterator[Row]:
@@ -52,30 +70,36 @@ def gpt_1500m(device: torch.device) -> Iterator[Row]:
 
 
 def gpt_350m_compiled(device: torch.device) -> Iterator[Row]:
-    """350M with `compile=True`; the plain loop stays as it is."""
+    """350M with `compile=True`; the others stay as they are."""
     return _in_turns("350M, compile=True", GPT_350M, device, train=", compile=True")
 
 
 def _in_turns(
     name: str, sizes: by_hand.Sizes, device: torch.device, train: str = "", target: float | None = TARGET
 ) -> Iterator[Row]:
-    """Seconds over the plain loop's, tokens a second and MFU of both."""
+    """Tokens a second and MFU of all sides, and a step's seconds over each of the others'."""
     with one_rank(device):
         batches = batches_of(sizes, device)
         engine = engine_of(CONFIG.format(s=sizes, train=train))
-        plain = _plain(sizes, device)
-        sides: dict[str, Step] = {"dslpar": partial(engine.train_batch, batches), "plain": partial(plain, batches)}
-        seconds = _seconds(sides, device)
-    per_token = _flops_per_token(sizes)
-    tokens = sizes.micro * sizes.accumulation * sizes.sequence
+        for other, make_step in OTHERS.items():
+            step = make_step(sizes, device)
+            sides: dict[str, Step] = {"dslpar": partial(engine.train_batch, batches), other: partial(step, batches)}
+            seconds = _seconds(sides, device)
+            for side, taken in seconds.items():
+                beside = f" beside {other}" if side == "dslpar" else ""
+                yield Row(f"{name}, {side}{beside}", _rate(sizes, median(taken), device))
+            ratio = median(own / its for own, its in zip(seconds["dslpar"], seconds[other], strict=True))
+            what = f"{name}: a step over {other}'s"
+            yield Row(what, f"{ratio:.3g}") if target is None else at_most(what, ratio, target)
+            del step, sides
+            _free(device)
+
+
+def _rate(sizes: by_hand.Sizes, seconds: float, device: torch.device) -> str:
+    """Tokens a second, and on a GPU that we know its MFU."""
+    rate = sizes.micro * sizes.accumulation * sizes.sequence / seconds
     peak = flops.peak_flops_per_s(torch.cuda.get_device_name(device), "bf16") if device.type == "cuda" else None
-    for side, taken in seconds.items():
-        rate = tokens / median(taken)
-        mfu = f", MFU {rate * per_token / peak:.1%}" if peak else ""
-        yield Row(f"{name}, {side}", f"{rate:,.0f} tokens/s{mfu}")
-    ratio = median(own / other for own, other in zip(seconds["dslpar"], seconds["plain"], strict=True))
-    what = f"{name}: a step over the plain loop's"
-    yield Row(what, f"{ratio:.3g}") if target is None else at_most(what, ratio, target)
+    return f"{rate:,.0f} tokens/s" + (f", MFU {rate * _flops_per_token(sizes) / peak:.1%}" if peak else "")
 
 
 def _flops_per_token(sizes: by_hand.Sizes) -> float:
@@ -85,26 +109,10 @@ def _flops_per_token(sizes: by_hand.Sizes) -> float:
 
 
 def batches_of(sizes: by_hand.Sizes, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return the micro-batches of a step, of random ids."""
     shape = (sizes.accumulation, sizes.micro, sizes.sequence + 1)
     tokens = torch.randint(sizes.vocab, shape, generator=torch.Generator().manual_seed(1)).to(device)
     return [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in tokens]
-
-
-def _plain(sizes: by_hand.Sizes, device: torch.device) -> Callable[[list[tuple[Tensor, Tensor]]], None]:
-    """The plain loop's step."""
-    model = by_hand.GPT(sizes).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
-
-    def step(batches: list[tuple[Tensor, Tensor]]) -> None:
-        for ids, labels in batches:
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = by_hand.loss(model(ids), labels) / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 def _seconds(sides: dict[str, Step], device: torch.device) -> dict[str, list[float]]:
@@ -125,3 +133,10 @@ def _seconds(sides: dict[str, Step], device: torch.device) -> dict[str, list[flo
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def _free(device: torch.device) -> None:
+    """Give back what a side has left, for the next one."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 import torch
 
 from benchmarks.gpu.rows import Row, holds
 from benchmarks.gpu.world import engine_of, one_rank
+from dslpar.core.errors import DslparError
+from dslpar.linter import check
 
 STEPS = 12
 CONFIG = """
@@ -18,17 +21,18 @@ batch = dict(micro_size=4, accumulation=2)
 train = dict(steps=100, clip_grad_norm=1.0{train})
 """
 LLAMA = "norm='rmsnorm', activation='swiglu', positions='rotary', bias=False, num_kv_heads=2, tie_embeddings=False"
+BF16 = "precision = 'bf16'\n"
 # At DeepSpeed's first loss scale, 2**16, some of the twelve steps are skipped, and not the same ones at each stage.
+FP16 = "precision = dict(dtype='fp16', initial_scale_power=12)\n"
 KINDS: Mapping[str, str] = {
     "fp32": "zero = 0\n",
-    "bf16, ZeRO 1": "precision = 'bf16'\nzero = 1\n",
-    "bf16, ZeRO 2": "precision = 'bf16'\nzero = 2\n",
-    "bf16, ZeRO 3": "precision = 'bf16'\nzero = 3\n",
-    "fp16, ZeRO 1": "precision = dict(dtype='fp16', initial_scale_power=12)\nzero = 1\n",
-    "fp16, ZeRO 2": "precision = dict(dtype='fp16', initial_scale_power=12)\nzero = 2\n",
-    "bf16, ZeRO 2, offloaded": "precision = 'bf16'\nzero = dict(stage=2, offload_optimizer='cpu')\n",
-    "bf16, ZeRO 1, recomputed": "precision = 'bf16'\nzero = 1\nactivation_checkpoint = 1\n",
+    **{f"bf16, ZeRO {stage}": f"{BF16}zero = {stage}\n" for stage in (1, 2, 3)},
+    **{f"fp16, ZeRO {stage}": f"{FP16}zero = {stage}\n" for stage in (1, 2, 3)},
+    "bf16, ZeRO 2, offloaded": f"{BF16}zero = dict(stage=2, offload_optimizer='cpu')\n",
+    "bf16, ZeRO 1, recomputed": f"{BF16}zero = 1\nactivation_checkpoint = 1\n",
 }
+REFUSED: Mapping[str, str] = {"bf16, ZeRO 0": f"{BF16}zero = 0\n", "fp16, ZeRO 0": f"{FP16}zero = 0\n"}
+"""DeepSpeed's step of half precision without ZeRO is wrong: lint says so, and nothing runs."""
 FORMS: Mapping[str, str] = {"GPT": "", "Llama": LLAMA}
 CLOSE = 0.05
 """Relative: half precision's losses after some steps, against those of float32."""
@@ -46,6 +50,18 @@ def learns(device: torch.device) -> Iterator[Row]:
                 if kind == "fp32":
                     reference = losses[1]
                 yield _fell(f"{form}, {kind}", losses, reference)
+    yield from refusals()
+
+
+def refusals() -> Iterator[Row]:
+    """What cannot be trained, and that lint says so; a row each, so that no stage is left out in silence."""
+    for (form, keys), (kind, more) in product(FORMS.items(), REFUSED.items()):
+        try:
+            check.resolve(check.load_text(CONFIG.format(form=keys, train="") + more, "gpu.py"), 1)
+            said = "lint takes it"
+        except DslparError as error:
+            said = ", ".join(finding.code for finding in error.findings)
+        yield holds(f"{form}, {kind}: refused, not trained", said, "PRE101", said == "PRE101")
 
 
 def compiled_learns(device: torch.device) -> Iterator[Row]:

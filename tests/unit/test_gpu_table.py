@@ -1,0 +1,112 @@
+"""The table of `make gpu`, as far as it can be looked at without a GPU: every check exists, every config resolves, and
+the models that dslpar is compared with are GPTs of the same size that learn.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import by_hand
+from benchmarks.gpu import ranks, speed, training
+from benchmarks.gpu.__main__ import CHECKS
+from benchmarks.gpu.nano_gpt import NanoGPT
+from benchmarks.plain_torch import StockGPT
+from dslpar.linter import check
+from tests.support.paths import ROOT
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_is_a_function(name: str) -> None:
+    assert callable(CHECKS[name].function())
+
+
+TRAINED = {
+    f"{form}, {kind}": training.CONFIG.format(form=keys, train="") + more
+    for form, keys in training.FORMS.items()
+    for kind, more in training.KINDS.items()
+}
+TIMED = {size: speed.CONFIG.format(s=size, train="") for size in (speed.GPT_350M, speed.GPT_1500M)}
+
+
+@pytest.mark.parametrize("config", [*TRAINED.values(), *TIMED.values()], ids=[*TRAINED, "350M", "1.5B"])
+def test_a_config_of_one_gpu_resolves(config: str) -> None:
+    assert check.resolve(check.load_text(config, "gpu.py"), 1).mesh.world_size == 1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_no_zero_stage_of_half_precision_is_left_out(dtype: str) -> None:
+    assert {f"{dtype}, ZeRO {stage}" for stage in range(4)} <= {*training.KINDS, *training.REFUSED}
+
+
+def test_what_lint_refuses_is_a_row_of_its_own() -> None:
+    assert [(row.seen, row.held) for row in training.refusals()] == [("PRE101", True)] * 4
+
+
+LAYOUTS = [(world, name) for world, layouts in ranks.LAYOUTS.items() for name in layouts]
+
+
+@pytest.mark.parametrize(("world", "name"), LAYOUTS)
+def test_a_layout_of_several_gpus_resolves(world: int, name: str) -> None:
+    keys = ranks.LAYOUTS[world][name]
+    assert check.resolve(check.load_text(ranks.CONFIG + keys, "gpu.py"), world).mesh.world_size == world
+
+
+def test_one_dim_is_on_every_number_of_gpus() -> None:
+    for world, layouts in ranks.LAYOUTS.items():
+        assert any(f"size={world}, mode='1d'" in keys for keys in layouts.values()), world
+
+
+# ---- what dslpar is compared with ----
+
+MODELS: dict[str, Callable[[by_hand.Sizes], nn.Module]] = {"plain torch": StockGPT, "nanoGPT-like": NanoGPT}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("sizes", "parameters"), [(speed.GPT_350M, 355e6), (speed.GPT_1500M, 1.44e9)])
+def test_the_other_models_are_of_the_size_that_they_are_timed_at(
+    name: str, sizes: by_hand.Sizes, parameters: float
+) -> None:
+    with torch.device("meta"):
+        found, ours = (sum(p.numel() for p in model(sizes).parameters()) for model in (MODELS[name], by_hand.GPT))
+    assert found == ours
+    assert abs(found / parameters - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_other_models_are_causal(name: str) -> None:
+    model = MODELS[name](speed.TINY).train()
+    ids = torch.randint(speed.TINY.vocab, (1, 16), generator=torch.Generator().manual_seed(1))
+    changed = ids.clone()
+    changed[0, 9] = (changed[0, 9] + 1) % speed.TINY.vocab
+    same = (model(ids) - model(changed)).abs().amax(-1)[0] < 1e-6
+    assert same.tolist() == [True] * 9 + [False] * 7
+
+
+@pytest.mark.parametrize("name", speed.OTHERS)
+def test_the_other_sides_learn(name: str) -> None:
+    torch.manual_seed(1)
+    batches = speed.batches_of(speed.TINY, CPU)
+    step = speed.OTHERS[name](speed.TINY, CPU)
+    losses = [step(batches).item() for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.1, losses
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", [name for name in CHECKS if name.startswith("speed") and CHECKS[name].on_cpu])
+def test_every_side_has_its_rows(name: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", name, "--device", "cpu", "--here"]
+    env = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    for other in speed.OTHERS:
+        assert f"tiny, {other}" in ran.stdout
+        assert f"a step over {other}'s" in ran.stdout
