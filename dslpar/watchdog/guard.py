@@ -328,7 +328,12 @@ class Guard:
     def _greet(self) -> Message:
         """What the hub answers a guard's hello."""
         end = {"end": True, "host_lost": self.host_lost} if self.state is State.ENDING else {}
-        return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **end}
+        return {**self._hello(), **end}
+
+    def _hello(self) -> Message:
+        """What a guard says first: who it is, and that a rank has aborted, of which the other may not have heard."""
+        aborted = {"aborted": True} if self.rank.page.abort_seen else {}
+        return {"who": str(self.rank.who), "host": self.settings.host, "at": self._at(), **aborted}
 
     def _handle_peer(self, message: Message) -> None:
         if message.get("failed"):
@@ -356,8 +361,7 @@ class Guard:
     def _connect_to_hub(self) -> None:
         """Connect once the rank has said where the hub is."""
         if self.hub is None:
-            hello = {"who": str(self.rank.who), "host": self.settings.host, "at": self._at()}
-            self.link.connect(self.rank.page.hub, hello, self.now)
+            self.link.connect(self.rank.page.hub, self._hello(), self.now)
 
     # ---- actions ----
 

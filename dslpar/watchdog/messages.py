@@ -1,7 +1,7 @@
 """Messages of guards: their fields and the types of these; what is anything else is no message.
 
-    guard to hub        who, host, at | at | failed | aborted | stuck (reason) | stacks, at | bye
-    hub to guard        who, host, at | at | end, host_lost | aborted | show | bye
+    guard to hub        who, host, at, aborted | at | failed | aborted | stuck (reason) | stacks, at | bye
+    hub to guard        who, host, at, aborted | at | end, host_lost | aborted | show | bye
     guard to launch     at | mark (name), text
     launch to guard     stop (signal)
 

@@ -52,16 +52,26 @@ def test_an_exception_ends_the_others_in_silence(tmp_path: Path) -> None:
 
 
 BY_ABORT = "crashed first, by SIGABRT, which is also how NCCL's watchdog ends a rank that has lost a peer"
-LOSES_PEER = "time.sleep(0.5); raise RuntimeError('[/pytorch/third_party/gloo/pair.cc:1] Connection closed by peer')"
+LOSES_PEER = "raise RuntimeError('[/pytorch/third_party/gloo/pair.cc:1] Connection closed by peer')"
+
+
+def when_all_have_met(then: str, later_s: float = 0.0) -> str:
+    """Where this is among several, it begins at the same time in all: not when each is ready, on a busy machine."""
+    return f"\nwhile not meeting.with_name('go').exists(): time.sleep(0.01)\ntime.sleep({later_s}); {then}"
+
+
+def let_go(ranks: Ranks) -> None:
+    ranks.wait_until_met()
+    (ranks.folder / "go").touch()
 
 
 @pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int) -> None:
     """The host whose guard waits is not taken for silent, and consequences are silent meanwhile."""
-    then = [WAITS, WAITS, LOSES_PEER]
-    then[aborted] = "os.abort()"
+    then = [WAITS, WAITS, when_all_have_met(LOSES_PEER, 0.5)]
+    then[aborted] = when_all_have_met("os.abort()")
     with Ranks(tmp_path, *then) as ranks:
-        ranks.began = time.monotonic()
+        let_go(ranks)
         assert ranks.statuses(20) == [-signal.SIGABRT if rank == aborted else 1 for rank in range(3)]
         assert time.monotonic() - ranks.began > HELD_BACK_S - 1
         said = ranks.said(aborted)
@@ -73,9 +83,10 @@ def test_an_abort_is_told_when_no_better_cause_was(tmp_path: Path, aborted: int)
 
 @pytest.mark.parametrize("aborted", [1, pytest.param(0, marks=pytest.mark.prove)])
 def test_a_better_cause_than_an_abort_is_told_alone(tmp_path: Path, aborted: int) -> None:
-    then = [WAITS, WAITS, "time.sleep(2); raise ValueError('wrong')"]
-    then[aborted] = "os.abort()"
+    then = [WAITS, WAITS, when_all_have_met("raise ValueError('wrong')", 2.0)]
+    then[aborted] = when_all_have_met("os.abort()")
     with Ranks(tmp_path, *then) as ranks:
+        let_go(ranks)
         assert ranks.statuses(20) == [-signal.SIGABRT if rank == aborted else 1 for rank in range(3)]
         assert ranks.said(2).startswith(f"{AT_2} Traceback (most recent call last):\n")
         assert ranks.said(0) == ranks.said(1) == ""
@@ -83,12 +94,11 @@ def test_a_better_cause_than_an_abort_is_told_alone(tmp_path: Path, aborted: int
 
 @pytest.mark.prove
 def test_a_host_whose_loss_has_made_a_rank_abort_is_told(tmp_path: Path) -> None:
-    waits = "\nwhile not meeting.with_name('abort').exists(): time.sleep(0.01)\nos.abort()"
-    with Ranks(tmp_path, WAITS, waits, WAITS) as ranks:
+    with Ranks(tmp_path, WAITS, when_all_have_met("os.abort()"), WAITS) as ranks:
         ranks.wait_until_met()
         for pid in (ranks.guard_of(2), ranks.processes[2].pid):
             os.kill(pid, signal.SIGSTOP)
-        (tmp_path / "abort").touch()
+        (tmp_path / "go").touch()
         assert [process.wait(15) for process in ranks.processes[:2]] == [1, -signal.SIGABRT]
         begins = f"{AT_2} is silent for 6 s, and with it all of host1 (ranks 2): the host is gone, or cut off"
         assert ranks.all_said() == [begins]
@@ -97,7 +107,8 @@ def test_a_host_whose_loss_has_made_a_rank_abort_is_told(tmp_path: Path) -> None
 @pytest.mark.prove
 def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> None:
     """As by mpirun, with the hub's rank among them: its guard serves on."""
-    with Ranks(tmp_path, WAITS, "os.abort()", WAITS) as ranks:
+    with Ranks(tmp_path, WAITS, when_all_have_met("os.abort()"), WAITS) as ranks:
+        let_go(ranks)
         time.sleep(1)
         for rank in (0, 2):
             ranks.processes[rank].kill()
@@ -110,12 +121,12 @@ def test_ranks_that_are_killed_for_an_abort_are_not_to_blame(tmp_path: Path) -> 
 @pytest.mark.parametrize("aborted", [1, 0])
 def test_guards_that_are_killed_for_an_abort_are_no_hosts_that_are_gone(tmp_path: Path, aborted: int) -> None:
     """As by mpirun, which ends the group of each rank."""
-    waits = "\nwhile not meeting.with_name('abort').exists(): time.sleep(0.01)\nos.abort()"
-    with Ranks(tmp_path, *(waits if rank == aborted else WAITS for rank in range(3))) as ranks:
+    aborts = when_all_have_met("os.abort()")
+    with Ranks(tmp_path, *(aborts if rank == aborted else WAITS for rank in range(3))) as ranks:
         ranks.wait_until_met()
         others = [rank for rank in range(3) if rank != aborted]
         pids = [pid for rank in others for pid in (ranks.guard_of(rank), ranks.processes[rank].pid)]
-        (tmp_path / "abort").touch()
+        (tmp_path / "go").touch()
         time.sleep(1)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -760,4 +771,5 @@ def test_an_abort_elsewhere_is_passed_on_and_who_waits_for_that_rank_does_not_ha
         assert one.state is State.WATCHING
     assert connection.sent == [{"show": True}, {"aborted": True}]
     assert one.rank.page.abort_seen
+    assert one._greet()["aborted"], "who comes later hears of it too"
     one.poller.close()
