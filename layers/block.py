@@ -23,6 +23,7 @@ from dslpar.layers.memory_order import as_stored, is_sequence_first
 from dslpar.layers.named_options import one_of
 from dslpar.layers.norm import LayerNorm, RMSNorm
 from dslpar.layers.parameter import GPT2, Init, Layer, Shared
+from dslpar.layers.placement import inner_cuts, residual_cuts
 from dslpar.layers.rotary import Rotary
 
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
@@ -61,12 +62,23 @@ class MLP(Layer):
     def forward(self, x: Tensor, shared: Shared | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored; or [tokens/x, H/z]."""
         shared = self.share() if shared is None else shared
-        # Each token is computed by itself, so they may stand in any order: flat, pieces are gathered uncopied. Adapters
-        # draw their dropout by sample and token.
-        is_flat = x.dim() == 2 or self.up.adapters or self.down.adapters
-        tokens = x if is_flat else x.flatten(0, -2)
+        flat = x.dim() == 3 and self._takes_flat_tokens()
+        tokens = x.flatten(0, -2) if flat else x
         y = self.down(self.activation(self.up(tokens, shared)), shared)
-        return y if is_flat else y.view(x.shape)
+        return y.view(x.shape) if flat else y
+
+    def _takes_flat_tokens(self) -> bool:
+        """Whether tokens stand in one dim: each is computed by itself, and pieces of them are gathered uncopied.
+
+        Not with adapters, which draw their dropout by sample and token; nor where a collective along features runs in
+        parts: it takes the dim that the other one does not cut.
+        """
+        tensor = self.groups.tensor
+        cuts = {"y": residual_cuts(tensor).tokens, "z": inner_cuts(tensor).tokens}
+        along_features = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis not in cuts[axis]]
+        along_tokens = [axis for axis in cuts if getattr(tensor, axis) > 1 and axis in cuts[axis]]
+        mixed = tensor.comm_overlap and along_features and along_tokens
+        return not (mixed or self.up.adapters or self.down.adapters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +152,7 @@ class Block(Layer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """[batch/x, sequence, H/z] to the same, as the residual is stored; `mask` as in `Attention.forward`."""
-        shared = self.share()  # one all-reduce in the backward for the vectors of all four layers
+        shared = self.share()  # one all-reduce for the vectors of all four layers, where each backward sums them
         x = x + self.dropout(self.attention(self.norm1(x, shared), shared, mask))
         return x + self.dropout(self.mlp(self.norm2(x, shared), shared))
 

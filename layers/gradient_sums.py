@@ -1,9 +1,11 @@
 """Weight gradients that are added up by the product which makes them, in a tensor wider than the weight.
 
-    with adding_in_products():             # an engine's, around each micro-batch
-        linear(x).backward(y_grad)         # weight.grad_accum += dY^T X: one kernel, and no rounding to bf16
+    sum_in_products(module)                # an engine's, once
+    y = linear(x)
+    with adding_in_products():             # and around each backward
+        y.backward(y_grad)                 # weight.grad_accum += dY^T X: one kernel, and no rounding to bf16
 
-In half precision an engine adds up micro-batches in fp32, in DeepSpeed's `weight.grad_accum`. Apart from the product,
+In half precision at ZeRO 1 micro-batches add up in fp32, in DeepSpeed's `weight.grad_accum`. Apart from the product,
 that is a gradient in bf16 written, read again, and added: 12 bytes a parameter; within it 8, the sum's own. Megatron-LM
 has kernels of its own for it (`gradient_accumulation_fusion`, `main_grad`); torch has products with a wider output for
 CUDA (`addmm` with `out_dtype`, from 2.8 on), and on a CPU none: there, gradients go as ever.
@@ -18,7 +20,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _adding = False
 """Of the module, as in weight_gradients: autograd's threads on an accelerator see no variable of a context."""
@@ -26,9 +28,9 @@ _adding = False
 
 @contextmanager
 def adding_in_products() -> Iterator[None]:
-    """Let products add to `grad_accum`: around forwards and backwards that do no more with gradients than sum them up.
+    """Let products add to `grad_accum`: around a backward that does no more with gradients than sum them up.
 
-    Elsewhere, as in torch.autograd.grad, a gradient is asked for by itself.
+    Elsewhere, as in torch.autograd.grad, also within a model's forward, a gradient is asked for by itself.
     """
     global _adding
     before, _adding = _adding, True
@@ -38,13 +40,19 @@ def adding_in_products() -> Iterator[None]:
         _adding = before
 
 
+def sum_in_products(module: nn.Module) -> None:
+    """Mark the weights in `module` whose products may add to their sums, where their device has such products."""
+    for p in module.parameters():
+        p.sums_in_products = has_wide_products(p)  # type: ignore[attr-defined]
+
+
 def adds_in_product(weight: Tensor) -> bool:
     """Return whether a linear's backward may add this weight's gradient to its sum, once there is one.
 
     Not where a program's own hook asks for the gradient, nor in a graph that torch compiles.
     """
-    is_summed = _adding and weight.requires_grad and weight.is_leaf and hasattr(weight, "grad_accum")
-    return is_summed and not weight._backward_hooks and not torch.compiler.is_compiling() and has_wide_products(weight)
+    may = getattr(weight, "sums_in_products", False) and weight.requires_grad and weight.is_leaf
+    return may and not weight._backward_hooks and not torch.compiler.is_compiling()
 
 
 def has_wide_products(weight: Tensor) -> bool:
@@ -66,7 +74,7 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 @lru_cache
 def _tried(device: torch.device, dtype: torch.dtype) -> bool:
     """Try a product once: torch versions, builds and devices have it or not, and say so by an error."""
-    total, ones = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=dtype)
+    total, ones = (torch.ones(16, 16, device=device, dtype=each) for each in (torch.float32, dtype))
     try:
         add_product_(total, ones, ones)
     except (RuntimeError, TypeError):  # no such operation here; a torch before 2.8 has no such argument

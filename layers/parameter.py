@@ -200,21 +200,30 @@ class Vectors:
         return shared
 
 
-def defer_sums(module: nn.Module) -> None:
-    """Leave the gradients of all vectors in `module` in parts: the caller sums those of `deferred_vectors`, once."""
+def defer_sums(module: nn.Module, deferred: bool = True) -> None:
+    """Leave the gradients of all vectors in `module` in parts: the caller sums those of `deferred_vectors`, once.
+
+    With False, layers sum them in each backward again.
+    """
     for part in module.modules():
         if isinstance(vectors := getattr(part, "vectors", None), Vectors):
-            vectors.deferred = True
+            vectors.deferred = deferred
 
 
 def deferred_vectors(module: nn.Module) -> dict[Letters, list[nn.Parameter]]:
     """Return the vectors whose gradients stay in parts, by the axes that these must be summed over."""
     found: dict[Letters, list[nn.Parameter]] = {}
     for letters, vectors in _vectors_by_reduction(module).items():
-        deferred = [owner._parameters[name] for owner, name in vectors if owner.vectors.deferred]  # type: ignore[union-attr]
+        deferred = [owner._parameters[name] for owner, name in vectors if _is_deferred(owner)]
         if deferred:
             found[letters] = list(dict.fromkeys(deferred))  # type: ignore[arg-type]  # tied ones once
     return found
+
+
+def _is_deferred(owner: nn.Module) -> bool:
+    """Whether somebody else sums a module's own vectors; one that is no Layer has its own way."""
+    vectors = getattr(owner, "vectors", None)
+    return isinstance(vectors, Vectors) and vectors.deferred
 
 
 def external_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:

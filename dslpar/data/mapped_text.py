@@ -38,7 +38,8 @@ class MappedText:
         """Return `length` bytes from each of `starts` on; int64 [len(starts), length].
 
         Raises:
-            DslparError: a file is not as long as it was, or is there no more.
+            DslparError: a file is not as long as it was, or is there no more, when it is mapped. One that is cut short
+                while it is mapped ends the process, by SIGBUS.
         """
         found = np.empty((len(starts), length), np.int64)
         for row, start in zip(found, starts, strict=True):

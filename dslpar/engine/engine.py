@@ -276,8 +276,7 @@ class Engine:
         self._refuse_pipeline("engine(inputs)")
         if self.deepspeed.module.training:
             self._seed_micro_batch(self.deepspeed.micro_steps % self.job.batch.accumulation)
-        with adding_in_products():
-            return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
+        return self.deepspeed(self._to_device(inputs[0] if len(inputs) == 1 else inputs, inputs=True))
 
     def criterion(self, output: Any, label: Any) -> Tensor:
         """Return the loss of one micro-batch: the mean over it."""

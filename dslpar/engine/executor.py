@@ -55,10 +55,11 @@ def forward_backward(
             if index:
                 ds_engine.step()  # between micro-batches it only counts them: the accumulation's boundary is the last
             seed(index)
-            with nullcontext() if reduce else without_reduction(ds_engine), adding_in_products():
+            with nullcontext() if reduce else without_reduction(ds_engine):
                 output = ds_engine(inputs)
                 loss = loss_fn(output, labels)
-                ds_engine.backward(loss)
+                with adding_in_products():
+                    ds_engine.backward(loss)
             losses.append(loss.detach())
             outputs += [detach(output)] if keep_outputs else []
     return Result(torch.stack(losses).mean(), outputs)

@@ -134,7 +134,7 @@ class PipelineExecutor:
         else:
             inputs = [_requiring_grad(value) for value in self._messages.receive(action)]
             x = inputs[0] if len(inputs) == 1 else tuple(inputs)
-        with self._at(stage), splitting() if self._schedule.split else nullcontext(), adding_in_products():
+        with self._at(stage), splitting() if self._schedule.split else nullcontext():
             # A copy, as in DeepSpeed: a layer may work in place, and must not on a leaf, nor on the caller's tensor.
             output = DeepSpeedEngine.forward(self._engine, _clone(x))
         if stage == self._chunks.last:

@@ -32,8 +32,8 @@ def defer_vectors(module: nn.Module, groups: Groups, spec: Spec) -> list[int]:
 
     Their gradients are not complete when the last backward is over.
     """
-    if groups.axis("tensor").size > 1 and keeps_gradients(spec):
-        defer_sums(module)
+    # Said either way: a program may have run the same modules at another stage of ZeRO before.
+    defer_sums(module, groups.axis("tensor").size > 1 and keeps_gradients(spec))
     return deferred_ids(module)
 
 
@@ -54,19 +54,26 @@ class VectorReduction:
         finishes = []
         for letters, vectors in self._vectors.items():
             by_dtype: dict[torch.dtype, list[Tensor]] = {}
-            for gradient in (each for p in vectors if (each := self._gradient(p)) is not None):
+            for gradient in (self._gradient(p) for p in vectors if p.requires_grad):
                 by_dtype.setdefault(gradient.dtype, []).append(gradient)
             axis = self._groups.axis(*letters)
             finishes += [collectives.start_all_reduce_coalesced_(each, axis) for each in by_dtype.values()]
         for finish in finishes:
             finish()
 
-    def _gradient(self, p: Any) -> Tensor | None:
-        """Return where DeepSpeed adds up a parameter's gradient; None: it is frozen, or was not used.
+    def _gradient(self, p: Any) -> Tensor:
+        """Return where DeepSpeed adds up a parameter's gradient.
 
-        Tensor ranks run the same code on the same samples, so it is None on all of them or on none.
+        Zeros, where it was not used: where tensor ranks have other samples, another one may have used it, and all must
+        send as much.
         """
-        # In half precision in fp32: of ZeRO 1 in the one, of bf16 without ZeRO in the other.
-        own = "_hp_grad" if isinstance(self._engine.optimizer, BF16_Optimizer) else "grad_accum"
-        accumulated = getattr(p, own, None)
-        return p.grad if accumulated is None else accumulated  # type: ignore[no-any-return]
+        zero = self._engine.optimizer
+        if isinstance(zero, BF16_Optimizer) and getattr(p, "_hp_grad", None) is not None:
+            return p._hp_grad  # type: ignore[no-any-return]
+        if getattr(zero, "use_grad_accum_attribute", False):  # ZeRO 1 in half precision
+            if p.grad_accum is None:
+                p.grad_accum = torch.zeros_like(p, dtype=zero.gradient_accumulation_dtype)
+            return p.grad_accum  # type: ignore[no-any-return]
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        return p.grad  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""Gradients of a part's vectors (biases, gains, tables of positions), summed over tensor ranks in one all-reduce.
+"""Gradients of a part's vectors (biases, gains, tables of positions), summed over tensor ranks in one all-reduce where
+each backward sums them.
 
 Blocks of dslpar's hand stand-ins for their vectors to the layers within them. transformers' code knows of none: so the
 layers of a part ask for them, the first one in a forward makes those of all, and they are let go when it ends. That

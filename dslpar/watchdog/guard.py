@@ -258,7 +258,7 @@ class Guard:
         if self.link.received_s:  # 0: it was not met yet, and may take its time
             self.link.received_s = min(self.now, self.link.received_s + paused_s)
         self.link.wanted_s += paused_s if self.link.wanted_s else 0
-        self._held_since_s += paused_s
+        self._held_since_s = min(self.now, self._held_since_s + paused_s)
         self.rank.forgive(paused_s)
         for peer in self.hub.peers.values() if self.hub else ():
             peer.received_s = min(self.now, peer.received_s + paused_s)

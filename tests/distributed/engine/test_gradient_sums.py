@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ MATRICES = 4 * LAYERS + 1
 """Linears of a block, and the head."""
 
 
-def trained(layout: str, stage: int = 1, dtype: str = "bf16", **other: Any) -> Job:
+def trained(layout: str, stage: int = 1, dtype: str = "bf16", batch: sections.Batch | None = None) -> Job:
     world, parallel = LAYOUTS[layout]
     gpt = section.GPT(
         num_layers=LAYERS, hidden_size=16, num_heads=4, vocab_size=VOCAB, max_seq_len=LENGTH, tie_embeddings=False
@@ -43,9 +42,8 @@ def trained(layout: str, stage: int = 1, dtype: str = "bf16", **other: Any) -> J
         model=gpt,
         parallel=parallel,
         zero=sections.Zero(stage=stage),
-        batch=sections.Batch(global_size=12, accumulation=ACCUMULATION),
+        batch=batch or sections.Batch(global_size=12, accumulation=ACCUMULATION),
         precision=sections.Precision(dtype=dtype, extra={"initial_scale_power": 6} if dtype == "fp16" else {}),
-        **other,
     )
 
 
@@ -155,6 +153,39 @@ def _added(made: Job, how: str) -> int:
 @pytest.mark.parametrize("how", ["hooks", "autograd.grad"])
 def test_who_asks_for_a_gradient_gets_it(how: str) -> None:
     assert on_ranks(1, _added, trained("one process"), how, init="deepspeed") == [0]
+
+
+def _penalized(made: Job, asks: bool) -> tuple[list[Tensor], int]:
+    shapes = _pretend(_as_ever)
+    engine = engine_of(made)
+    weight = next(part.weight for part in engine.module.modules() if isinstance(part, Linear))
+
+    def criterion(output: Tensor, label: Tensor) -> Tensor:
+        loss: Tensor = engine._loss_fn(output, label)
+        if asks:
+            (gradient,) = torch.autograd.grad(loss, weight, retain_graph=True)
+            assert gradient.abs().max() > 0
+        return loss
+
+    engine.forward_backward(batches(made, 0), criterion=criterion)
+    engine.step()
+    return [p.detach().clone() for p in engine.module.parameters()], len(shapes)
+
+
+@pytest.mark.parametrize("layout", ["one process", "1d, sequence"])
+def test_a_gradient_that_a_criterion_asks_for_is_not_added_to_the_sum(layout: str) -> None:
+    made = trained(layout)
+    world = made.mesh.world_size
+    asked, plain = (on_ranks(world, _penalized, made, asks, init="deepspeed") for asks in (True, False))
+    for (weights, added), (expected, added_plainly) in zip(asked, plain, strict=True):
+        # DeepSpeed takes the criterion's call for a backward too, after which a gradient may go as ever.
+        assert 0 < added <= added_plainly == MATRICES * (ACCUMULATION - 1)
+        assert all(map(torch.equal, weights, expected))
+
+
+def test_a_step_of_one_micro_batch_has_no_sum() -> None:
+    made = trained("one process", batch=sections.Batch(global_size=4))
+    assert on_ranks(1, _added, made, "", init="deepspeed") == [0]
 
 
 @pytest.mark.parametrize(("stage", "dtype"), [(2, "bf16"), (1, "fp32"), (0, "bf16")])

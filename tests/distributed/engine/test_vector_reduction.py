@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 
 from dslpar.distributed import collectives
 from dslpar.engine import build, vector_reduction
-from dslpar.layers.parameter import deferred_vectors, gather, placement_of
+from dslpar.engine.vector_reduction import VectorReduction
+from dslpar.layers.parameter import ONES, defer_sums, deferred_vectors, gather, parameter, placement_of
+from dslpar.layers.placement import residual_vector
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
 from dslpar.schema import sections
 from tests.distributed.engine.test_engine import LENGTH, VOCAB, batches, engine_of, job
+from tests.support.layouts import LAYOUTS as LAYOUTS_BY_NAME
 from tests.support.ranks import on_ranks
 from tests.support.sampling import sampled
 
@@ -212,6 +216,52 @@ def test_what_is_frozen_later_is_left_alone() -> None:
     for count, same in on_ranks(2, _frozen, trained(SEQUENCE), init="deepspeed"):
         assert count > 4
         assert same
+
+
+def _unused(made: Job, dtype: torch.dtype) -> list[tuple[float, float]]:
+    """The first vector's gradient before and after the sum, of which rank 0 has lost its part."""
+    engine = engine_of(made)
+    (vectors, *_) = deferred_vectors(engine.module).values()
+    with engine.no_sync():
+        engine.forward_backward(batches(made, 0))
+    zero = engine.deepspeed.optimizer
+    name = "grad_accum" if getattr(zero, "use_grad_accum_attribute", False) else "grad"
+    own = getattr(vectors[0], name).clone()
+    if engine.groups.rank == 0:  # as where its samples have not used it
+        setattr(vectors[0], name, None)
+    VectorReduction(engine.deepspeed, engine.groups).reduce()
+    found = getattr(vectors[0], name)
+    assert found.dtype is dtype
+    return [(float(own.abs().sum()), float(found.abs().sum()))]
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "fp32"), (1, "bf16")])
+def test_a_rank_whose_samples_have_not_used_a_vector_sends_zeros(stage: int, dtype: str) -> None:
+    ((_, first),), ((own, second),) = on_ranks(
+        2, _unused, trained(SEQUENCE, stage=stage, dtype=dtype), torch.float32, init="deepspeed"
+    )
+    assert first == second == own > 0
+
+
+def _another_stage(made: Job) -> tuple[int, int]:
+    engine = engine_of(made)
+    before = len(deferred_vectors(engine.module))
+    spec = dataclasses.replace(made.spec, zero=sections.Zero(stage=2))
+    vector_reduction.defer_vectors(engine.module, engine.groups, spec)
+    return before, len(deferred_vectors(engine.module))
+
+
+def test_modules_that_go_on_at_zero_2_sum_in_each_backward_again() -> None:
+    for before, after in on_ranks(2, _another_stage, trained(SEQUENCE), init="deepspeed"):
+        assert before > 0
+        assert after == 0
+
+
+def test_a_module_that_is_no_layer_sums_its_own_vectors() -> None:
+    own = torch.nn.Module()
+    own.gain = parameter(residual_vector(LAYOUTS_BY_NAME["1d-sequence-2"], 8), ONES)
+    defer_sums(own)
+    assert deferred_vectors(own) == {}
 
 
 def test_one_process_a_replica_defers_nothing() -> None:
