@@ -34,7 +34,7 @@ M    function                        symptom                                    
                                      stages are reduced after the last backward
 18   `call_before_reduction`         a layer can sum its vectors' gradients over        engine/test_vector_reduction.py
                                      tensor ranks in each backward alone
-19   `building_alone`                after a start that was killed while it compiled    engine/test_offloaded_adam.py
+19   `build_ops_alone`               after a start that was killed while it compiled    engine/test_offloaded_adam.py
                                      an op, every later one waits for ever
 20   `correct_bias_exactly`          DeepSpeedCPUAdam: a run that goes on after a       engine/test_offloaded_adam.py
                                      checkpoint takes other bits
@@ -511,13 +511,28 @@ def call_before_reduction(ds_engine: DeepSpeedEngine, first: Callable[[], None])
     setattr(owner, name, _after(first, getattr(owner, name)))
 
 
-@contextmanager
-def building_alone(op: str) -> Iterator[None]:
-    """M19. Load one of DeepSpeed's ops, one rank of a host after another; remove the lock of a start that was killed.
+def build_ops_alone() -> None:
+    """M19. Have DeepSpeed compile its ops one rank of a host after another; remove the lock of a start that was killed.
 
     torch's own lock is a file that its owner removes. Of one that was killed while it compiled the file stays, and
     every later start waits for it without a word. The kernel gives this lock back by itself.
     """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    jit_load = OpBuilder.jit_load
+    if getattr(jit_load, "builds_alone", False):
+        return
+
+    def alone(self: Any, verbose: bool = True) -> object:
+        with _building_alone(self.name):
+            return jit_load(self, verbose)
+
+    alone.builds_alone = True  # type: ignore[attr-defined]
+    OpBuilder.jit_load = alone
+
+
+@contextmanager
+def _building_alone(op: str) -> Iterator[None]:
     from torch.utils import cpp_extension
 
     folder = Path(cpp_extension._get_build_directory(op, verbose=False))

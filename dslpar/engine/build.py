@@ -56,6 +56,7 @@ def build_engine(
     deepspeed_patches.allow_fp16_on_cpus()  # before the precision is checked
     _check_precision(job)
     deepspeed_patches.skip_shm_op()
+    deepspeed_patches.build_ops_alone()
     deepspeed_patches.ignore_deprecated_names()
     deepspeed_patches.shard_gradients_of_bf16()
     deepspeed_patches.fill_without_copies()

@@ -131,8 +131,15 @@ class JobWatch:
         failures = self._causes(launcher_signal) or self._consequences()
         failures = [failure for failure in failures if failure.time_s < before_s]
         first = min(failures, key=lambda failure: (failure.weak, failure.time_s), default=None)
-        if first is None or not first.weak:
-            return first
+        if first is None:
+            return None
+        if not first.weak:
+            aborts = [failure for failure in failures if failure.weak and failure.time_s < first.time_s]
+            if not aborts:
+                return first
+            earlier = min(aborts, key=lambda failure: failure.time_s)
+            note = f"{earlier.who} had aborted {first.time_s - earlier.time_s:.1f} s before"
+            return first._replace(note=f"{first.note}; {note}" if first.note else note)
         held_s = time.monotonic() - self._weak_since_s if self._weak_since_s else 0.0
         return first._replace(note=verdicts.held_note(held_s))
 

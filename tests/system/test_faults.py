@@ -236,7 +236,12 @@ def test_another_cause_goes_before_an_abort(tmp_path: Path, name: str) -> None:
     assert watch.poll()
     death = watch.first_failure(None)
     assert death is not None
-    assert (death.who, death.weak, death.note) == (BETTER[name].who, False, "")
+    s = BETTER[name].time_s - ABORTED.time_s
+    assert (death.who, death.weak, death.note) == (
+        BETTER[name].who,
+        False,
+        f"rank 1 of 3 on b had aborted {s:.1f} s before",
+    )
     early = watch.first_failure(None, before_s=2.0)
     assert early is not None
     assert early.who.rank == 1, "what comes after a signal is not a cause, and the abort was before it"
@@ -676,7 +681,8 @@ def test_an_abort_is_told_when_there_is_no_better_cause(tmp_path: Path, better: 
     said = process.communicate(timeout=40)[1]
     last = said[said.index("dslpar launch: ") :]
     if better:
-        assert last.startswith("dslpar launch: rank 0 of 2 on node failed first:\n  Traceback")
+        after = r"\(rank 1 of 2 on node had aborted [12]\.\d s before\)"
+        assert re.match(rf"dslpar launch: rank 0 of 2 on node failed first {after}:\n  Traceback", last)
         assert process.returncode == 1
     else:
         assert re.match(rf"dslpar launch: rank 1 of 2 on node crashed first, {BY_ABORT} \(no better cause", last)

@@ -96,6 +96,7 @@ def test_what_stopped_the_compiler_is_in_the_reason(monkeypatch: pytest.MonkeyPa
 
 
 def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from deepspeed.ops.op_builder.builder import OpBuilder
     from torch.utils.file_baton import FileBaton
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -103,8 +104,27 @@ def test_m19_a_killed_compilation_still_leaves_torch_s_lock(monkeypatch: pytest.
     lock.parent.mkdir()
     assert FileBaton(str(lock)).try_acquire(), "and its owner is killed"
     assert not FileBaton(str(lock)).try_acquire(), "torch now removes it: the mend can go"
-    with deepspeed_patches.building_alone("cpu_adam"):
-        assert not lock.exists()
+    found = []
+
+    class Builder(OpBuilder):  # type: ignore[misc]  # DeepSpeed ships no types
+        def __init__(self) -> None:
+            super().__init__("cpu_adam")
+
+        def absolute_name(self) -> str:
+            return "tests.cpu_adam"
+
+        def sources(self) -> list[str]:
+            return []
+
+        def is_compatible(self, verbose: bool = False) -> bool:
+            found.append(lock.exists())
+            return False
+
+    deepspeed_patches.build_ops_alone()
+    deepspeed_patches.build_ops_alone()  # a second engine of a program: a lock within a lock would wait for itself
+    with pytest.raises(RuntimeError, match="Unable to JIT load the cpu_adam op"):
+        Builder().jit_load()
+    assert found == [False]
 
 
 # ---- the op ----
