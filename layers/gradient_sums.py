@@ -62,7 +62,9 @@ def has_wide_products(weight: Tensor) -> bool:
 
 def sum_of(weight: Tensor | None) -> Tensor | None:
     """Return what a gradient is to be added to; None: there is nothing, and it is the backward's result."""
-    total: Tensor | None = getattr(weight, "grad_accum", None) if _adding else None
+    if weight is None or not _adding:  # in this order: a compiled layer, whose weight is None, needs no other graph
+        return None
+    total: Tensor | None = getattr(weight, "grad_accum", None)
     return total if total is not None and total.dtype is torch.float32 else None
 
 
