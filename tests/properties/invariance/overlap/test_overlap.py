@@ -7,9 +7,12 @@ import pytest
 from tests.properties.invariance.layouts import LAYOUTS
 from tests.properties.invariance.measure import out_of_bound
 from tests.properties.invariance.options import OVERLAPPED
+from tests.support.compiled import TORCH_S_OWN_WARNINGS
 from tests.support.layouts import mode_of
 from tests.support.sampling import sampled
 from tests.support.versions import HAS_TRANSFORMERS, NO_TRANSFORMERS
+
+pytestmark = TORCH_S_OWN_WARNINGS  # some rows of the table are compiled
 
 SAMPLE = {
     "1d 2 sequence, pipe 1, data 1: ZeRO 1, keep w, 2 micro-batches",
