@@ -35,7 +35,8 @@ from torch.nn import functional
 from dslpar.distributed import collectives
 from dslpar.distributed.collectives import Axis, Pending
 from dslpar.distributed.groups import Groups
-from dslpar.layers import gradient_sums, lora, memory_order, overlap, placement, weight_gradients
+from dslpar.layers import gradient_accumulation_fusion as fusion
+from dslpar.layers import lora, memory_order, overlap, placement, weight_gradients
 from dslpar.layers.dropout import shard_seed
 from dslpar.layers.gather_reduce import Sharding, features_over, inner_over_z, residual_over_y, weight_over_q
 from dslpar.layers.named_options import one_of
@@ -108,7 +109,7 @@ def sharded_matmul(
     adapter's A and B.
     """
     leaf = weight_gradients.leaf_of(weight)
-    summed = weight if leaf is None and gradient_sums.adds_in_product(weight) else None
+    summed = weight if leaf is None and fusion.fuses_accumulation(weight) else None
     if sharding.is_local and not adapters and leaf is None and summed is None:
         return functional.linear(x, weight, bias)
     weight = weight if leaf is None else leaf.stand_in()
@@ -184,7 +185,7 @@ class _ShardedMatmul(torch.autograd.Function):
             x_panel_grad = x_panel_grad.contiguous() if contiguous else x_panel_grad
             x_grad = sharding.x.start_reduce(x_panel_grad)  # under way while wgrad's product runs
         if needs_w and ctx.leaf is None:
-            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding, gradient_sums.sum_of(ctx.summed))
+            w_grad = _weight_gradient(y_grad, gathering.wait(), sharding, fusion.sum_of(ctx.summed))
         elif needs_w and split is not None:
             # Detached: the queue must not keep the graph that X comes from.
             split.put(ctx.leaf.weight, partial(_start_weight_gradient, x.detach(), y_grad, sharding))
@@ -210,7 +211,7 @@ def _weight_gradient(y_grad: Tensor, x: Tensor, sharding: MatmulSharding, total:
     """
     a, b = memory_order.weight_factors(y_grad, x)
     if total is not None and sharding.w.axis.size == sharding.depth.size == 1:
-        gradient_sums.add_product_(total, a, b)
+        fusion.add_product_(total, a, b)
         return None
     # Over q before d: of the reduce-scattered gradient only 1/q is left to all-reduce.
     return collectives.start_all_reduce_(sharding.w.reduce(a @ b), sharding.depth).wait()

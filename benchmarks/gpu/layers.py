@@ -17,7 +17,16 @@ from benchmarks.gpu.rows import Row, at_most, holds
 from dslpar.core.mesh import Mesh
 from dslpar.distributed.determinism import VARIABLES
 from dslpar.distributed.groups import Groups
-from dslpar.layers import IGNORE_INDEX, Block, Form, Head, Rotary, cross_entropy, gradient_sums, initialize
+from dslpar.layers import (
+    IGNORE_INDEX,
+    Block,
+    Form,
+    Head,
+    Rotary,
+    cross_entropy,
+    gradient_accumulation_fusion,
+    initialize,
+)
 from dslpar.models.gpt import costs, section
 from dslpar.models.recompute import Step, run_layers
 
@@ -161,10 +170,10 @@ def sums(device: torch.device) -> Iterator[Row]:
         a, b = (torch.randn(*shape, generator=generator).to(device, dtype) for shape in ((1024, 4096), (4096, 512)))
         total = torch.randn(1024, 512, generator=generator).to(device)
         name, exact = str(dtype).removeprefix("torch."), total.double() + a.double() @ b.double()
-        if not gradient_sums.has_wide_products(a):
+        if not gradient_accumulation_fusion.has_wide_products(a):
             yield Row(f"sums in products, {name}", "this device has none")
             continue
-        gradient_sums.add_product_(total, a, b)
+        gradient_accumulation_fusion.add_product_(total, a, b)
         off = float((total.double() - exact).abs().max() / exact.abs().max())
         # A sum of 4,096 products in fp32, in whatever order; one rounding to bf16 is up to 2e-3.
         yield at_most(f"sums in products, {name}, against float64", off, 1e-5)

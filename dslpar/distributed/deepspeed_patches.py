@@ -424,7 +424,7 @@ def accumulate_without_copies(ds_engine: DeepSpeedEngine) -> None:
 
     DeepSpeed makes a copy of each in fp32 first: 18 bytes read and written for a parameter, where 10 do. A sum in fp32
     takes a bf16 or fp16 number without rounding, so both are one. Where a product has added to the sum itself
-    (`layers.gradient_sums`) there is no gradient, and nothing to do.
+    (`layers.gradient_accumulation_fusion`) there is no gradient, and nothing to do.
     """
     zero = ds_engine.optimizer
     if not getattr(zero, "use_grad_accum_attribute", False):

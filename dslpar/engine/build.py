@@ -26,7 +26,7 @@ from dslpar.engine.offloaded_adam import choose_adam
 from dslpar.engine.pipeline_module import Pipeline, pipeline_module
 from dslpar.engine.user_optimizer import OptimizerOrFactory, resolve_user_optimizer
 from dslpar.engine.vector_reduction import VectorReduction, defer_vectors
-from dslpar.layers.gradient_sums import sum_in_products
+from dslpar.layers.gradient_accumulation_fusion import enable_accumulation_fusion
 from dslpar.layers.parameter import external_parameters
 from dslpar.layout.deepspeed_config import ds_config, overlaps_param_gather, overlaps_reduction
 from dslpar.layout.resolve import Job, offloads
@@ -90,7 +90,7 @@ def build_engine(
     deepspeed_patches.drop_overflowed_gradients(ds_engine)
     deepspeed_patches.accumulate_without_copies(ds_engine)
     if getattr(ds_engine.optimizer, "use_grad_accum_attribute", False) and job.batch.accumulation > 1:
-        sum_in_products(module)
+        enable_accumulation_fusion(module)
     late = defer_vectors(module, groups, job.spec)
     if overlaps_reduction(job.spec):
         deepspeed_patches.overlap_reduction(ds_engine, groups.axis("data"), late)

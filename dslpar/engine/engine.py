@@ -36,7 +36,7 @@ from dslpar.engine.host_reads import HostReads
 from dslpar.engine.micro_batches import MicroBatch, check_sizes, to_device, with_denominator
 from dslpar.engine.pipeline_executor import PipelineExecutor
 from dslpar.layers.dropout import seed_generators
-from dslpar.layers.gradient_sums import adding_in_products
+from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 from dslpar.layers.parameter import stable_hash
 from dslpar.layout.resolve import Job
 from dslpar.models.layered import LayeredModel
@@ -293,7 +293,7 @@ class Engine:
         self._check_order("backward", step_pending=False)
         # DeepSpeed reduces at a step's last micro-batch alone: before it there is nothing to keep back.
         self._unreduced = self._in_no_sync and bool(self.deepspeed.is_gradient_accumulation_boundary())
-        with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext(), adding_in_products():
+        with executor.without_reduction(self.deepspeed) if self._in_no_sync else nullcontext(), fused_accumulation():
             self.deepspeed.backward(loss)
         self._step_pending = True
 

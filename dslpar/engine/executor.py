@@ -18,7 +18,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
-from dslpar.layers.gradient_sums import adding_in_products
+from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 
 MicroBatches = Sequence[tuple[Any, Any]]
 """(inputs, labels) of each micro-batch, on the device; tensors or tuples of them."""
@@ -58,7 +58,7 @@ def forward_backward(
             with nullcontext() if reduce else without_reduction(ds_engine):
                 output = ds_engine(inputs)
                 loss = loss_fn(output, labels)
-                with adding_in_products():
+                with fused_accumulation():
                     ds_engine.backward(loss)
             losses.append(loss.detach())
             outputs += [detach(output)] if keep_outputs else []

@@ -36,7 +36,7 @@ from dslpar.distributed.point_to_point import StageMessages
 from dslpar.distributed.stage_reduction import StageReduction
 from dslpar.engine.executor import LossFn, MicroBatches, Result, Seed, detach, reduce_gradients, training_mode
 from dslpar.engine.vector_reduction import deferred_ids
-from dslpar.layers.gradient_sums import adding_in_products
+from dslpar.layers.gradient_accumulation_fusion import fused_accumulation
 from dslpar.layers.linear import Linear
 from dslpar.layers.weight_gradients import WeightGradients, splitting
 from dslpar.layout.schedule import Action, Orders, Schedule, consumer
@@ -153,7 +153,7 @@ class PipelineExecutor:
         """Run a backward; where it is split, of inputs alone. `completes`: gradients are whole after it."""
         _, stage, micro = action
         inputs, outputs = self._forwards.pop((stage, micro))
-        with self._at(stage), self._boundary(completes), self._weights_aside(stage, micro), adding_in_products():
+        with self._at(stage), self._boundary(completes), self._weights_aside(stage, micro), fused_accumulation():
             if stage == self._chunks.last:
                 DeepSpeedEngine.backward(self._engine, outputs[0])
             else:

@@ -1,8 +1,8 @@
 """Weight gradients that are added up by the product which makes them, in a tensor wider than the weight.
 
-    sum_in_products(module)                # an engine's, once
+    enable_accumulation_fusion(module)     # an engine's, once
     y = linear(x)
-    with adding_in_products():             # and around each backward
+    with fused_accumulation():             # and around each backward
         y.backward(y_grad)                 # weight.grad_accum += dY^T X: one kernel, and no rounding to bf16
 
 In half precision at ZeRO 1 micro-batches add up in fp32, in DeepSpeed's `weight.grad_accum`. Apart from the product,
@@ -27,7 +27,7 @@ _adding = False
 
 
 @contextmanager
-def adding_in_products() -> Iterator[None]:
+def fused_accumulation() -> Iterator[None]:
     """Let products add to `grad_accum`: around a backward that does no more with gradients than sum them up.
 
     Elsewhere, as in torch.autograd.grad, also within a model's forward, a gradient is asked for by itself.
@@ -40,18 +40,18 @@ def adding_in_products() -> Iterator[None]:
         _adding = before
 
 
-def sum_in_products(module: nn.Module) -> None:
+def enable_accumulation_fusion(module: nn.Module) -> None:
     """Mark the weights in `module` whose products may add to their sums, where their device has such products."""
     for p in module.parameters():
-        p.sums_in_products = has_wide_products(p)  # type: ignore[attr-defined]
+        p.fuses_accumulation = has_wide_products(p)  # type: ignore[attr-defined]
 
 
-def adds_in_product(weight: Tensor) -> bool:
+def fuses_accumulation(weight: Tensor) -> bool:
     """Return whether a linear's backward may add this weight's gradient to its sum, once there is one.
 
     Not where a program's own hook asks for the gradient, nor in a graph that torch compiles.
     """
-    may = getattr(weight, "sums_in_products", False) and weight.requires_grad and weight.is_leaf
+    may = getattr(weight, "fuses_accumulation", False) and weight.requires_grad and weight.is_leaf
     return may and not weight._backward_hooks and not torch.compiler.is_compiling()
 
 

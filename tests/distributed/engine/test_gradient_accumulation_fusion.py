@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dslpar.layers import gradient_sums
+from dslpar.layers import gradient_accumulation_fusion
 from dslpar.layers.linear import Linear
 from dslpar.layout.resolve import Job
 from dslpar.models.gpt import section
@@ -56,8 +56,8 @@ def _pretend(add: Callable[[Tensor, Tensor, Tensor], object]) -> list[torch.Size
         shapes.append(total.shape)
         add(total, a, b)
 
-    gradient_sums.has_wide_products = lambda weight: weight.dtype is not torch.float32
-    gradient_sums.add_product_ = add_product_
+    gradient_accumulation_fusion.has_wide_products = lambda weight: weight.dtype is not torch.float32
+    gradient_accumulation_fusion.add_product_ = add_product_
     return shapes
 
 
@@ -210,9 +210,9 @@ def _own_loop(made: Job) -> int:
 def test_this_cpu_has_no_such_products() -> None:
     """When torch has, this machine can show the real one, and need not pretend."""
     bf16 = torch.ones(2, 2, dtype=torch.bfloat16)
-    assert not gradient_sums.has_wide_products(bf16)
+    assert not gradient_accumulation_fusion.has_wide_products(bf16)
     with pytest.raises((NotImplementedError, TypeError)):
-        gradient_sums.add_product_(torch.ones(2, 2), bf16, bf16)
+        gradient_accumulation_fusion.add_product_(torch.ones(2, 2), bf16, bf16)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, TypeError])
@@ -227,11 +227,11 @@ def test_a_device_s_products_are_tried_before_they_are_used(
             raise error("no such operation")
         total.fill_(result)
 
-    monkeypatch.setattr(gradient_sums, "add_product_", add_product_)
-    gradient_sums._tried.cache_clear()
+    monkeypatch.setattr(gradient_accumulation_fusion, "add_product_", add_product_)
+    gradient_accumulation_fusion._tried.cache_clear()
     try:
-        assert gradient_sums.has_wide_products(torch.ones(2, 2, dtype=torch.float16)) == (
+        assert gradient_accumulation_fusion.has_wide_products(torch.ones(2, 2, dtype=torch.float16)) == (
             error is None and result == 17
         )
     finally:
-        gradient_sums._tried.cache_clear()
+        gradient_accumulation_fusion._tried.cache_clear()
